@@ -1,0 +1,236 @@
+"""What every bijection has in common, and chains of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ArgumentError, InversionError, SinuflowError
+from ..solvers import SolverOptions
+
+CERTIFIED = SolverOptions()
+
+
+class LayerInverse(NamedTuple):
+    """One layer's inverse for a batch (D, B), with its certificate row by row, all of shape (B,)."""
+
+    x: Tensor  # (D, B)
+    ladj: Tensor
+    iterations: Tensor
+    residual: Tensor
+    converged: Tensor
+
+    @classmethod
+    def exact(cls, x: Tensor, ladj: Tensor) -> LayerInverse:
+        """An inverse in closed form: it fails only where it is not a number."""
+        finite = x.isfinite().all(0)
+        return cls(x, ladj, torch.ones_like(ladj, dtype=torch.int32), torch.zeros_like(ladj), finite)
+
+
+class Certificate(NamedTuple):
+    """The layers' certificates, in the order in which they were inverted."""
+
+    names: tuple[str, ...]
+    iterations: Tensor  # (layers, B)
+    residual: Tensor
+    converged: Tensor
+
+    def demand(self) -> None:
+        """Raise an :class:`InversionError` unless every layer met its tolerance for every sample."""
+        if bool(self.converged.all()):
+            return
+        failed = ~self.converged
+        layer = int(failed.any(1).nonzero()[0])
+        residual = self.residual[layer][failed[layer]]
+        numbers = residual[residual.isfinite()]
+        off = f"by up to {float(numbers.max()):.3g}" if len(numbers) else "with values that are not finite"
+        raise InversionError(
+            f"layer {self.names[layer]!r} could not be inverted for {int(failed[layer].sum())} of "
+            f"{failed.shape[1]} samples: after {int(self.iterations[layer].max())} iterations they are off {off}. "
+            "Try float64 or more iterations, or take what there is with flow.invert(..., on_failure='return')."
+        )
+
+
+class Bijection(nn.Module):
+    r"""An invertible map :math:`z = T^{-1}(x)` of vectors, possibly given a context.
+
+    ``forward`` is the paper's :math:`T^{-1}`, from data to noise; ``inverse`` is :math:`T`. Both
+    return the result and the logarithm of the absolute Jacobian determinant of the map that they
+    compute. Tensors have shape ``(..., features)``, the context ``(..., context)``, with any batch
+    dimensions.
+
+    Inside, tensors are feature-major, ``(features, rows)``; the results are views of such tensors,
+    so that a chain never has to copy. Subclasses implement :meth:`transform` and :meth:`invert`.
+    """
+
+    def __init__(self, features: int, context: int = 0) -> None:
+        super().__init__()
+        if features < 1:
+            raise ArgumentError(f"features must be at least 1; got {features}")
+        if context < 0:
+            raise ArgumentError(f"context must be at least 0; got {context}")
+        self.features = features
+        self.context = context
+
+    def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        """z of shape (D, B) and the log-determinant of shape (B,)."""
+        raise NotImplementedError
+
+    def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> list[LayerInverse]:
+        """The inverse, layer by layer, last layer first; the final ``x`` is the last entry's."""
+        raise NotImplementedError
+
+    def initialize(self, x: Tensor, context: Tensor | None) -> Tensor:
+        """Set whatever depends on data from the batch (D, B), and return what ``transform`` makes of it."""
+        return self.transform(x, context)[0]
+
+    def layer_names(self) -> Iterator[str]:
+        """Names of the entries that :meth:`invert` returns, in its order."""
+        yield type(self).__name__
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        rows, given, shape = self.feature_major(x, context, "x")
+        z, ladj = self.transform(rows, given)
+        return from_feature_major(z, shape), ladj.reshape(shape)
+
+    def inverse(self, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x and the log-determinant of the inverse map, certified: or an :class:`InversionError`.
+
+        A compiled graph cannot raise; there, a sample that fails is NaN.
+        """
+        rows, given, shape = self.feature_major(z, context, "z")
+        x, ladj, certificate = self.certified(rows, given, CERTIFIED)
+        if torch.compiler.is_compiling():
+            x = torch.where(certificate.converged.all(0), x, torch.nan)
+        else:
+            certificate.demand()
+        return from_feature_major(x, shape), ladj.reshape(shape)
+
+    def certified(
+        self, z: Tensor, context: Tensor | None, options: SolverOptions
+    ) -> tuple[Tensor, Tensor, Certificate]:
+        """The inverse of a feature-major batch, with its log-determinant and certificate."""
+        self.refuse_dropout()
+        layers = self.invert(z, context, options)
+        ladj = torch.stack([layer.ladj for layer in layers]).sum(0)
+        certificate = Certificate(
+            tuple(self.layer_names()),
+            torch.stack([layer.iterations for layer in layers]),
+            torch.stack([layer.residual for layer in layers]),
+            torch.stack([layer.converged for layer in layers]),
+        )
+        return layers[-1].x, ladj, certificate
+
+    def refuse_dropout(self) -> None:
+        """With dropout active the map is not a function, and has no inverse."""
+        if any(m.training and getattr(m, "dropout", 0.0) for m in self.modules()):
+            raise SinuflowError(
+                "cannot invert or sample while dropout is active, because the map is random then: "
+                "call .eval() on the flow first"
+            )
+
+    def feature_major(
+        self, x: Tensor, context: Tensor | None, name: str
+    ) -> tuple[Tensor, Tensor | None, torch.Size]:
+        """``x`` as (D, B), the context as (C, B), and their common batch shape; checked."""
+        check_vectors(x, self.features, name)
+        shape = x.shape[:-1]
+        if self.context:
+            if context is None:
+                raise ArgumentError(f"a context of shape (..., {self.context}) is needed, and none was given")
+            check_vectors(context, self.context, "context")
+            if context.dtype != x.dtype:
+                raise ArgumentError(f"the context has dtype {context.dtype}, but {name} has {x.dtype}")
+            try:
+                shape = torch.broadcast_shapes(shape, context.shape[:-1])
+            except RuntimeError:
+                raise ArgumentError(
+                    f"{name} of shape {tuple(x.shape)} and context of shape {tuple(context.shape)} "
+                    "have batch dimensions that do not broadcast"
+                ) from None
+            context = to_feature_major(context, shape)
+        elif context is not None:
+            raise ArgumentError(
+                f"a context of shape {tuple(context.shape)} was given, but this map was built with context=0"
+            )
+        parameter = next(self.parameters(), None)
+        if parameter is not None and parameter.dtype != x.dtype:
+            raise ArgumentError(
+                f"{name} has dtype {x.dtype}, but the parameters have {parameter.dtype}: convert one of them "
+                f"({name}.to({parameter.dtype}) or flow.to({x.dtype}))"
+            )
+        return to_feature_major(x, shape), context, shape
+
+
+def check_vectors(x: Tensor, features: int, name: str) -> None:
+    """Refuse what is not a floating-point tensor of shape (..., features)."""
+    if not isinstance(x, Tensor):
+        raise ArgumentError(f"{name} must be a tensor of shape (..., {features}); got {type(x).__name__}")
+    if not x.is_floating_point():
+        raise ArgumentError(f"{name} must have a floating-point dtype; got {x.dtype}")
+    if x.dim() < 1 or x.shape[-1] != features:
+        raise ArgumentError(f"{name} must have shape (..., {features}); got {tuple(x.shape)}")
+
+
+def to_feature_major(x: Tensor, shape: torch.Size) -> Tensor:
+    """(..., D) broadcast to the batch shape, as (D, B): free if it came from :func:`from_feature_major`."""
+    return x.expand(*shape, x.shape[-1]).movedim(-1, 0).reshape(x.shape[-1], -1)
+
+
+def from_feature_major(x: Tensor, shape: torch.Size) -> Tensor:
+    """(D, B) as (..., D), without a copy."""
+    return x.reshape(x.shape[0], *shape).movedim(0, -1)
+
+
+class Chain(Bijection):
+    r"""The composition :math:`T_L^{-1} \circ \dots \circ T_1^{-1}`; the first is applied first.
+
+    Example:
+        >>> from sinuflow.bijections import ElementwiseAffine
+        >>> chain = Chain([ElementwiseAffine(2), ElementwiseAffine(2)])
+        >>> z, ladj = chain(torch.zeros(5, 2))
+        >>> z.shape, ladj.shape
+        (torch.Size([5, 2]), torch.Size([5]))
+    """
+
+    def __init__(self, bijections: Sequence[Bijection]) -> None:
+        if not bijections:
+            raise ArgumentError("a chain needs at least one bijection")
+        super().__init__(bijections[0].features, max(b.context for b in bijections))
+        for b in bijections:
+            if b.features != self.features or b.context not in (0, self.context):
+                raise ArgumentError(
+                    f"a chain needs bijections of the same features and context; {type(b).__name__} has "
+                    f"features={b.features}, context={b.context} beside {self.features}, {self.context}"
+                )
+        self.bijections = nn.ModuleList(bijections)
+
+    def __iter__(self) -> Iterator[Bijection]:
+        return iter(self.bijections)  # type: ignore[arg-type]
+
+    def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        total = x.new_zeros(x.shape[-1])
+        for bijection in self:
+            x, ladj = bijection.transform(x, context if bijection.context else None)
+            total = total + ladj
+        return x, total
+
+    def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> list[LayerInverse]:
+        layers: list[LayerInverse] = []
+        for bijection in reversed(list(self)):
+            layers += bijection.invert(z, context if bijection.context else None, options)
+            z = layers[-1].x
+        return layers
+
+    def initialize(self, x: Tensor, context: Tensor | None) -> Tensor:
+        for bijection in self:
+            x = bijection.initialize(x, context if bijection.context else None)
+        return x
+
+    def layer_names(self) -> Iterator[str]:
+        for i, bijection in reversed(list(enumerate(self))):
+            for name in bijection.layer_names():
+                yield f"{i}.{name}"

@@ -1,0 +1,264 @@
+"""The inverses as PyTorch operators.
+
+An inverse loops until it has converged, which a compiler cannot trace. As an operator it is one
+opaque node, so that ``torch.compile(fullgraph=True)`` works through it; and its gradients are
+defined here, by the implicit function theorem, rather than by an unrolled loop.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels.degrees import Plan, plan
+from ..kernels.scale_stack import gradients, run
+from ..kernels.waves import Waves, feature_chunks
+from ..solvers import (
+    MaskedNetwork,
+    Root,
+    SolverOptions,
+    ordered_adjoint,
+    ordered_substitution,
+    parallel_sweeps,
+)
+from .scalar_inverse import invert_stack
+from .transformers import ConditionalWaves, Shift, Transformer
+
+#: Rows that ordered substitution takes at a time: enough to be fast, few enough to stay in cache.
+_ROWS = 2048
+
+Answer = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # x, ladj, iterations, residual, converged
+
+
+def _answer(root: Root) -> Answer:
+    """Reduce an elementwise certificate to one per row."""
+    ladj = -root.slope.log().sum(0)
+    return root.x, ladj, root.iterations.amax(0), root.residual.amax(0), root.converged.all(0)
+
+
+def _empty_answer(z: Tensor) -> Answer:
+    row = z.new_empty(z.shape[-1])
+    return (
+        z.new_empty(z.shape),
+        row,
+        torch.empty_like(row, dtype=torch.int32),
+        torch.empty_like(row),
+        torch.empty_like(row, dtype=torch.bool),
+    )
+
+
+# ---------------------------------------------------------------- the stack of scales
+
+
+@torch.library.custom_op("sinuflow::scale_inverse", mutates_args=())
+def scale_inverse(
+    z: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, method: str, rtol: float, atol: float, limit: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    options = SolverOptions(method, rtol, atol, limit)  # type: ignore[arg-type]
+    roots = []
+    for chunk in feature_chunks(z.shape[0], z.shape[1], a.shape[-2]):
+        waves = Waves(*(t[:, chunk] for t in (a, p, q, d)))
+        roots.append(invert_stack(z[chunk].contiguous(), waves, options))
+    return _answer(Root(*map(torch.cat, zip(*roots, strict=True))))
+
+
+@scale_inverse.register_fake
+def _(z: Tensor, *_: Any) -> Answer:
+    return _empty_answer(z)
+
+
+@torch.library.custom_op("sinuflow::scale_inverse_backward", mutates_args=())
+def scale_inverse_backward(
+    x: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, grad_x: Tensor, grad_ladj: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    waves = Waves(a, p, q, d)
+    trace = run(x, waves)
+    bend, _ = gradients(trace, waves, torch.zeros_like(x), grad_ladj)
+    grad_z = (grad_x - bend) / trace.slopes.prod(0)
+    _, grads = gradients(trace, waves, -grad_z, -grad_ladj)
+    return (grad_z, *grads)  # type: ignore[return-value]
+
+
+@scale_inverse_backward.register_fake
+def _(x: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    return tuple(torch.empty_like(t) for t in (x, a, p, q, d))
+
+
+def _scale_context(ctx: Any, inputs: tuple[Any, ...], output: Answer) -> None:
+    ctx.save_for_backward(output[0], *inputs[1:5])
+
+
+def _scale_gradient(ctx: Any, grad_x: Tensor, grad_ladj: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    grads = scale_inverse_backward(*ctx.saved_tensors, grad_x.contiguous(), grad_ladj.contiguous())
+    return (*grads, None, None, None, None)
+
+
+scale_inverse.register_autograd(_scale_gradient, setup_context=_scale_context)
+
+
+# ---------------------------------------------------------------- the autoregressive layer
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Everything about an autoregressive layer but its numbers."""
+
+    features: int
+    context: int
+    hidden: tuple[int, ...]
+    skips: tuple[bool, ...]
+    activation: str
+    squash: float | None
+    scales: int = 0  # 0: a plain shift
+    waves: int = 0
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @property
+    def transformer(self) -> Transformer:
+        return ConditionalWaves(self.scales, self.waves) if self.scales else Shift()
+
+    @property
+    def plan(self) -> Plan:
+        return plan(self.features, self.context, self.transformer.parameters, self.hidden)
+
+
+@lru_cache(maxsize=256)
+def _decode(structure: str) -> Structure:
+    fields = json.loads(structure)
+    return Structure(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+
+
+def _network(structure: Structure, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> MaskedNetwork:
+    return MaskedNetwork(
+        structure.plan, list(weights), list(biases), structure.skips, structure.activation, structure.squash
+    )
+
+
+def _substitute(
+    network: MaskedNetwork, transformer: Transformer, z: Tensor, context: Tensor | None, options: SolverOptions
+) -> Answer:
+    if isinstance(transformer, Shift):
+        x = ordered_substitution(network, z, context, lambda _, c, target: target - c[0])
+        row = z.new_zeros(z.shape[-1])
+        return x, row, torch.ones_like(row, dtype=torch.int32), row.clone(), x.isfinite().all(0)
+    roots: list[Root] = []
+
+    def invert(_: int, parameters: Tensor, target: Tensor) -> Tensor:
+        roots.append(transformer.inverse(target.unsqueeze(0), parameters.unsqueeze(0), options))
+        return roots[-1].x[0]
+
+    x = ordered_substitution(network, z, context, invert)
+    return _answer(Root(*map(torch.cat, zip(*roots, strict=True)))._replace(x=x))
+
+
+def _sweep(
+    network: MaskedNetwork, transformer: Transformer, z: Tensor, context: Tensor | None, options: SolverOptions
+) -> Answer:
+    rtol, atol = options.tolerances(z.dtype)
+
+    def evaluate(x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        parameters = network.outputs(x, None if context is None else context[:, rows])
+        return transformer.forward(x, parameters)[0], parameters
+
+    def solve(target: Tensor, parameters: Tensor, rows: Tensor) -> Tensor:
+        return transformer.inverse(target, parameters, options).x
+
+    root = parallel_sweeps(evaluate, solve, z, rtol=rtol, atol=atol, max_iterations=options.limit)
+    _, ladj = transformer.forward(root.x, network.outputs(root.x, context))
+    return root.x, -ladj, root.iterations.amax(0), root.residual.amax(0), root.converged.all(0)
+
+
+@torch.library.custom_op("sinuflow::triangular_inverse", mutates_args=())
+def triangular_inverse(
+    z: Tensor,
+    context: Tensor | None,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    structure: str,
+    method: str,
+    rtol: float,
+    atol: float,
+    limit: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """``weights`` must be masked."""
+    options = SolverOptions(method, rtol, atol, limit)  # type: ignore[arg-type]
+    layout = _decode(structure)
+    network = _network(layout, weights, biases)
+    solve = _substitute if method == "certified" else _sweep
+    parts = []
+    for start in range(0, max(1, z.shape[-1]), _ROWS):
+        rows = slice(start, start + _ROWS)
+        part = z[:, rows].contiguous()
+        given = None if context is None else context[:, rows]
+        parts.append(solve(network, layout.transformer, part, given, options))
+    x, *rest = zip(*parts, strict=True)
+    return torch.cat(x, dim=1), *map(torch.cat, rest)  # type: ignore[return-value]
+
+
+@triangular_inverse.register_fake
+def _(z: Tensor, *_: Any) -> Answer:
+    return _empty_answer(z)
+
+
+@torch.library.custom_op("sinuflow::triangular_inverse_backward", mutates_args=())
+def triangular_inverse_backward(
+    x: Tensor,
+    context: Tensor | None,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    grad_x: Tensor,
+    grad_ladj: Tensor,
+    structure: str,
+) -> list[Tensor]:
+    """Gradients of z, of the weights, of the biases, and of the context if there is one."""
+    layout = _decode(structure)
+    network = _network(layout, weights, biases)
+    transformer = layout.transformer
+    parameters = network.outputs(x, context)
+    slope, steer = transformer.gradients(x, parameters, torch.ones_like(x), torch.zeros_like(grad_ladj))
+    bend, sway = transformer.gradients(x, parameters, torch.zeros_like(x), grad_ladj)
+
+    def local(i: int, grad: Tensor) -> tuple[Tensor, Tensor]:
+        # By the implicit function theorem, from F(x; c) = z and the log-determinant -log F'(x; c).
+        grad_z = (grad - bend[i]) / slope[i]
+        return grad_z, -torch.addcmul(sway[i], grad_z, steer[i])
+
+    grads = ordered_adjoint(network, x, context, grad_x, local)
+    of_context = [] if grads.context is None else [grads.context]
+    return [grads.z, *grads.weights, *grads.biases, *of_context]
+
+
+@triangular_inverse_backward.register_fake
+def _(
+    x: Tensor, context: Tensor | None, weights: Sequence[Tensor], biases: Sequence[Tensor], *_: Any
+) -> list[Tensor]:
+    like = [x, *weights, *biases, *([] if context is None else [context])]
+    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in like]
+
+
+def _triangular_context(ctx: Any, inputs: tuple[Any, ...], output: Answer) -> None:
+    _, context, weights, biases, ctx.structure, *_ = inputs
+    ctx.count, ctx.conditional = len(weights), context is not None
+    ctx.save_for_backward(output[0], *weights, *biases, *([context] if context is not None else []))
+
+
+def _triangular_gradient(ctx: Any, grad_x: Tensor, grad_ladj: Tensor, *_: Any) -> tuple[Any, ...]:
+    x, *saved = ctx.saved_tensors
+    weights, biases = saved[: ctx.count], saved[ctx.count : 2 * ctx.count]
+    context = saved[-1] if ctx.conditional else None
+    grad_z, *grads = triangular_inverse_backward(
+        x, context, weights, biases, grad_x.contiguous(), grad_ladj.contiguous(), ctx.structure
+    )
+    of_context = grads[-1] if ctx.conditional else None
+    return grad_z, of_context, grads[: ctx.count], grads[ctx.count : 2 * ctx.count], None, None, None, None, None
+
+
+triangular_inverse.register_autograd(_triangular_gradient, setup_context=_triangular_context)

@@ -1,0 +1,82 @@
+"""D: the sinusoidal scale, where the expressiveness of the flow comes from."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels.constrain import constrain
+from ..kernels.scale_stack import scale_stack
+from ..kernels.waves import Waves
+from ..solvers import SolverOptions
+from .base import Bijection, LayerInverse
+from .inverse_ops import scale_inverse
+
+
+def initial_waves(*shape: int) -> tuple[Tensor, Tensor]:
+    """Free frequencies and phases to start from: periods from 1 to 60, phases all around."""
+    return torch.empty(shape).uniform_(-3, 3), torch.empty(shape).uniform_(-3, 3)
+
+
+class SinusoidalScale(Bijection):
+    r"""The paper's :math:`D_l^{-1}`: a chain of sinusoidal transformers in every feature.
+
+    Each of the ``scales`` transformers is (Eq. "residual_fun")
+
+    .. math::
+        \tau(x) = x + \alpha \sum_{k=1}^{K} \frac{w_k}{2 a_k}
+        \left[ \sin 2 b_k - \sin(2 a_k x + 2 b_k) \right] + d,
+        \qquad
+        \tau'(x) = 1 - \alpha \sum_k w_k \cos(2 a_k x + 2 b_k)
+
+    with K ``waves``, a > 0, w on the simplex and :math:`|\alpha| < 1`, all independent of x, so that
+    :math:`\tau - \mathrm{id}` is a contraction (Prop. 1) and the Jacobian is diagonal. It starts as the
+    identity, :math:`\alpha = d = 0`. The paper leaves α off the constant term; d absorbs the difference.
+
+    With a ``context``, a small network adds to the free parameters of every transformer what it
+    computes from the context. That keeps the contraction, because the context is not x.
+
+    Example:
+        >>> scale = SinusoidalScale(features=3)
+        >>> z, ladj = scale(torch.randn(7, 3))
+        >>> x, _ = scale.inverse(z)
+    """
+
+    def __init__(
+        self, features: int, scales: int = 4, waves: int = 4, context: int = 0, hidden: tuple[int, ...] = (64,)
+    ) -> None:
+        super().__init__(features, context)
+        self.scales, self.waves = scales, waves
+        frequency, phase = initial_waves(scales, features, waves)
+        self.frequency = nn.Parameter(frequency)
+        self.phase = nn.Parameter(phase)
+        self.weight = nn.Parameter(torch.zeros(scales, features, waves))
+        self.strength = nn.Parameter(torch.zeros(scales, features))
+        self.shift = nn.Parameter(torch.zeros(scales, features))
+        if context:
+            widths = (context, *hidden)
+            layers: list[nn.Module] = []
+            for inputs, outputs in zip(widths, widths[1:], strict=False):
+                layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+            head = nn.Linear(widths[-1], scales * features * (3 * waves + 2))
+            nn.init.zeros_(head.weight)
+            nn.init.zeros_(head.bias)
+            self.network = nn.Sequential(*layers, head)
+
+    def constrained(self, context: Tensor | None) -> Waves:
+        """The waves, stacked along a leading axis of scales; their last axis is 1 without a context."""
+        free = [self.frequency, self.phase, self.weight, self.strength, self.shift]
+        free = [t.unsqueeze(-1) for t in free]
+        if context is not None:
+            sizes = [t.numel() for t in free]
+            parts = self.network(context.mT).mT.split(sizes)
+            free = [t + part.view(*t.shape[:-1], -1) for t, part in zip(free, parts, strict=True)]
+        return constrain(*free)
+
+    def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        return scale_stack(x, self.constrained(context))
+
+    def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> list[LayerInverse]:
+        waves = self.constrained(context)
+        answer = scale_inverse(z, *waves, options.method, *options.tolerances(z.dtype), options.limit)
+        return [LayerInverse(*answer)]

@@ -1,0 +1,23 @@
+"""Every error that Sinuflow raises on purpose derives from :class:`SinuflowError`."""
+
+from __future__ import annotations
+
+
+class SinuflowError(Exception):
+    """The root of Sinuflow's errors: catch it to catch them all."""
+
+
+class ArgumentError(SinuflowError, ValueError):
+    """An argument has a value, shape, dtype or combination that makes no sense."""
+
+
+class InversionError(SinuflowError):
+    """An inverse did not meet its tolerance.
+
+    The message says in which layer, for how many samples, and by how much.
+    ``flow.invert(z, on_failure="return")`` hands out what there is instead.
+    """
+
+
+class StorageError(SinuflowError):
+    """A model file is damaged, foreign, too new, or does not fit its own description."""

@@ -1,0 +1,65 @@
+"""The activations that a conditioner can be built with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import ArgumentError
+
+#: Name to function. The flag asks to overwrite the argument, where PyTorch can.
+ACTIVATIONS: dict[str, Callable[[Tensor, bool], Tensor]] = {
+    "elu": lambda x, inplace: F.elu(x, inplace=inplace),
+    "gelu": lambda x, inplace: F.gelu(x),
+    "leaky_relu": lambda x, inplace: F.leaky_relu(x, inplace=inplace),
+    "relu": lambda x, inplace: F.relu(x, inplace=inplace),
+    "silu": lambda x, inplace: F.silu(x, inplace=inplace),
+    "tanh": lambda x, inplace: x.tanh_() if inplace else x.tanh(),
+}
+
+
+def activate(name: str, x: Tensor, inplace: bool = False) -> Tensor:
+    """The activation of that name, applied to ``x``.
+
+    Example:
+        >>> activate("relu", torch.tensor([-1.0, 2.0]))
+        tensor([0., 2.])
+    """
+    return ACTIVATIONS[name](x, inplace)
+
+
+def activation_slope(name: str, x: Tensor) -> Tensor:
+    """The derivative of the activation at ``x``, where automatic differentiation is not to be had."""
+    one = torch.ones_like(x)
+    slopes: dict[str, Callable[[], Tensor]] = {
+        "elu": lambda: torch.where(x > 0, one, torch.exp(x)),
+        "gelu": lambda: torch.ops.aten.gelu_backward(one, x),
+        "leaky_relu": lambda: torch.where(x > 0, one, 0.01 * one),
+        "relu": lambda: (x > 0).to(x.dtype),
+        "silu": lambda: torch.ops.aten.silu_backward(one, x),
+        "tanh": lambda: 1 - torch.tanh(x) ** 2,
+    }
+    return slopes[name]()
+
+
+def check_activation(name: str) -> str:
+    """The name, if there is such an activation."""
+    if name not in ACTIVATIONS:
+        raise ArgumentError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {name!r}")
+    return name
+
+
+def squash(x: Tensor, width: float | None) -> Tensor:
+    r""":math:`x / \sqrt{1 + (x/s)^2}`, between ±s; x itself without a width.
+
+    A network sees far-out inputs so, and cannot extrapolate them to absurd parameters.
+    """
+    return x if width is None else x * torch.rsqrt(1 + (x / width) ** 2)
+
+
+def squash_slope(x: Tensor, width: float) -> Tensor:
+    r"""The derivative of :func:`squash`, :math:`(1 + (x/s)^2)^{-3/2}`."""
+    return (1 + (x / width) ** 2) ** -1.5

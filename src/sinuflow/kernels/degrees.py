@@ -1,0 +1,69 @@
+"""Degrees: which features a unit of a masked network may see.
+
+Feature i, counted from 1, has degree i, context has degree 0. A hidden unit of degree m sees
+what has a degree of at most m; the outputs for feature i see degrees below i. Units are sorted
+by degree in every layer, so that what a unit sees is always a prefix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from .masked_linear import Step, staircase
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One masked matrix, as the degrees of its rows and columns tell it."""
+
+    rows: tuple[int, ...]  # rows[m]: how many rows have a degree of at most m
+    columns: tuple[int, ...]  # columns[m]: how many columns have a degree of at most m
+    reach: tuple[int, ...]  # reach[r]: how many columns row r sees
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A masked network's layers: the hidden ones, then the head."""
+
+    features: int
+    context: int
+    outputs: int  # per feature
+    hidden: tuple[Layer, ...]
+    head: Layer
+
+
+def hidden_degrees(features: int, context: int, width: int) -> list[int]:
+    """Sorted degrees, spread evenly over those that are of use.
+
+    Example:
+        >>> hidden_degrees(4, 0, 6), hidden_degrees(3, 2, 6)
+        ([1, 1, 2, 2, 3, 3], [0, 0, 1, 1, 2, 2])
+    """
+    lowest = 0 if context else 1
+    count = max(1, features - lowest)
+    if width >= count:
+        return [lowest + j * count // width for j in range(width)]
+    return [lowest + round(j * (count - 1) / max(1, width - 1)) for j in range(width)]
+
+
+def _counts(degrees: list[int], features: int) -> tuple[int, ...]:
+    return tuple(sum(d <= m for d in degrees) for m in range(features + 1))
+
+
+@lru_cache(maxsize=256)
+def plan(features: int, context: int, outputs: int, hidden: tuple[int, ...]) -> Plan:
+    """The layers of a network from (context, features) over ``hidden`` units to features × outputs."""
+    below = [0] * context + list(range(1, features + 1))
+    layers = []
+    for width in hidden:
+        degrees = hidden_degrees(features, context, width)
+        columns = _counts(below, features)
+        reach = [columns[d] for d in degrees]
+        layers.append(Layer(_counts(degrees, features), columns, tuple(reach), staircase(reach)))
+        below = degrees
+    columns = _counts(below, features)
+    reach = [columns[i] for i in range(features) for _ in range(outputs)]
+    rows = tuple(outputs * min(m + 1, features) for m in range(features + 1))
+    return Plan(features, context, outputs, tuple(layers), Layer(rows, columns, tuple(reach), staircase(reach)))

@@ -1,0 +1,165 @@
+r"""One sinusoidal transformer, as arithmetic.
+
+With :math:`u = a x`, :math:`p = \alpha w \cos 2b` and :math:`q = \alpha w \sin 2b`,
+
+.. math::
+    \tau(x) &= x + \sum_k \frac{q_k \sin^2 u_k - p_k \sin u_k \cos u_k}{a_k} + d \\
+    \tau'(x) &= 1 - \sum_k \left[ p_k (1 - 2 \sin^2 u_k) - 2 q_k \sin u_k \cos u_k \right] \\
+    \tau''(x) &= \sum_k 2 a_k \left[ q_k (1 - 2 \sin^2 u_k) + 2 p_k \sin u_k \cos u_k \right]
+
+which is the paper's :math:`x + \alpha \sum_k w_k [\sin 2b_k - \sin(2 a_k x + 2 b_k)] / (2 a_k) + d`
+by the addition theorems, and has two virtues. Nothing cancels as :math:`a \to 0`, because
+:math:`\sin(u)/a \to x`. And value, slope and curvature are linear in the two numbers
+:math:`\sin^2 u` and :math:`\sin u \cos u`, which are rational in :math:`\tan u`: one
+transcendental function per wave gives all three.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+#: The largest residual weight. In float32 tanh reaches exactly 1, where the slope could vanish.
+ALPHA_MAX = 1 - 2**-10
+
+#: The smallest frequency. A wave this slow is a straight line over any sensible range.
+FREQUENCY_MIN = 1e-4
+
+
+class Waves(NamedTuple):
+    """The constrained parameters of one transformer per feature.
+
+    ``frequency``, ``cosine`` and ``sine`` have shape ``(..., K, B)`` or ``(..., K, 1)``,
+    ``shift`` has ``(..., B)`` or ``(..., 1)``: the last axis is 1 when all rows share them.
+    """
+
+    frequency: Tensor  # a
+    cosine: Tensor  # p = α w cos 2b
+    sine: Tensor  # q = α w sin 2b
+    shift: Tensor  # d
+
+
+def sin_products(angle: Tensor) -> tuple[Tensor, Tensor]:
+    r""":math:`\sin^2 u` and :math:`\sin u \cos u`, both with a small relative error as u → 0."""
+    tangent = torch.tan(angle)
+    product = tangent / (1 + tangent * tangent)
+    return tangent * product, product
+
+
+class Scratch:
+    """Room for the sine products of (D, K, B) angles, to be filled again and again.
+
+    Fresh memory for every step would cost more than the arithmetic: the pages of a large block
+    go back to the system when it is freed, and must be mapped anew.
+    """
+
+    def __init__(self, like: Tensor, waves: int) -> None:
+        features, rows = like.shape
+        self.spare = like.new_empty((features, waves, rows))
+        self.table = like.new_empty((features, 2 * waves, rows))
+        self.squares, self.products = self.table.split(waves, dim=-2)
+
+    def fill(self, frequency: Tensor, x: Tensor) -> Tensor:
+        r"""The table of :math:`\sin^2 u`, and below it :math:`\sin u \cos u`, for u = a x."""
+        tangent = torch.mul(frequency, x.unsqueeze(-2), out=self.spare).tan_()
+        torch.div(tangent, torch.mul(tangent, tangent, out=self.squares).add_(1), out=self.products)
+        torch.mul(tangent, self.products, out=self.squares)
+        return self.table
+
+
+def feature_chunks(features: int, rows: int, waves: int) -> list[slice]:
+    """Features in groups whose tables stay in the processor's cache."""
+    size = max(1, 2**15 // max(1, rows * waves))
+    return [slice(start, min(start + size, features)) for start in range(0, features, size)]
+
+
+def transform(x: Tensor, waves: Waves) -> tuple[Tensor, Tensor]:
+    r"""The transformer :math:`\tau(x)` and :math:`\log \tau'(x)`, elementwise, in plain PyTorch.
+
+    Example:
+        >>> import torch
+        >>> one, zero = torch.ones(1, 4, 1), torch.zeros(1, 4, 1)
+        >>> waves = Waves(one, zero, zero, torch.zeros(1, 1))  # α = d = 0 is the identity
+        >>> transform(torch.tensor([[1.0, 2.0]]), waves)[0]
+        tensor([[1., 2.]])
+    """
+    a, p, q, d = waves
+    square, product = sin_products(a * x.unsqueeze(-2))
+    value = x + ((q * square - p * product) / a).sum(-2) + d
+    bend = (p * (1 - 2 * square) - 2 * q * product).sum(-2)
+    return value, torch.log1p(-bend)
+
+
+class WaveFunction:
+    r"""The transformer as a monotone function to be inverted: value, slope and curvature at once.
+
+    All three are linear in :math:`\sin^2 u` and :math:`\sin u \cos u`, so one contraction of a
+    table of coefficients with those two gives them all.
+    """
+
+    def __init__(
+        self,
+        frequency: Tensor,
+        coefficients: Tensor,
+        constants: Tensor,
+        steepness: Tensor,
+        centre: Tensor,
+        radius: Tensor,
+    ) -> None:
+        self._parts = frequency, coefficients, constants, steepness, centre, radius
+        self._frequency, self._coefficients, self._constants, _, self._centre, self._radius = self._parts
+        self.slope_bounds = 1 - steepness, 1 + steepness
+        self._scratch: Scratch | None = None
+
+    @classmethod
+    def of(cls, waves: Waves) -> WaveFunction:
+        """The function with the given waves, of shape (D, K, B) or (D, K, 1)."""
+        a, p, q, d = waves
+        twice = 2 * a
+        value = torch.cat([q, -p], dim=-2) / torch.cat([a, a], dim=-2)
+        slope = 2 * torch.cat([p, q], dim=-2)
+        curvature = torch.cat([-q, p], dim=-2) * (2 * torch.cat([twice, twice], dim=-2))
+        amplitude = torch.hypot(p, q)
+        flat = 1 - p.sum(-2)
+        return cls(
+            a,
+            torch.stack([value, slope, curvature], dim=-3),
+            torch.stack([d, flat, (twice * q).sum(-2)], dim=-2),
+            amplitude.sum(-2).clamp(max=ALPHA_MAX),
+            d + (q / twice).sum(-2),
+            (amplitude / twice).sum(-2),
+        )
+
+    def select(self, rows: Tensor, columns: Tensor) -> WaveFunction:
+        """The function of the elements (rows[j], columns[j]) alone, as a tensor of shape (1, count)."""
+
+        def pick(part: Tensor) -> Tensor:
+            shared = part.shape[-1] == 1
+            picked = part.squeeze(-1).index_select(0, rows) if shared else part[rows, ..., columns]
+            return picked.movedim(0, -1).unsqueeze(0).contiguous()
+
+        return WaveFunction(*map(pick, self._parts))
+
+    def guess(self, target: Tensor) -> Tensor:
+        """Where to start: the solution if there were no waves."""
+        return target - self._constants[..., 0, :]
+
+    def bracket(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        r"""An interval that holds the solution: :math:`|x - (z - d - \sum q/2a)| \le \sum |\alpha| w/2a`."""
+        centre = target - self._centre
+        slack = 16 * torch.finfo(target.dtype).eps * (centre.abs() + target.abs() + self._radius)
+        return centre - self._radius - slack, centre + self._radius + slack
+
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        r""":math:`\tau(x)`, :math:`\tau'(x)` and :math:`\tau''(x)` for ``x`` of shape (D, B)."""
+        if self._scratch is None:
+            self._scratch = Scratch(x, self._frequency.shape[-2])
+        table = self._scratch.fill(self._frequency, x)
+        if self._coefficients.shape[-1] == 1:
+            all_three = torch.baddbmm(self._constants, self._coefficients.squeeze(-1), table)
+        else:
+            all_three = (self._coefficients * table.unsqueeze(-3)).sum(-2).add_(self._constants)
+        wave, slope, curvature = all_three.unbind(-2)
+        return wave + x, slope, curvature
