@@ -14,6 +14,10 @@ from .bijections.base import check_vectors
 from .errors import ArgumentError
 
 
+#: The sample shape of a single draw.
+_ONE = Size()
+
+
 class FlowDistribution(Distribution):
     r"""The density :math:`\log p(x) = \log N(T^{-1}(x); 0, I) + \log |\det J_{T^{-1}}(x)|`.
 
@@ -57,7 +61,7 @@ class FlowDistribution(Distribution):
         return bool(self._validate_args) and not torch.compiler.is_compiling()
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> FlowDistribution:
-        new = self._get_checked_instance(FlowDistribution, _instance)
+        new: FlowDistribution = self._get_checked_instance(FlowDistribution, _instance)
         shape = Size(batch_shape)
         new.bijection = self.bijection
         new.context = None if self.context is None else self.context.expand(*shape, self.context.shape[-1])
@@ -76,7 +80,7 @@ class FlowDistribution(Distribution):
 
     def sample(
         self,
-        sample_shape: Any = Size(),
+        sample_shape: Any = _ONE,
         generator: torch.Generator | None = None,
         temperature: float = 1.0,
     ) -> Tensor:
@@ -86,7 +90,7 @@ class FlowDistribution(Distribution):
 
     def rsample(
         self,
-        sample_shape: Any = Size(),
+        sample_shape: Any = _ONE,
         generator: torch.Generator | None = None,
         temperature: float = 1.0,
     ) -> Tensor:
@@ -96,7 +100,7 @@ class FlowDistribution(Distribution):
 
     def rsample_and_log_prob(
         self,
-        sample_shape: Any = Size(),
+        sample_shape: Any = _ONE,
         generator: torch.Generator | None = None,
         temperature: float = 1.0,
     ) -> tuple[Tensor, Tensor]:

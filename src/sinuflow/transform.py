@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 from torch.distributions import Transform, constraints
@@ -24,8 +24,8 @@ class FlowTransform(Transform):
         True
     """
 
-    domain: ClassVar[constraints.Constraint] = constraints.real_vector
-    codomain: ClassVar[constraints.Constraint] = constraints.real_vector
+    domain = constraints.real_vector
+    codomain = constraints.real_vector
     bijective = True
 
     def __init__(self, bijection: Chain, context: Tensor | None = None, cache_size: int = 0) -> None:
@@ -43,14 +43,15 @@ class FlowTransform(Transform):
         return FlowTransform(self.bijection, self.context, cache_size)
 
     def _call(self, x: Tensor) -> Tensor:
-        return self.bijection(x, self.context)[0]
+        return self.call_and_ladj(x)[0]
 
     def _inverse(self, y: Tensor) -> Tensor:
         return self.bijection.inverse(y, self.context)[0]
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.bijection(x, self.context)[1]
+        return self.call_and_ladj(x)[1]
 
     def call_and_ladj(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """z and the log-determinant in one pass, which is what zuko asks for."""
-        return self.bijection(x, self.context)
+        z, ladj = self.bijection(x, self.context)
+        return z, ladj

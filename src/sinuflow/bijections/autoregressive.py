@@ -55,7 +55,7 @@ class AutoregressiveLayer(Bijection):
         x, *rest = triangular_inverse(
             z,
             context,
-            [layer.weight * layer.mask for layer in layers],
+            [layer.weight for layer in layers],
             [layer.bias for layer in layers],
             self.structure,
             options.method,

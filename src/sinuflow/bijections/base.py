@@ -132,9 +132,7 @@ class Bijection(nn.Module):
                 "call .eval() on the flow first"
             )
 
-    def feature_major(
-        self, x: Tensor, context: Tensor | None, name: str
-    ) -> tuple[Tensor, Tensor | None, torch.Size]:
+    def feature_major(self, x: Tensor, context: Tensor | None, name: str) -> tuple[Tensor, Tensor | None, torch.Size]:
         """``x`` as (D, B), the context as (C, B), and their common batch shape; checked."""
         check_vectors(x, self.features, name)
         shape = x.shape[:-1]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.degrees import Plan, plan
+from ..kernels.staircase import staircase_mask
 from ..kernels.scale_stack import gradients, run
 from ..kernels.waves import Waves, feature_chunks
 from ..solvers import (
@@ -82,7 +83,7 @@ def scale_inverse_backward(
     bend, _ = gradients(trace, waves, torch.zeros_like(x), grad_ladj)
     grad_z = (grad_x - bend) / trace.slopes.prod(0)
     _, grads = gradients(trace, waves, -grad_z, -grad_ladj)
-    return (grad_z, *grads)  # type: ignore[return-value]
+    return grad_z, *grads
 
 
 @scale_inverse_backward.register_fake
@@ -129,11 +130,20 @@ class Structure:
     def plan(self) -> Plan:
         return plan(self.features, self.context, self.transformer.parameters, self.hidden)
 
+    def masked(self, matrices: Sequence[Tensor]) -> list[Tensor]:
+        """One matrix for each layer of the network, with what its mask removes set to zero."""
+        layers = (*self.plan.hidden, self.plan.head)
+        return [
+            torch.where(staircase_mask(layer.reach, layer.columns[-1]).to(matrix.device), matrix, 0.0)
+            for matrix, layer in zip(matrices, layers, strict=True)
+        ]
+
 
 @lru_cache(maxsize=256)
 def _decode(structure: str) -> Structure:
-    fields = json.loads(structure)
-    return Structure(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+    fields: dict[str, Any] = json.loads(structure)
+    fields["hidden"], fields["skips"] = tuple(fields["hidden"]), tuple(fields["skips"])
+    return Structure(**fields)
 
 
 def _network(structure: Structure, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> MaskedNetwork:
@@ -188,10 +198,11 @@ def triangular_inverse(
     atol: float,
     limit: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """``weights`` must be masked."""
     options = SolverOptions(method, rtol, atol, limit)  # type: ignore[arg-type]
     layout = _decode(structure)
-    network = _network(layout, weights, biases)
+    # Ordered substitution never touches what is masked; sweeps take whole matrices.
+    masked = weights if method == "certified" else layout.masked(weights)
+    network = _network(layout, masked, biases)
     solve = _substitute if method == "certified" else _sweep
     parts = []
     for start in range(0, max(1, z.shape[-1]), _ROWS):
@@ -220,7 +231,7 @@ def triangular_inverse_backward(
 ) -> list[Tensor]:
     """Gradients of z, of the weights, of the biases, and of the context if there is one."""
     layout = _decode(structure)
-    network = _network(layout, weights, biases)
+    network = _network(layout, layout.masked(weights), biases)
     transformer = layout.transformer
     parameters = network.outputs(x, context)
     slope, steer = transformer.gradients(x, parameters, torch.ones_like(x), torch.zeros_like(grad_ladj))
@@ -233,13 +244,11 @@ def triangular_inverse_backward(
 
     grads = ordered_adjoint(network, x, context, grad_x, local)
     of_context = [] if grads.context is None else [grads.context]
-    return [grads.z, *grads.weights, *grads.biases, *of_context]
+    return [grads.z, *layout.masked(grads.weights), *grads.biases, *of_context]
 
 
 @triangular_inverse_backward.register_fake
-def _(
-    x: Tensor, context: Tensor | None, weights: Sequence[Tensor], biases: Sequence[Tensor], *_: Any
-) -> list[Tensor]:
+def _(x: Tensor, context: Tensor | None, weights: Sequence[Tensor], biases: Sequence[Tensor], *_: Any) -> list[Tensor]:
     like = [x, *weights, *biases, *([] if context is None else [context])]
     return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in like]
 

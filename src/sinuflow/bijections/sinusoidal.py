@@ -65,8 +65,8 @@ class SinusoidalScale(Bijection):
 
     def constrained(self, context: Tensor | None) -> Waves:
         """The waves, stacked along a leading axis of scales; their last axis is 1 without a context."""
-        free = [self.frequency, self.phase, self.weight, self.strength, self.shift]
-        free = [t.unsqueeze(-1) for t in free]
+        parameters = (self.frequency, self.phase, self.weight, self.strength, self.shift)
+        free = [t.unsqueeze(-1) for t in parameters]
         if context is not None:
             sizes = [t.numel() for t in free]
             parts = self.network(context.mT).mT.split(sizes)

@@ -28,9 +28,7 @@ class Transformer(Protocol):
     def inverse(self, z: Tensor, parameters: Tensor, options: SolverOptions) -> Root:
         """x with its certificate; the slope is that of ``forward``."""
 
-    def gradients(
-        self, x: Tensor, parameters: Tensor, grad_z: Tensor, grad_ladj: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def gradients(self, x: Tensor, parameters: Tensor, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor, Tensor]:
         """The chain rule through ``forward``, without automatic differentiation: for x, the parameters."""
 
 
@@ -46,9 +44,7 @@ class Shift:
         x = z - parameters.squeeze(-2)
         return Root(x, torch.ones_like(x), torch.ones_like(x, dtype=torch.int32), torch.zeros_like(x), x.isfinite())
 
-    def gradients(
-        self, x: Tensor, parameters: Tensor, grad_z: Tensor, grad_ladj: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def gradients(self, x: Tensor, parameters: Tensor, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor, Tensor]:
         return grad_z, grad_z.unsqueeze(-2)
 
 
@@ -89,9 +85,7 @@ class ConditionalWaves:
         scale = torch.exp(log_scale)
         return root._replace(x=(root.x - shift) / scale, slope=root.slope * scale)
 
-    def gradients(
-        self, x: Tensor, parameters: Tensor, grad_z: Tensor, grad_ladj: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def gradients(self, x: Tensor, parameters: Tensor, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor, Tensor]:
         shift, log_scale, waves = self._constrained(parameters)
         scale = torch.exp(log_scale)
         trace = stack.run(torch.addcmul(shift, x, scale), waves)

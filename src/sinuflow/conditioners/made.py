@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
-from ..kernels.activations import activate, check_activation, squash
+from ..kernels.activations import check_activation, squash
 from ..kernels.degrees import Layer, plan
-from ..kernels.masked_linear import masked_linear
+from ..kernels.masked_network import Network, masked_network
+from ..kernels.staircase import staircase_mask
 
 
 class MaskedLinear(nn.Module):
-    r"""The map :math:`(M \odot W) h + b` of column vectors, with a staircase mask M.
+    r"""The numbers of a map :math:`(M \odot W) h + b` of column vectors, with a staircase mask M.
 
     The mask is applied whenever the weight is used: whatever an optimiser or a user writes into
     the masked entries has no effect.
@@ -26,9 +26,8 @@ class MaskedLinear(nn.Module):
     def __init__(self, layer: Layer, zero: bool = False) -> None:
         super().__init__()
         rows, columns = len(layer.reach), layer.columns[-1]
-        self.steps = layer.steps
-        reach = torch.tensor(layer.reach).unsqueeze(-1)
-        self.register_buffer("mask", (torch.arange(columns) < reach).to(torch.get_default_dtype()), persistent=False)
+        mask = staircase_mask(layer.reach, columns).to(torch.get_default_dtype())
+        self.register_buffer("mask", mask, persistent=False)
         self.weight = nn.Parameter(torch.zeros(rows, columns))
         self.bias = nn.Parameter(torch.zeros(rows))
         if not zero:
@@ -37,9 +36,6 @@ class MaskedLinear(nn.Module):
             nn.init.uniform_(self.bias, -bound, bound)
             with torch.no_grad():
                 self.weight.mul_(self.mask)
-
-    def forward(self, h: Tensor) -> Tensor:
-        return masked_linear(h, self.weight, self.bias, self.mask, self.steps)
 
 
 class MADE(nn.Module):
@@ -74,7 +70,6 @@ class MADE(nn.Module):
             raise ArgumentError(f"residual=True needs hidden layers of one size; got hidden={hidden}")
         widths = hidden[:1] + tuple(w for w in hidden[1:] for _ in range(2)) if residual else hidden
         self.plan = plan(features, context, outputs, widths)
-        self.residual = residual
         self.skips = tuple(residual and i >= 2 and i % 2 == 0 for i in range(len(widths)))
         self.activation = check_activation(activation)
         self.dropout = dropout
@@ -86,11 +81,13 @@ class MADE(nn.Module):
         h = squash(x, self.squash)
         if context is not None:
             h = torch.cat([context, h])
-        stream: Tensor | None = None  # what the residual blocks add to
-        for layer, skip in zip(self.layers, self.skips, strict=True):
-            before = layer(h) + stream if skip else layer(h)
-            kept = self.residual and (skip or stream is None)
-            stream = before if kept else stream
-            h = F.dropout(activate(self.activation, before, inplace=not kept), self.dropout, self.training)
-        out: Tensor = self.head(h)
+        layers = [*self.layers, self.head]
+        network = Network(self.plan, self.skips, self.activation, self.dropout if self.training else 0.0)
+        out = masked_network(
+            network,
+            h,
+            [layer.weight for layer in layers],
+            [layer.bias for layer in layers],
+            [layer.mask for layer in layers],
+        )
         return out.view(self.plan.features, self.plan.outputs, -1)

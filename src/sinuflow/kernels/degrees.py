@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .masked_linear import Step, staircase
+from .staircase import Staircase, staircase
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Layer:
     rows: tuple[int, ...]  # rows[m]: how many rows have a degree of at most m
     columns: tuple[int, ...]  # columns[m]: how many columns have a degree of at most m
     reach: tuple[int, ...]  # reach[r]: how many columns row r sees
-    steps: tuple[Step, ...]
+    stairs: Staircase
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,10 @@ def hidden_degrees(features: int, context: int, width: int) -> list[int]:
     lowest = 0 if context else 1
     count = max(1, features - lowest)
     if width >= count:
-        return [lowest + j * count // width for j in range(width)]
+        # Groups of a multiple of 16 units multiply faster, if they are that large at all.
+        grain = 16 if width >= 32 * count else 1
+        edges = [grain * round(m * width / (grain * count)) for m in range(1, count)]
+        return [lowest + sum(edge <= j for edge in edges) for j in range(width)]
     return [lowest + round(j * (count - 1) / max(1, width - 1)) for j in range(width)]
 
 
@@ -61,9 +64,10 @@ def plan(features: int, context: int, outputs: int, hidden: tuple[int, ...]) -> 
         degrees = hidden_degrees(features, context, width)
         columns = _counts(below, features)
         reach = [columns[d] for d in degrees]
-        layers.append(Layer(_counts(degrees, features), columns, tuple(reach), staircase(reach)))
+        layers.append(Layer(_counts(degrees, features), columns, tuple(reach), staircase(reach, len(below))))
         below = degrees
     columns = _counts(below, features)
     reach = [columns[i] for i in range(features) for _ in range(outputs)]
     rows = tuple(outputs * min(m + 1, features) for m in range(features + 1))
-    return Plan(features, context, outputs, tuple(layers), Layer(rows, columns, tuple(reach), staircase(reach)))
+    head = Layer(rows, columns, tuple(reach), staircase(reach, len(below)))
+    return Plan(features, context, outputs, tuple(layers), head)

@@ -182,7 +182,8 @@ def _per_row_backward(trace: Trace, waves: Waves, grad_z: Tensor, grad_ladj: Ten
             torch.mul(grad_rise, product, out=grad_p).addcmul_(grad_slope, cosine).neg_()
             grad = torch.addcmul(grad * slope, grad_slope.squeeze(-2), turn.mul_(a).sum(-2))
         grad_x[chunk] = grad
-    return grad_x, Waves(*grads, grad_d.sum_to_size(waves.shift.shape))
+    grad_a, grad_p, grad_q = grads
+    return grad_x, Waves(grad_a, grad_p, grad_q, grad_d.sum_to_size(waves.shift.shape))
 
 
 def _backwards(chunk: slice, *stacks: Tensor) -> list[tuple[Tensor, ...]]:

@@ -8,9 +8,7 @@ from torch import Tensor
 from .result import MonotoneFunction, Root
 
 
-def fixed_point(
-    function: MonotoneFunction, target: Tensor, *, rtol: float, atol: float, max_iterations: int
-) -> Root:
+def fixed_point(function: MonotoneFunction, target: Tensor, *, rtol: float, atol: float, max_iterations: int) -> Root:
     r"""Solve f(x) = target by :math:`x_{j+1} = z - (f(x_j) - x_j)`, from :math:`x_0 = z`.
 
     It converges whenever :math:`f - \mathrm{id}` is a contraction, at the rate of its Lipschitz

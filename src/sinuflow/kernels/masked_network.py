@@ -1,0 +1,180 @@
+r"""A masked network: layers :math:`(M \odot W) h + b` with activations between, masks being staircases.
+
+Units are sorted by degree in every layer, so what a mask removes is the upper right of the matrix:
+nearly half of it, and of the work, which the blocked version leaves out. That version is also one
+node for automatic differentiation, which lets its backward pass reuse memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .activations import activate, activation_slope
+from .degrees import Layer, Plan
+from .dispatch import fused_allowed, reference_backward
+
+
+class Network(NamedTuple):
+    """A masked network but for its numbers."""
+
+    plan: Plan
+    skips: tuple[bool, ...]  # whether hidden layer l adds what layer l - 2 had before its activation
+    activation: str
+    dropout: float = 0.0  # the probability, 0 unless training
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        return (*self.plan.hidden, self.plan.head)
+
+
+def masked_network(
+    network: Network, h: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], masks: Sequence[Tensor]
+) -> Tensor:
+    """The network applied to the columns of ``h`` of shape (inputs, B)."""
+    if h.device.type != "cpu" or not fused_allowed():
+        return reference(network, h, weights, biases, masks)
+    result: Tensor = _Blocked.apply(network, h, *weights, *biases, *masks)
+    return result
+
+
+def reference(
+    network: Network,
+    h: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    masks: Sequence[Tensor],
+    keeps: Sequence[Tensor] = (),
+) -> Tensor:
+    """The definition, in plain PyTorch; ``keeps`` are factors to use instead of fresh dropout."""
+    before: list[Tensor] = []
+    for i, skip in enumerate(network.skips):
+        out = torch.addmm(biases[i].unsqueeze(-1), weights[i] * masks[i], h)
+        before.append(out + before[i - 2] if skip else out)
+        h = activate(network.activation, before[i])
+        h = h * keeps[i] if keeps else F.dropout(h, network.dropout)
+    return torch.addmm(biases[-1].unsqueeze(-1), weights[-1] * masks[-1], h)
+
+
+class _Blocked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, network: Network, h: Tensor, *tensors: Tensor) -> Tensor:
+        count = len(network.layers)
+        weights, biases, masks = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
+        learning = any(ctx.needs_input_grad)
+        # The derivative of a rectifier can be told from its output: no need to keep its input.
+        keep_before = learning and network.activation != "relu"
+        overwrite = not keep_before and not any(network.skips)
+        inputs, before, keeps = [h], [], []
+        for i, skip in enumerate(network.skips):
+            out = apply_layer(network.layers[i], inputs[-1], weights[i], biases[i], masks[i])
+            before.append(out.add_(before[i - 2]) if skip else out)
+            result = activate(network.activation, out, inplace=overwrite)
+            if network.dropout:
+                keeps.append(torch.empty_like(result).bernoulli_(1 - network.dropout).div_(1 - network.dropout))
+                result = result * keeps[-1]
+            inputs = [*inputs, result] if learning else [result]
+        if learning:
+            ctx.network = network
+            before = before if keep_before else []
+            ctx.lengths = [count, count, count, len(inputs), len(before), len(keeps)]
+            ctx.save_for_backward(*tensors, *inputs, *before, *keeps)
+        return apply_layer(network.layers[-1], inputs[-1], weights[-1], biases[-1], masks[-1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        network: Network = ctx.network
+        saved = iter(ctx.saved_tensors)
+        weights, biases, masks, inputs, before, keeps = ([next(saved) for _ in range(n)] for n in ctx.lengths)
+        count = len(weights)
+        if torch.is_grad_enabled():
+            return _differentiable_backward(network, grad, inputs[0], weights, biases, masks, keeps)
+        grad_weights: list[Tensor | None] = [None] * count
+        grad_biases: list[Tensor | None] = [None] * count
+        streams: dict[int, Tensor] = {}  # gradients that residual connections carry past a layer
+        for i in reversed(range(count)):
+            if i < count - 1:  # from here on the gradient is our own memory, to be overwritten
+                if keeps:
+                    grad.mul_(keeps[i])
+                _through_activation(network.activation, grad, inputs[i + 1], before[i] if before else None)
+                if i + 2 in streams:
+                    grad.add_(streams.pop(i + 2))
+                if network.skips[i]:
+                    streams[i] = grad
+            if ctx.needs_input_grad[2 + i]:
+                grad_weights[i] = weight_gradient(network.layers[i], grad, inputs[i], masks[i])
+            if ctx.needs_input_grad[2 + count + i]:
+                grad_biases[i] = grad.sum(-1)
+            if i or ctx.needs_input_grad[1]:
+                grad = input_gradient(network.layers[i], grad, weights[i], masks[i])
+        grad_h = grad if ctx.needs_input_grad[1] else None
+        return None, grad_h, *grad_weights, *grad_biases, *[None] * count
+
+
+def _through_activation(name: str, grad: Tensor, after: Tensor, before: Tensor | None) -> None:
+    if before is None:  # a rectifier
+        torch.ops.aten.threshold_backward.grad_input(grad, after, 0, grad_input=grad)
+    else:
+        grad.mul_(activation_slope(name, before))
+
+
+def _differentiable_backward(
+    network: Network,
+    grad: Tensor,
+    h: Tensor,
+    weights: list[Tensor],
+    biases: list[Tensor],
+    masks: list[Tensor],
+    keeps: list[Tensor],
+) -> tuple[Any, ...]:
+    count = len(weights)
+
+    def run(h: Tensor, *numbers: Tensor) -> Tensor:
+        return reference(network, h, numbers[:count], numbers[count:], masks, keeps)
+
+    return None, *reference_backward(run, (h, *weights, *biases), (grad,)), *[None] * count
+
+
+# ---------------------------------------------------------------- one layer, block by block
+
+
+def apply_layer(layer: Layer, h: Tensor, weight: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    r""":math:`(M \odot W) h + b`."""
+    column = bias.unsqueeze(-1)
+    masked = weight if layer.stairs.exact else weight * mask
+    if len(layer.stairs.steps) == 1:
+        columns = layer.stairs.steps[0].columns
+        return torch.addmm(column, masked[:, :columns], h[:columns])
+    out = h.new_empty((weight.shape[0], h.shape[-1]))
+    for start, stop, columns in layer.stairs.steps:
+        torch.addmm(column[start:stop], masked[start:stop, :columns], h[:columns], out=out[start:stop])
+    return out
+
+
+def input_gradient(layer: Layer, grad: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
+    r""":math:`(M \odot W)^T g`."""
+    masked = weight if layer.stairs.exact else weight * mask
+    out = grad.new_empty((weight.shape[1], grad.shape[-1]))
+    before = 0
+    for start, _, columns in layer.stairs.steps:  # columns that the rows from start on see, and no others
+        torch.mm(masked[start:, before:columns].mT, grad[start:], out=out[before:columns])
+        before = columns
+    out[before:].zero_()
+    return out
+
+
+def weight_gradient(layer: Layer, grad: Tensor, h: Tensor, mask: Tensor) -> Tensor:
+    r""":math:`M \odot g h^T`."""
+    steps, exact = layer.stairs
+    if len(steps) == 1 and steps[0].columns == h.shape[0]:
+        # The product of a tall matrix with a flat one is faster the other way round.
+        out = torch.mm(grad, h.mT) if grad.shape[0] < h.shape[0] else torch.mm(h, grad.mT).mT.contiguous()
+    else:
+        out = grad.new_zeros((grad.shape[0], h.shape[0]))
+        for start, stop, columns in steps:
+            torch.mm(grad[start:stop], h[:columns].mT, out=out[start:stop, :columns])
+    return out if exact else out.mul_(mask)
