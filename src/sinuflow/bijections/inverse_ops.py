@@ -19,7 +19,7 @@ from torch import Tensor
 from ..kernels.degrees import Plan, plan
 from ..kernels.staircase import staircase_mask
 from ..kernels.scale_stack import gradients, run
-from ..kernels.waves import Waves, feature_chunks
+from ..kernels.waves import Waves
 from ..solvers import (
     MaskedNetwork,
     Root,
@@ -62,11 +62,7 @@ def scale_inverse(
     z: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, method: str, rtol: float, atol: float, limit: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     options = SolverOptions(method, rtol, atol, limit)  # type: ignore[arg-type]
-    roots = []
-    for chunk in feature_chunks(z.shape[0], z.shape[1], a.shape[-2]):
-        waves = Waves(*(t[:, chunk] for t in (a, p, q, d)))
-        roots.append(invert_stack(z[chunk].contiguous(), waves, options))
-    return _answer(Root(*map(torch.cat, zip(*roots, strict=True))))
+    return _answer(invert_stack(z.contiguous(), Waves(a, p, q, d), options))
 
 
 @scale_inverse.register_fake

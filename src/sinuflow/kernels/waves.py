@@ -96,55 +96,49 @@ class WaveFunction:
     r"""The transformer as a monotone function to be inverted: value, slope and curvature at once.
 
     All three are linear in :math:`\sin^2 u` and :math:`\sin u \cos u`, so one contraction of a
-    table of coefficients with those two gives them all.
+    table of coefficients with those two gives them all. What it needs to know of a feature stands
+    in one column of ``packed``: (D, 7K + 6, B), or (D, 7K + 6, 1) if all rows share the waves.
     """
 
-    def __init__(
-        self,
-        frequency: Tensor,
-        coefficients: Tensor,
-        constants: Tensor,
-        steepness: Tensor,
-        centre: Tensor,
-        radius: Tensor,
-    ) -> None:
-        self._parts = frequency, coefficients, constants, steepness, centre, radius
-        self._frequency, self._coefficients, self._constants, _, self._centre, self._radius = self._parts
-        self.slope_bounds = 1 - steepness, 1 + steepness
+    def __init__(self, packed: Tensor) -> None:
+        self._packed = packed
+        self._waves = waves = (packed.shape[-2] - 6) // 7
+        coefficients, self._frequency, rest = packed.split([6 * waves, waves, 6], dim=-2)
+        self._coefficients = coefficients.unflatten(-2, (3, 2 * waves))
+        self._constants = rest[..., :3, :]
+        self.lowest_slope, self._centre, self._radius = rest[..., 3:, :].unbind(-2)
+        self.highest_slope = 2 - self.lowest_slope
+        self._shift = rest[..., 0, :]
         self._scratch: Scratch | None = None
 
     @classmethod
-    def of(cls, waves: Waves) -> WaveFunction:
-        """The function with the given waves, of shape (D, K, B) or (D, K, 1)."""
+    def stack(cls, waves: Waves) -> list[WaveFunction]:
+        """The functions of a stack of transformers, whose waves are led by an axis of scales."""
         a, p, q, d = waves
-        twice = 2 * a
-        value = torch.cat([q, -p], dim=-2) / torch.cat([a, a], dim=-2)
-        slope = 2 * torch.cat([p, q], dim=-2)
-        curvature = torch.cat([-q, p], dim=-2) * (2 * torch.cat([twice, twice], dim=-2))
+        signed = torch.cat([q, -p], dim=-2)
+        double = torch.cat([a, a], dim=-2)
         amplitude = torch.hypot(p, q)
-        flat = 1 - p.sum(-2)
-        return cls(
-            a,
-            torch.stack([value, slope, curvature], dim=-3),
-            torch.stack([d, flat, (twice * q).sum(-2)], dim=-2),
-            amplitude.sum(-2).clamp(max=ALPHA_MAX),
-            d + (q / twice).sum(-2),
-            (amplitude / twice).sum(-2),
-        )
+        rest = [
+            d,
+            1 - p.sum(-2),
+            (2 * a * q).sum(-2),
+            1 - amplitude.sum(-2).clamp(max=ALPHA_MAX),
+            d + (q / (2 * a)).sum(-2),
+            (amplitude / (2 * a)).sum(-2),
+        ]
+        coefficients = [signed / double, torch.cat([2 * p, 2 * q], dim=-2), -4 * double * signed]
+        packed = torch.cat([*coefficients, a, torch.stack(rest, dim=-2)], dim=-2)
+        return [cls(part) for part in packed.unbind(0)]
 
     def select(self, rows: Tensor, columns: Tensor) -> WaveFunction:
         """The function of the elements (rows[j], columns[j]) alone, as a tensor of shape (1, count)."""
-
-        def pick(part: Tensor) -> Tensor:
-            shared = part.shape[-1] == 1
-            picked = part.squeeze(-1).index_select(0, rows) if shared else part[rows, ..., columns]
-            return picked.movedim(0, -1).unsqueeze(0).contiguous()
-
-        return WaveFunction(*map(pick, self._parts))
+        shared = self._packed.shape[-1] == 1
+        picked = self._packed.squeeze(-1).index_select(0, rows) if shared else self._packed[rows, :, columns]
+        return WaveFunction(picked.mT.contiguous().unsqueeze(0))
 
     def guess(self, target: Tensor) -> Tensor:
         """Where to start: the solution if there were no waves."""
-        return target - self._constants[..., 0, :]
+        return target - self._shift
 
     def bracket(self, target: Tensor) -> tuple[Tensor, Tensor]:
         r"""An interval that holds the solution: :math:`|x - (z - d - \sum q/2a)| \le \sum |\alpha| w/2a`."""
@@ -155,9 +149,9 @@ class WaveFunction:
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         r""":math:`\tau(x)`, :math:`\tau'(x)` and :math:`\tau''(x)` for ``x`` of shape (D, B)."""
         if self._scratch is None:
-            self._scratch = Scratch(x, self._frequency.shape[-2])
+            self._scratch = Scratch(x, self._waves)
         table = self._scratch.fill(self._frequency, x)
-        if self._coefficients.shape[-1] == 1:
+        if self._packed.shape[-1] == 1:
             all_three = torch.baddbmm(self._constants, self._coefficients.squeeze(-1), table)
         else:
             all_three = (self._coefficients * table.unsqueeze(-3)).sum(-2).add_(self._constants)

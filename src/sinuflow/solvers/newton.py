@@ -8,11 +8,11 @@ from torch import Tensor
 from .result import MonotoneFunction, Root, working_precision
 
 #: Evaluations before the first look at the residuals: hardly any problem needs fewer.
-_FIRST_LOOK = 3
-#: Evaluations that all elements may take together before the stragglers are taken aside.
-_TOGETHER = 8
+_FIRST_LOOK = {torch.float32: 3, torch.float64: 4}
+#: Evaluations before elements that still have not arrived are safeguarded.
+_PATIENCE = 12
 #: Below this many elements, leaving the finished ones out costs more than it saves.
-_SMALL = 8192
+_SMALL = 4096
 
 
 def newton(function: MonotoneFunction, target: Tensor, max_iterations: int = 200) -> Root:
@@ -25,76 +25,80 @@ def newton(function: MonotoneFunction, target: Tensor, max_iterations: int = 200
     (Laguerre's iteration of degree two: cubic convergence, and from afar it goes astray far less
     often than Newton's or Halley's). The divisor is held between the bounds of f', so that no step
     leaves the interval which the mean value theorem allows. Most elements are done after three
-    evaluations; stragglers go on alone, bisecting whenever a step leaves the bracket or fails to
-    halve the residual, so that they must arrive as well.
+    evaluations, and when few are left they go on alone. What has not arrived after a dozen is
+    safeguarded: it bisects a proven bracket whenever a step leaves it or fails to halve the
+    residual, so that it must arrive as well.
     """
-    lowest, highest = function.slope_bounds
-    x = function.guess(target)
-    used = 0
+    return _sprint(function, target, function.guess(target), 0, max_iterations)
+
+
+def _sprint(function: MonotoneFunction, target: Tensor, x: Tensor, used: int, max_iterations: int) -> Root:
+    look = min(used + 1 if used else _FIRST_LOOK.get(x.dtype, 3), max_iterations)
+    lowest, highest = 2 * function.lowest_slope, 2 * function.highest_slope
     while True:
         value, slope, curvature = function.evaluate(x)
         gap = value - target
         used += 1
-        if used >= min(_FIRST_LOOK, max_iterations):
+        if used >= look:
             residual = gap.abs()
             converged = residual <= working_precision(x, target)
             left = converged.numel() - int(converged.sum())
-            crowded = converged.numel() <= _SMALL or 4 * left > converged.numel()
-            if left == 0 or used >= min(_TOGETHER, max_iterations) or not crowded:
+            alone = converged.numel() > _SMALL and 4 * left < converged.numel()
+            if left == 0 or alone or used >= min(_PATIENCE, max_iterations):
                 break
-        x = torch.addcdiv(x, gap, _divisor(gap, slope, curvature, lowest, highest), value=-1)
+        x = torch.addcdiv(x, gap, _twice_divisor(gap, slope, curvature, lowest, highest), value=-2)
     root = Root(x, slope, torch.full_like(x, used, dtype=torch.int32), residual, converged)
     if left and used < max_iterations:
-        _finish(function, target, root, gap, curvature, used, max_iterations)
+        rows, columns = (~converged & residual.isfinite()).nonzero(as_tuple=True)
+        if rows.numel():
+            chosen = function.select(rows, columns)
+            pick = _Pick(rows, columns, target.shape[-1])
+            if used < _PATIENCE:
+                x = torch.addcdiv(x, gap, _twice_divisor(gap, slope, curvature, lowest, highest), value=-2)
+                part = _sprint(chosen, pick(target), pick(x), used, max_iterations)
+            else:
+                part = _safeguarded(chosen, pick(target), pick(x), used, max_iterations)
+            for whole, some in zip(root, part, strict=True):
+                whole[rows, columns] = some.squeeze(0)
     return root
 
 
-def _divisor(gap: Tensor, slope: Tensor, curvature: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
+class _Pick:
+    """Takes the elements (rows[j], columns[j]) out of a tensor, as (1, count)."""
+
+    def __init__(self, rows: Tensor, columns: Tensor, width: int) -> None:
+        self._index = rows * width + columns
+
+    def __call__(self, whole: Tensor) -> Tensor:
+        return whole.reshape(-1).index_select(0, self._index).unsqueeze(0)
+
+
+def _twice_divisor(gap: Tensor, slope: Tensor, curvature: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
     root = torch.addcmul(slope * slope, gap, curvature, value=-2).abs_().sqrt_()
-    return torch.clamp(root.add_(slope).mul_(0.5), lowest, highest)
+    return torch.clamp(root.add_(slope), lowest, highest)
 
 
-def _finish(
-    function: MonotoneFunction,
-    targets: Tensor,
-    root: Root,
-    gap: Tensor,
-    curvature: Tensor,
-    used: int,
-    max_iterations: int,
-) -> None:
-    """Go on with the elements of ``root`` that have not converged, alone, and write them into it."""
-    rows, columns = (~root.converged & root.residual.isfinite()).nonzero(as_tuple=True)
-    if not rows.numel():
-        return
-    function = function.select(rows, columns)
-    index = rows * targets.shape[-1] + columns
-
-    def pick(whole: Tensor) -> Tensor:
-        return whole.reshape(-1).index_select(0, index).unsqueeze(0)
-
-    target, x, gap, slope, curvature = map(pick, (targets, root.x, gap, root.slope, curvature))
-    residual = gap.abs()
-    converged = torch.zeros_like(x, dtype=torch.bool)
-    iterations = torch.full_like(x, used, dtype=torch.int32)
-    lowest, highest = function.slope_bounds
+def _safeguarded(function: MonotoneFunction, target: Tensor, x: Tensor, used: int, max_iterations: int) -> Root:
+    """The same steps inside a bracket that every evaluation narrows."""
+    lowest, highest = function.lowest_slope, function.highest_slope
     low, high = function.bracket(target)
     previous = torch.full_like(x, torch.inf)
-    while used < max_iterations and not bool(converged.all()):
+    iterations = torch.full_like(x, used, dtype=torch.int32)
+    while True:
+        value, slope, curvature = function.evaluate(x)
+        gap = value - target
+        residual = gap.abs()
+        converged = residual <= working_precision(x, target)
+        if used >= max_iterations or bool(converged.all()):
+            return Root(x, slope, iterations, residual, converged)
+        used += 1
+        iterations = torch.where(converged, iterations, used)
         above = gap > 0
         # The mean value theorem bounds the solution from both sides of x at once.
         near, far = x - gap / highest, x - gap / lowest
         low = torch.maximum(low, torch.where(above, far, near))
         high = torch.minimum(high, torch.where(above, near, far))
-        step = x - gap / _divisor(gap, slope, curvature, lowest, highest)
+        step = x - 2 * gap / _twice_divisor(gap, slope, curvature, 2 * lowest, 2 * highest)
         trusted = (step > low) & (step < high) & (residual <= previous / 2)
         previous = residual
         x = torch.where(converged, x, torch.where(trusted, step, (low + high) / 2))
-        used += 1
-        iterations = torch.where(converged, iterations, used)
-        value, slope, curvature = function.evaluate(x)
-        gap = value - target
-        residual = gap.abs()
-        converged = residual <= working_precision(x, target)
-    for whole, part in zip(root, (x, slope, iterations, residual, converged), strict=True):
-        whole[rows, columns] = part.squeeze(0)

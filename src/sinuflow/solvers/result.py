@@ -21,9 +21,9 @@ class Root(NamedTuple):
 class MonotoneFunction(Protocol):
     """A strictly increasing function of one variable, one per element of a tensor."""
 
-    @property
-    def slope_bounds(self) -> tuple[Tensor, Tensor]:
-        """Numbers 0 < m <= M with m <= f' <= M everywhere."""
+    #: Numbers 0 < m <= M with m <= f' <= M everywhere.
+    lowest_slope: Tensor
+    highest_slope: Tensor
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """f(x), f'(x) and f''(x)."""
