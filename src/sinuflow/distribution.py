@@ -13,7 +13,6 @@ from .bijections import Chain
 from .bijections.base import check_vectors
 from .errors import ArgumentError
 
-
 #: The sample shape of a single draw.
 _ONE = Size()
 

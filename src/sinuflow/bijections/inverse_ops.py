@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ..kernels.degrees import Plan, plan
-from ..kernels.staircase import staircase_mask
 from ..kernels.scale_stack import gradients, run
+from ..kernels.staircase import staircase_mask
 from ..kernels.waves import Waves
 from ..solvers import (
     MaskedNetwork,
@@ -128,10 +128,9 @@ class Structure:
 
     def masked(self, matrices: Sequence[Tensor]) -> list[Tensor]:
         """One matrix for each layer of the network, with what its mask removes set to zero."""
-        layers = (*self.plan.hidden, self.plan.head)
         return [
             torch.where(staircase_mask(layer.reach, layer.columns[-1]).to(matrix.device), matrix, 0.0)
-            for matrix, layer in zip(matrices, layers, strict=True)
+            for matrix, layer in zip(matrices, self.plan.layers, strict=True)
         ]
 
 

@@ -13,7 +13,7 @@ def invert_stack(z: Tensor, waves: Waves, options: SolverOptions) -> Root:
     """Invert ``scale_stack``: iterations and residual are the largest of any transformer."""
     rtol, atol = options.tolerances(z.dtype)
     total: Root | None = None
-    for function in reversed(WaveFunction.stack(waves)):
+    for function in reversed(WaveFunction.stack(waves, z)):
         if options.method == "certified":
             root = newton(function, z, options.limit)
         else:

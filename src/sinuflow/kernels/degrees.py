@@ -8,7 +8,8 @@ by degree in every layer, so that what a unit sees is always a prefix.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 from .staircase import Staircase, staircase
 
@@ -23,6 +24,26 @@ class Layer:
     stairs: Staircase
 
 
+class Piece(NamedTuple):
+    """A part of layer ``layer``: these rows, as far as these columns contribute to them."""
+
+    layer: int
+    rows: slice
+    columns: slice
+
+
+class Block(NamedTuple):
+    """Consecutive degrees, in the order in which ordered substitution takes them."""
+
+    degrees: range
+    known: list[Piece]  # all rows of the block, and what is known when the block begins
+    fresh: list[list[Piece]]  # for every degree, its rows, and what the block itself has found by then
+
+
+#: Degrees to a block.
+_BLOCK = 8
+
+
 @dataclass(frozen=True)
 class Plan:
     """A masked network's layers: the hidden ones, then the head."""
@@ -32,6 +53,33 @@ class Plan:
     outputs: int  # per feature
     hidden: tuple[Layer, ...]
     head: Layer
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        return (*self.hidden, self.head)
+
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """The order of ordered substitution."""
+        return [self._block(first) for first in range(0, self.features, _BLOCK)]
+
+    def _block(self, first: int) -> Block:
+        degrees = range(first, min(first + _BLOCK, self.features))
+        known, fresh = [], [[] for _ in degrees]  # type: ignore[var-annotated]
+        for i, layer in enumerate(self.layers):
+            # Of the features, degree `first` itself is known already; of the units, what is below.
+            done = layer.columns[first] if i == 0 else below(layer.columns, first)
+            known.append(Piece(i, slice(below(layer.rows, first), layer.rows[degrees[-1]]), slice(0, done)))
+            for m, pieces in zip(degrees, fresh, strict=True):
+                rows = slice(below(layer.rows, m), layer.rows[m])
+                if rows.start < rows.stop:
+                    pieces.append(Piece(i, rows, slice(done, layer.columns[m])))
+        return Block(degrees, known, fresh)
+
+
+def below(counts: tuple[int, ...], degree: int) -> int:
+    """How many have a degree below the given one, if ``counts[m]`` have a degree of at most m."""
+    return counts[degree - 1] if degree else 0
 
 
 def hidden_degrees(features: int, context: int, width: int) -> list[int]:

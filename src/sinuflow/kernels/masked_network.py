@@ -29,7 +29,7 @@ class Network(NamedTuple):
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        return (*self.plan.hidden, self.plan.head)
+        return self.plan.layers
 
 
 def masked_network(

@@ -100,7 +100,7 @@ class WaveFunction:
     in one column of ``packed``: (D, 7K + 6, B), or (D, 7K + 6, 1) if all rows share the waves.
     """
 
-    def __init__(self, packed: Tensor) -> None:
+    def __init__(self, packed: Tensor, scratch: Scratch | None = None) -> None:
         self._packed = packed
         self._waves = waves = (packed.shape[-2] - 6) // 7
         coefficients, self._frequency, rest = packed.split([6 * waves, waves, 6], dim=-2)
@@ -109,11 +109,14 @@ class WaveFunction:
         self.lowest_slope, self._centre, self._radius = rest[..., 3:, :].unbind(-2)
         self.highest_slope = 2 - self.lowest_slope
         self._shift = rest[..., 0, :]
-        self._scratch: Scratch | None = None
+        self._scratch = scratch
 
     @classmethod
-    def stack(cls, waves: Waves) -> list[WaveFunction]:
-        """The functions of a stack of transformers, whose waves are led by an axis of scales."""
+    def stack(cls, waves: Waves, like: Tensor) -> list[WaveFunction]:
+        """The functions of a stack of transformers, whose waves are led by an axis of scales.
+
+        They are for tensors of the same shape as ``like``, and share their scratch memory.
+        """
         a, p, q, d = waves
         signed = torch.cat([q, -p], dim=-2)
         double = torch.cat([a, a], dim=-2)
@@ -128,7 +131,8 @@ class WaveFunction:
         ]
         coefficients = [signed / double, torch.cat([2 * p, 2 * q], dim=-2), -4 * double * signed]
         packed = torch.cat([*coefficients, a, torch.stack(rest, dim=-2)], dim=-2)
-        return [cls(part) for part in packed.unbind(0)]
+        scratch = Scratch(like, a.shape[-2])
+        return [cls(part, scratch) for part in packed.unbind(0)]
 
     def select(self, rows: Tensor, columns: Tensor) -> WaveFunction:
         """The function of the elements (rows[j], columns[j]) alone, as a tensor of shape (1, count)."""

@@ -58,8 +58,7 @@ def _sprint(function: MonotoneFunction, target: Tensor, x: Tensor, used: int, ma
                 part = _sprint(chosen, pick(target), pick(x), used, max_iterations)
             else:
                 part = _safeguarded(chosen, pick(target), pick(x), used, max_iterations)
-            for whole, some in zip(root, part, strict=True):
-                whole[rows, columns] = some.squeeze(0)
+            root = Root(*(pick.put(whole, some) for whole, some in zip(root, part, strict=True)))
     return root
 
 
@@ -71,6 +70,10 @@ class _Pick:
 
     def __call__(self, whole: Tensor) -> Tensor:
         return whole.reshape(-1).index_select(0, self._index).unsqueeze(0)
+
+    def put(self, whole: Tensor, some: Tensor) -> Tensor:
+        """The tensor with those elements replaced; it may be overwritten."""
+        return whole.reshape(-1).index_copy_(0, self._index, some.squeeze(0)).view(whole.shape)
 
 
 def _twice_divisor(gap: Tensor, slope: Tensor, curvature: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:

@@ -19,10 +19,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.activations import activate, activation_slope, squash, squash_slope
-from ..kernels.degrees import Layer, Plan
-
-#: Degrees to a block.
-_BLOCK = 8
+from ..kernels.degrees import Plan, below
 
 
 class MaskedNetwork(NamedTuple):
@@ -34,10 +31,6 @@ class MaskedNetwork(NamedTuple):
     skips: tuple[bool, ...]  # whether hidden layer l adds what layer l - 2 had before its activation
     activation: str
     squash: float | None
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        return (*self.plan.hidden, self.plan.head)
 
     def trace(self, y: Tensor, context: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
         """One pass at a known ``y``: each hidden layer before its activation; each layer's input."""
@@ -58,11 +51,6 @@ class MaskedNetwork(NamedTuple):
         return out.view(self.plan.features, self.plan.outputs, -1)
 
 
-def _start(counts: tuple[int, ...], degree: int) -> int:
-    """How many have a degree below the given one."""
-    return counts[degree - 1] if degree else 0
-
-
 def ordered_substitution(
     network: MaskedNetwork,
     z: Tensor,
@@ -73,44 +61,32 @@ def ordered_substitution(
 
     ``z`` has shape (D, B), ``parameters`` (P, B).
     """
-    plan, layers = network.plan, network.layers
-    features, outputs = plan.features, plan.outputs
-    rows = z.shape[-1]
-    seen = z.new_empty((plan.context + features, rows))
+    plan, weights, skips = network.plan, network.weights, network.skips
+    outputs, rows = plan.outputs, z.shape[-1]
+    seen = z.new_empty((plan.context + plan.features, rows))
     if context is not None:
         seen[: plan.context] = context
     y = torch.empty_like(z) if network.squash else seen[plan.context :]
     before = [b.unsqueeze(-1).expand(-1, rows).contiguous() for b in network.biases]
-    shared = not any(network.skips)  # without residual blocks, activations may overwrite their input
-    after = [seen, *(b if shared else torch.empty_like(b) for b in before[:-1])]
-    head = len(layers) - 1
-    for first in range(0, features, _BLOCK):
-        last = min(first + _BLOCK, features)
-        done = []
-        for i, layer in enumerate(layers):
-            # Of the features, degree `first` itself is known already; of the units, what is below.
-            known = layer.columns[first] if i == 0 else _start(layer.columns, first)
-            span = slice(_start(layer.rows, first), layer.rows[last - 1])
-            if known:
-                before[i][span].addmm_(network.weights[i][span, :known], after[i][:known])
-            done.append(known)
-        for m in range(first, last):
-            for i, layer in enumerate(layers):
-                span, fresh = slice(_start(layer.rows, m), layer.rows[m]), slice(done[i], layer.columns[m])
-                if span.start == span.stop:
-                    continue
+    overwrite = not any(skips)  # without residual blocks, an activation may replace its input
+    after = [seen, *(b if overwrite else torch.empty_like(b) for b in before[:-1])]
+    head = len(before) - 1
+    for block in plan.blocks:
+        for i, span, columns in block.known:
+            if columns.stop:
+                before[i][span].addmm_(weights[i][span, columns], after[i][columns])
+        for m, pieces in zip(block.degrees, block.fresh, strict=True):
+            for i, span, columns in pieces:
                 part = before[i][span]
-                if fresh.start < fresh.stop:
-                    part.addmm_(network.weights[i][span, fresh], after[i][fresh])
-                if i == head:
-                    continue
-                if network.skips[i]:
-                    part.add_(before[i - 2][span])
-                result = activate(network.activation, part, inplace=shared)
-                if result is not part:
-                    after[i + 1][span] = result
-            parameters = before[head][outputs * m : outputs * (m + 1)]
-            y[m] = invert(m, parameters, z[m])
+                if columns.start < columns.stop:
+                    part.addmm_(weights[i][span, columns], after[i][columns])
+                if i < head:
+                    if skips[i]:
+                        part.add_(before[i - 2][span])
+                    result = activate(network.activation, part, inplace=overwrite)
+                    if result is not part:
+                        after[i + 1][span] = result
+            y[m] = invert(m, before[head][outputs * m : outputs * (m + 1)], z[m])
             if network.squash:
                 seen[plan.context + m] = squash(y[m], network.squash)
     return y
@@ -137,8 +113,8 @@ def ordered_adjoint(
     ``local(i, g)`` is the chain rule through the scalar inverse: from the whole gradient g with
     respect to :math:`y_i` it gives those with respect to :math:`z_i` and to the parameters (P, B).
     """
-    plan, layers = network.plan, network.layers
-    features, outputs, head = plan.features, plan.outputs, len(network.layers) - 1
+    plan, layers = network.plan, network.plan.layers
+    features, outputs, head = plan.features, plan.outputs, len(layers) - 1
     before, inputs = network.trace(y, context)
     slopes = [activation_slope(network.activation, b) for b in before]
     squashed = squash_slope(y, network.squash) if network.squash else None
@@ -147,31 +123,30 @@ def ordered_adjoint(
     of_input = [torch.zeros_like(t) for t in inputs]
     of_layer = [*(torch.zeros_like(t) for t in before), y.new_zeros((features * outputs, y.shape[-1]))]
     grad_z = torch.empty_like(y)
-    for first in reversed(range(0, features, _BLOCK)):
-        last = min(first + _BLOCK, features)
+    for block in reversed(plan.blocks):
+        first, last = block.degrees[0], block.degrees[-1]
         for i, layer in enumerate(layers):
             # The columns of this block of degrees, as seen by the rows of later blocks.
-            above = layer.rows[last - 1]
-            if i == 0:
-                span = slice(layer.columns[first], layer.columns[last])
-            else:
-                span = slice(_start(layer.columns, first), layer.columns[last - 1])
+            above = layer.rows[last]
+            span = slice(layer.columns[first], layer.columns[last + 1])
+            if i:
+                span = slice(below(layer.columns, first), layer.columns[last])
             of_input[i][span].addmm_(network.weights[i][above:, span].mT, of_layer[i][above:])
-        for m in reversed(range(first, last)):
+        for m in reversed(block.degrees):
             place = plan.context + m
             # Rows of this block that see feature m, whose degree is m + 1.
-            rows = slice(layers[0].rows[m], layers[0].rows[last - 1])
+            rows = slice(layers[0].rows[m], layers[0].rows[last])
             of_feature = of_input[0][place : place + 1]
             of_feature.addmm_(network.weights[0][rows, place : place + 1].mT, of_layer[0][rows])
             whole = of_input[0][place] if squashed is None else of_input[0][place] * squashed[m]
             grad_z[m], parameters = local(m, grad_y[m] + whole)
             of_layer[head][outputs * m : outputs * (m + 1)] = parameters
             for i in reversed(range(head)):
-                span = slice(_start(layers[i].rows, m), layers[i].rows[m])
+                span = slice(below(layers[i].rows, m), layers[i].rows[m])
                 if span.start == span.stop:
                     continue
                 upper = layers[i + 1].rows
-                rows = slice(_start(upper, m), upper[last - 1])
+                rows = slice(below(upper, m), upper[last])
                 part = of_input[i + 1][span]
                 part.addmm_(network.weights[i + 1][rows, span].mT, of_layer[i + 1][rows])
                 torch.mul(part, slopes[i][span], out=of_layer[i][span])
