@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sinuflow import SinusoidalFlow
 from sinuflow.bijections import AutoregressiveWaves, SinusoidalScale
-from sinuflow.conditioners.made import MaskedLinear
+from sinuflow.conditioners.made import MADE, MaskedLinear
 from sinuflow.kernels.waves import ALPHA_MAX, FREQUENCY_MIN
 
 
@@ -41,12 +41,15 @@ def look_trained(
     def free_strength(shape: torch.Size) -> Tensor:
         return torch.atanh(uniform(shape, -strength, strength) / ALPHA_MAX)
 
+    heads: list[MaskedLinear] = []
     with torch.no_grad():
         for module in flow.modules():
             if isinstance(module, MaskedLinear):
                 fan_in = module.mask.sum(1, keepdim=True).clamp(min=1)
                 module.weight.copy_(normal(module.weight.shape, gain) / fan_in.sqrt())
                 module.bias.copy_(normal(module.bias.shape, 0.1))
+            elif isinstance(module, MADE):
+                heads.append(module.head)
             elif isinstance(module, nn.Linear):
                 module.weight.copy_(normal(module.weight.shape, gain / math.sqrt(module.in_features)))
             elif isinstance(module, SinusoidalScale):
@@ -55,16 +58,17 @@ def look_trained(
                 module.weight.copy_(normal(module.weight.shape))
                 module.strength.copy_(free_strength(module.strength.shape))
                 module.shift.copy_(normal(module.shift.shape, 0.1))
+        for head in heads:  # what a network computes moves a feature, or its waves, by a few tenths
+            head.weight.mul_(0.3)
         for module in flow.modules():
             if isinstance(module, AutoregressiveWaves):
-                _conditional_waves(module, free_frequency, free_strength, gain, uniform)
+                _conditional_waves(module, free_frequency, free_strength, uniform)
     return flow
 
 
-def _conditional_waves(layer, free_frequency, free_strength, gain, uniform) -> None:  # type: ignore[no-untyped-def]
-    """Biases as for a plain scale, and a head that moves them by a few tenths from row to row."""
+def _conditional_waves(layer, free_frequency, free_strength, uniform) -> None:  # type: ignore[no-untyped-def]
+    """Biases as for a plain scale, from which the network departs row by row."""
     head, transformer = layer.conditioner.head, layer.transformer
-    head.weight.mul_(0.3 / gain if gain else 1.0)
     bias = head.bias.view(layer.features, -1)
     count = transformer.scales * transformer.waves
     bias[:, 2 : 2 + count].copy_(free_frequency(bias[:, 2 : 2 + count].shape))

@@ -151,7 +151,7 @@ def _substitute(
     network: MaskedNetwork, transformer: Transformer, z: Tensor, context: Tensor | None, options: SolverOptions
 ) -> Answer:
     if isinstance(transformer, Shift):
-        x = ordered_substitution(network, z, context, lambda _, c, target: target - c[0])
+        x = ordered_substitution(network, z, context)
         row = z.new_zeros(z.shape[-1])
         return x, row, torch.ones_like(row, dtype=torch.int32), row.clone(), x.isfinite().all(0)
     roots: list[Root] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -10,14 +11,14 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 
-#: Name to function. The flag asks to overwrite the argument, where PyTorch can.
-ACTIVATIONS: dict[str, Callable[[Tensor, bool], Tensor]] = {
-    "elu": lambda x, inplace: F.elu(x, inplace=inplace),
-    "gelu": lambda x, inplace: F.gelu(x),
-    "leaky_relu": lambda x, inplace: F.leaky_relu(x, inplace=inplace),
-    "relu": lambda x, inplace: F.relu(x, inplace=inplace),
-    "silu": lambda x, inplace: F.silu(x, inplace=inplace),
-    "tanh": lambda x, inplace: x.tanh_() if inplace else x.tanh(),
+#: Name to function, and to one that overwrites its argument where PyTorch has it.
+ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "elu": (F.elu, F.elu_),
+    "gelu": (F.gelu, F.gelu),
+    "leaky_relu": (F.leaky_relu, F.leaky_relu_),
+    "relu": (torch.relu, torch.relu_),
+    "silu": (F.silu, partial(F.silu, inplace=True)),
+    "tanh": (torch.tanh, torch.tanh_),
 }
 
 
@@ -28,7 +29,7 @@ def activate(name: str, x: Tensor, inplace: bool = False) -> Tensor:
         >>> activate("relu", torch.tensor([-1.0, 2.0]))
         tensor([0., 2.])
     """
-    return ACTIVATIONS[name](x, inplace)
+    return ACTIVATIONS[name][inplace](x)
 
 
 def activation_slope(name: str, x: Tensor) -> Tensor:

@@ -27,6 +27,9 @@ ALPHA_MAX = 1 - 2**-10
 #: The smallest frequency. A wave this slow is a straight line over any sensible range.
 FREQUENCY_MIN = 1e-4
 
+#: Waves below about this frequency look straight over the range of standardised data.
+SLOW = 0.1
+
 
 class Waves(NamedTuple):
     """The constrained parameters of one transformer per feature.
@@ -96,19 +99,31 @@ class WaveFunction:
     r"""The transformer as a monotone function to be inverted: value, slope and curvature at once.
 
     All three are linear in :math:`\sin^2 u` and :math:`\sin u \cos u`, so one contraction of a
-    table of coefficients with those two gives them all. What it needs to know of a feature stands
-    in one column of ``packed``: (D, 7K + 6, B), or (D, 7K + 6, 1) if all rows share the waves.
+    table of coefficients with those two gives them all. Shapes are (D, ..., B), or (D, ..., 1) if
+    all rows share the waves.
+
+    Args:
+        frequency: a, (D, K, B).
+        coefficients: of the table for value, slope and curvature, (D, 3, 2K, B).
+        constants: what is added to them, (D, 3, B).
+        lowest_slope: a lower bound of the slope, (D, B); 2 minus it is an upper bound.
+        tilt: the slope at 0 of the waves that are too slow to turn among the data, (D, B).
+        scratch: memory to compute in; made when it is needed.
     """
 
-    def __init__(self, packed: Tensor, scratch: Scratch | None = None) -> None:
-        self._packed = packed
-        self._waves = waves = (packed.shape[-2] - 6) // 7
-        coefficients, self._frequency, rest = packed.split([6 * waves, waves, 6], dim=-2)
-        self._coefficients = coefficients.unflatten(-2, (3, 2 * waves))
-        self._constants = rest[..., :3, :]
-        self.lowest_slope, self._centre, self._radius = rest[..., 3:, :].unbind(-2)
-        self.highest_slope = 2 - self.lowest_slope
-        self._shift = rest[..., 0, :]
+    def __init__(
+        self,
+        frequency: Tensor,
+        coefficients: Tensor,
+        constants: Tensor,
+        lowest_slope: Tensor,
+        tilt: Tensor,
+        scratch: Scratch | None = None,
+    ) -> None:
+        self._parts = frequency, coefficients, constants, lowest_slope, tilt
+        self._frequency, self._coefficients, self._constants, self.lowest_slope, self._tilt = self._parts
+        self._shared = frequency.shape[-1] == 1
+        self._matrix = coefficients.squeeze(-1) if self._shared else coefficients
         self._scratch = scratch
 
     @classmethod
@@ -118,46 +133,49 @@ class WaveFunction:
         They are for tensors of the same shape as ``like``, and share their scratch memory.
         """
         a, p, q, d = waves
+        twice, double = 2 * torch.cat([p, q], dim=-2), torch.cat([a, a], dim=-2)
         signed = torch.cat([q, -p], dim=-2)
-        double = torch.cat([a, a], dim=-2)
-        amplitude = torch.hypot(p, q)
-        rest = [
-            d,
-            1 - p.sum(-2),
-            (2 * a * q).sum(-2),
-            1 - amplitude.sum(-2).clamp(max=ALPHA_MAX),
-            d + (q / (2 * a)).sum(-2),
-            (amplitude / (2 * a)).sum(-2),
-        ]
-        coefficients = [signed / double, torch.cat([2 * p, 2 * q], dim=-2), -4 * double * signed]
-        packed = torch.cat([*coefficients, a, torch.stack(rest, dim=-2)], dim=-2)
+        coefficients = torch.stack([signed / double, twice, -4 * double * signed], dim=-3)
+        constants = torch.stack([d, 1 - p.sum(-2), (2 * a * q).sum(-2)], dim=-2)
+        lowest = 1 - torch.hypot(p, q).sum(-2).clamp(max=ALPHA_MAX)
+        tilt = 1 - (p / (1 + (a / SLOW) ** 4)).sum(-2)
         scratch = Scratch(like, a.shape[-2])
-        return [cls(part, scratch) for part in packed.unbind(0)]
+        return [cls(*parts, scratch) for parts in zip(a, coefficients, constants, lowest, tilt, strict=True)]
+
+    @property
+    def highest_slope(self) -> Tensor:
+        """An upper bound of the slope."""
+        return 2 - self.lowest_slope
 
     def select(self, rows: Tensor, columns: Tensor) -> WaveFunction:
         """The function of the elements (rows[j], columns[j]) alone, as a tensor of shape (1, count)."""
-        shared = self._packed.shape[-1] == 1
-        picked = self._packed.squeeze(-1).index_select(0, rows) if shared else self._packed[rows, :, columns]
-        return WaveFunction(picked.mT.contiguous().unsqueeze(0))
+
+        def pick(part: Tensor) -> Tensor:
+            picked = part.squeeze(-1).index_select(0, rows) if self._shared else part[rows, ..., columns]
+            return picked.movedim(0, -1).contiguous().unsqueeze(0)
+
+        return WaveFunction(*map(pick, self._parts))
 
     def guess(self, target: Tensor) -> Tensor:
-        """Where to start: the solution if there were no waves."""
-        return target - self._shift
+        """Where to start: the solution if slow waves were straight lines, and fast ones were not there."""
+        return (target - self._constants[..., 0, :]) / self._tilt
 
     def bracket(self, target: Tensor) -> tuple[Tensor, Tensor]:
         r"""An interval that holds the solution: :math:`|x - (z - d - \sum q/2a)| \le \sum |\alpha| w/2a`."""
-        centre = target - self._centre
-        slack = 16 * torch.finfo(target.dtype).eps * (centre.abs() + target.abs() + self._radius)
-        return centre - self._radius - slack, centre + self._radius + slack
+        sine, cosine = self._coefficients[..., 0, :, :].chunk(2, dim=-2)  # q/a and -p/a
+        centre = target - self._constants[..., 0, :] - sine.sum(-2) / 2
+        radius = torch.hypot(sine, cosine).sum(-2) / 2
+        slack = 16 * torch.finfo(target.dtype).eps * (centre.abs() + target.abs() + radius)
+        return centre - radius - slack, centre + radius + slack
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         r""":math:`\tau(x)`, :math:`\tau'(x)` and :math:`\tau''(x)` for ``x`` of shape (D, B)."""
         if self._scratch is None:
-            self._scratch = Scratch(x, self._waves)
+            self._scratch = Scratch(x, self._frequency.shape[-2])
         table = self._scratch.fill(self._frequency, x)
-        if self._packed.shape[-1] == 1:
-            all_three = torch.baddbmm(self._constants, self._coefficients.squeeze(-1), table)
+        if self._shared:
+            all_three = torch.baddbmm(self._constants, self._matrix, table)
         else:
-            all_three = (self._coefficients * table.unsqueeze(-3)).sum(-2).add_(self._constants)
+            all_three = (self._matrix * table.unsqueeze(-3)).sum(-2).add_(self._constants)
         wave, slope, curvature = all_three.unbind(-2)
         return wave + x, slope, curvature

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .result import MonotoneFunction, Root, working_precision
 
-#: Evaluations before the first look at the residuals: hardly any problem needs fewer.
+#: Evaluations before the first look at the residuals: by then most elements have arrived.
 _FIRST_LOOK = {torch.float32: 3, torch.float64: 4}
 #: Evaluations before elements that still have not arrived are safeguarded.
 _PATIENCE = 12
@@ -33,7 +33,8 @@ def newton(function: MonotoneFunction, target: Tensor, max_iterations: int = 200
 
 
 def _sprint(function: MonotoneFunction, target: Tensor, x: Tensor, used: int, max_iterations: int) -> Root:
-    look = min(used + 1 if used else _FIRST_LOOK.get(x.dtype, 3), max_iterations)
+    look = used + 1 if used else _FIRST_LOOK.get(x.dtype, 3) + (512 <= x.numel() <= 4096)
+    look = min(look, max_iterations)
     lowest, highest = 2 * function.lowest_slope, 2 * function.highest_slope
     while True:
         value, slope, curvature = function.evaluate(x)
@@ -49,24 +50,27 @@ def _sprint(function: MonotoneFunction, target: Tensor, x: Tensor, used: int, ma
         x = torch.addcdiv(x, gap, _twice_divisor(gap, slope, curvature, lowest, highest), value=-2)
     root = Root(x, slope, torch.full_like(x, used, dtype=torch.int32), residual, converged)
     if left and used < max_iterations:
-        rows, columns = (~converged & residual.isfinite()).nonzero(as_tuple=True)
-        if rows.numel():
-            chosen = function.select(rows, columns)
-            pick = _Pick(rows, columns, target.shape[-1])
-            if used < _PATIENCE:
-                x = torch.addcdiv(x, gap, _twice_divisor(gap, slope, curvature, lowest, highest), value=-2)
-                part = _sprint(chosen, pick(target), pick(x), used, max_iterations)
-            else:
-                part = _safeguarded(chosen, pick(target), pick(x), used, max_iterations)
-            root = Root(*(pick.put(whole, some) for whole, some in zip(root, part, strict=True)))
+        pick = _Pick(converged)
+        chosen = function.select(pick.rows, pick.columns)
+        target, x = pick(target), pick(x)
+        if used < _PATIENCE:
+            gap, slope, curvature = pick(gap), pick(slope), pick(curvature)
+            lowest, highest = 2 * chosen.lowest_slope, 2 * chosen.highest_slope
+            x = torch.addcdiv(x, gap, _twice_divisor(gap, slope, curvature, lowest, highest), value=-2)
+            part = _sprint(chosen, target, x, used, max_iterations)
+        else:
+            part = _safeguarded(chosen, target, x, used, max_iterations)
+        root = Root(*(pick.put(whole, some) for whole, some in zip(root, part, strict=True)))
     return root
 
 
 class _Pick:
-    """Takes the elements (rows[j], columns[j]) out of a tensor, as (1, count)."""
+    """Takes the elements that have not converged out of a tensor, as (1, count)."""
 
-    def __init__(self, rows: Tensor, columns: Tensor, width: int) -> None:
-        self._index = rows * width + columns
+    def __init__(self, converged: Tensor) -> None:
+        self._index = (~converged).flatten().nonzero().squeeze(1)
+        self.rows = self._index // converged.shape[-1]
+        self.columns = self._index % converged.shape[-1]
 
     def __call__(self, whole: Tensor) -> Tensor:
         return whole.reshape(-1).index_select(0, self._index).unsqueeze(0)
@@ -92,7 +96,7 @@ def _safeguarded(function: MonotoneFunction, target: Tensor, x: Tensor, used: in
         gap = value - target
         residual = gap.abs()
         converged = residual <= working_precision(x, target)
-        if used >= max_iterations or bool(converged.all()):
+        if used >= max_iterations or bool((converged | ~residual.isfinite()).all()):
             return Root(x, slope, iterations, residual, converged)
         used += 1
         iterations = torch.where(converged, iterations, used)

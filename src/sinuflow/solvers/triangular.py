@@ -55,26 +55,40 @@ def ordered_substitution(
     network: MaskedNetwork,
     z: Tensor,
     context: Tensor | None,
-    invert: Callable[[int, Tensor, Tensor], Tensor],
+    invert: Callable[[int, Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Solve for y, feature by feature; ``invert(i, parameters, z_i)`` is the scalar inverse of F.
 
-    ``z`` has shape (D, B), ``parameters`` (P, B).
+    ``z`` has shape (D, B), ``parameters`` (P, B). Without ``invert``, F shifts: y_i = z_i - c_i(y_<i).
     """
+    with torch.inference_mode():  # half of the time goes into small calls, which are cheaper so
+        y = _substitute(network, z, context, invert)
+    return y.clone()
+
+
+def _substitute(
+    network: MaskedNetwork,
+    z: Tensor,
+    context: Tensor | None,
+    invert: Callable[[int, Tensor, Tensor], Tensor] | None,
+) -> Tensor:
     plan, weights, skips = network.plan, network.weights, network.skips
     outputs, rows = plan.outputs, z.shape[-1]
     seen = z.new_empty((plan.context + plan.features, rows))
     if context is not None:
         seen[: plan.context] = context
     y = torch.empty_like(z) if network.squash else seen[plan.context :]
-    before = [b.unsqueeze(-1).expand(-1, rows).contiguous() for b in network.biases]
+    biases = [b.unsqueeze(-1) for b in network.biases]
+    before = [z.new_empty((len(b), rows)) for b in biases]
     overwrite = not any(skips)  # without residual blocks, an activation may replace its input
     after = [seen, *(b if overwrite else torch.empty_like(b) for b in before[:-1])]
     head = len(before) - 1
+    if invert is None:  # then the head can write y itself, as z - c
+        weights = [*weights[:-1], -weights[-1]]
+        biases[-1], before[-1] = z - biases[-1], y
     for block in plan.blocks:
         for i, span, columns in block.known:
-            if columns.stop:
-                before[i][span].addmm_(weights[i][span, columns], after[i][columns])
+            torch.addmm(biases[i][span], weights[i][span, columns], after[i][columns], out=before[i][span])
         for m, pieces in zip(block.degrees, block.fresh, strict=True):
             for i, span, columns in pieces:
                 part = before[i][span]
@@ -86,7 +100,8 @@ def ordered_substitution(
                     result = activate(network.activation, part, inplace=overwrite)
                     if result is not part:
                         after[i + 1][span] = result
-            y[m] = invert(m, before[head][outputs * m : outputs * (m + 1)], z[m])
+            if invert is not None:
+                y[m] = invert(m, before[head][outputs * m : outputs * (m + 1)], z[m])
             if network.squash:
                 seen[plan.context + m] = squash(y[m], network.squash)
     return y
