@@ -16,10 +16,10 @@ from pathlib import Path
 
 import torch
 import zuko
-from looks_trained import look_trained
-from memory import peak_of
 
 import sinuflow
+from looks_trained import look_trained
+from memory import peak_of
 
 BATCH = 512
 

@@ -26,8 +26,9 @@ class LayerInverse(NamedTuple):
     @classmethod
     def exact(cls, x: Tensor, ladj: Tensor) -> LayerInverse:
         """An inverse in closed form: it fails only where it is not a number."""
-        finite = x.isfinite().all(0)
-        return cls(x, ladj, torch.ones_like(ladj, dtype=torch.int32), torch.zeros_like(ladj), finite)
+        finite = x.detach().isfinite().all(0)
+        residual = torch.where(finite, 0.0, torch.nan).to(x.dtype)
+        return cls(x, ladj, torch.ones_like(ladj, dtype=torch.int32), residual, finite)
 
 
 class Certificate(NamedTuple):
@@ -119,7 +120,7 @@ class Bijection(nn.Module):
         certificate = Certificate(
             tuple(self.layer_names()),
             torch.stack([layer.iterations for layer in layers]),
-            torch.stack([layer.residual for layer in layers]),
+            torch.stack([layer.residual for layer in layers]).detach(),
             torch.stack([layer.converged for layer in layers]),
         )
         return layers[-1].x, ladj, certificate

@@ -28,6 +28,7 @@ from ..solvers import (
     ordered_substitution,
     parallel_sweeps,
 )
+from .base import LayerInverse
 from .scalar_inverse import invert_stack
 from .transformers import ConditionalWaves, Shift, Transformer
 
@@ -152,8 +153,7 @@ def _substitute(
 ) -> Answer:
     if isinstance(transformer, Shift):
         x = ordered_substitution(network, z, context)
-        row = z.new_zeros(z.shape[-1])
-        return x, row, torch.ones_like(row, dtype=torch.int32), row.clone(), x.isfinite().all(0)
+        return tuple(LayerInverse.exact(x, z.new_zeros(z.shape[-1])))  # type: ignore[return-value]
     roots: list[Root] = []
 
     def invert(_: int, parameters: Tensor, target: Tensor) -> Tensor:

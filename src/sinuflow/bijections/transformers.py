@@ -64,8 +64,7 @@ class ConditionalWaves:
         """Shift (D, B), free log-scale (D, B), and the waves' free numbers, led by an axis of scales."""
         count = self.scales * self.waves
         affine, *waves, strength = parameters.split([2, count, count, count, self.scales], dim=-2)
-        shape = (-1, self.scales, self.waves, parameters.shape[-1])
-        frequency, phase, weight = (t.reshape(shape).movedim(1, 0) for t in waves)
+        frequency, phase, weight = (t.unflatten(-2, (self.scales, self.waves)).movedim(1, 0) for t in waves)
         shift, log_scale = affine.unbind(-2)
         return shift, log_scale, (frequency, phase, weight, strength.movedim(1, 0))
 
@@ -94,5 +93,6 @@ class ConditionalWaves:
         of_waves = constraint.gradients(free, grad_waves.frequency, grad_waves.cosine, grad_waves.sine)
         of_log_scale = (grad * x * scale + grad_ladj) * (1 - (log_scale / LOG_SCALE_MAX) ** 2)
         parts = [grad.unsqueeze(1), of_log_scale.unsqueeze(1)]
-        parts += [t.movedim(0, 1).reshape(len(x), -1, x.shape[-1]) for t in of_waves]
+        *of_waves, of_strength = (t.movedim(0, 1) for t in of_waves)
+        parts += [*(t.flatten(1, 2) for t in of_waves), of_strength]
         return grad * scale, torch.cat(parts, dim=1)

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+# The draws that look trained are shared with the benchmarks.
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+settings.register_profile(
+    "default",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("default")
+
+
+@pytest.fixture(autouse=True)
+def _reproducible() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
