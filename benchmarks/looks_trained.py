@@ -55,6 +55,7 @@ def look_trained(
                 heads.append(module.head)
             elif isinstance(module, nn.Linear):
                 module.weight.copy_(normal(module.weight.shape, gain / math.sqrt(module.in_features)))
+                module.bias.copy_(normal(module.bias.shape, 0.1))
             elif isinstance(module, SinusoidalScale):
                 module.frequency.copy_(free_frequency(module.frequency.shape))
                 module.phase.copy_(uniform(module.phase.shape, -3, 3))

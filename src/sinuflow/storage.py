@@ -115,10 +115,17 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
 def _build(path: Path, header: dict[str, str], tensors: dict[str, Tensor]) -> SinusoidalFlow:
     try:
         config: dict[str, Any] = json.loads(header["config"])
-        # The sizes are checked on the meta device: a forged configuration must not take memory.
+        # A forged configuration must not take memory: no size can exceed what the file holds, and
+        # the shapes are then compared on the meta device.
+        numbers = sum(t.numel() for t in tensors.values())
+        sizes = [n for n in (*config.values(), *config.get("hidden", ())) if isinstance(n, int)]
+        if max(sizes, default=0) > numbers or config.get("blocks", 0) > len(tensors):
+            raise StorageError(f"{path} does not fit its configuration: it holds only {numbers} numbers")
         with torch.device("meta"):
             expected = {name: t.shape for name, t in SinusoidalFlow(**config).state_dict().items()}
-    except (KeyError, TypeError, ValueError, RuntimeError, SinuflowError) as error:
+    except StorageError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, SinuflowError) as error:
         raise StorageError(f"{path} has a configuration that makes no flow: {error}") from error
     found = {name: t.shape for name, t in tensors.items()}
     if found != expected:

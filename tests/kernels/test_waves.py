@@ -67,7 +67,10 @@ def test_footnote_example():
     a = torch.tensor([1.0, 0.05, 0.35], dtype=DOUBLE)
     b = torch.tensor([0.5, math.pi / 2, -1.5], dtype=DOUBLE)  # sin(-y) = sin(y + π)
     amplitude = 0.8 * torch.tensor([0.5, 0.3, 0.2], dtype=DOUBLE) * 2 * a  # α w
-    waves = Waves(*(t.reshape(1, 3, 1) for t in (a, amplitude * torch.cos(2 * b), amplitude * torch.sin(2 * b))), torch.zeros(1, 1, dtype=DOUBLE))
+    waves = Waves(
+        *(t.reshape(1, 3, 1) for t in (a, amplitude * torch.cos(2 * b), amplitude * torch.sin(2 * b))),
+        torch.zeros(1, 1, dtype=DOUBLE),
+    )
     x = torch.linspace(-10, 10, 201, dtype=DOUBLE).unsqueeze(0)
     value, log_slope = transform(x, waves)
 

@@ -52,17 +52,9 @@ class AutoregressiveLayer(Bijection):
     def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> list[LayerInverse]:
         z = z.flip(0) if self.reverse else z
         layers = [*self.conditioner.layers, self.conditioner.head]
-        x, *rest = triangular_inverse(
-            z,
-            context,
-            [layer.weight for layer in layers],
-            [layer.bias for layer in layers],
-            self.structure,
-            options.method,
-            *options.tolerances(z.dtype),
-            options.limit,
-        )
-        return [LayerInverse(x.flip(0) if self.reverse else x, *rest)]
+        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+        answer = triangular_inverse(z, context, weights, biases, self.structure, options)
+        return [answer._replace(x=answer.x.flip(0)) if self.reverse else answer]
 
 
 class AutoregressiveWaves(AutoregressiveLayer):

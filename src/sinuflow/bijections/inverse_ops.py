@@ -3,6 +3,10 @@
 An inverse loops until it has converged, which a compiler cannot trace. As an operator it is one
 opaque node, so that ``torch.compile(fullgraph=True)`` works through it; and its gradients are
 defined here, by the implicit function theorem, rather than by an unrolled loop.
+
+Each inverse is a pair of plain functions, forward and backward. They are registered as operators,
+which compiled graphs use, and wrapped as an autograd function for eager code, because the first
+call of an operator would load the compiler: two seconds that somebody who only samples never needs.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ..kernels.degrees import Plan, plan
 from ..kernels.scale_stack import gradients, run
@@ -58,21 +63,22 @@ def _empty_answer(z: Tensor) -> Answer:
 # ---------------------------------------------------------------- the stack of scales
 
 
-@torch.library.custom_op("sinuflow::scale_inverse", mutates_args=())
-def scale_inverse(
+def _scale_inverse(
     z: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, method: str, rtol: float, atol: float, limit: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     options = SolverOptions(method, rtol, atol, limit)  # type: ignore[arg-type]
     return _answer(invert_stack(z.contiguous(), Waves(a, p, q, d), options))
 
 
-@scale_inverse.register_fake
+scale_inverse_op = torch.library.custom_op("sinuflow::scale_inverse", _scale_inverse, mutates_args=())
+
+
+@scale_inverse_op.register_fake
 def _(z: Tensor, *_: Any) -> Answer:
     return _empty_answer(z)
 
 
-@torch.library.custom_op("sinuflow::scale_inverse_backward", mutates_args=())
-def scale_inverse_backward(
+def _scale_inverse_backward(
     x: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, grad_x: Tensor, grad_ladj: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     waves = Waves(a, p, q, d)
@@ -83,7 +89,12 @@ def scale_inverse_backward(
     return grad_z, *grads
 
 
-@scale_inverse_backward.register_fake
+scale_inverse_backward_op = torch.library.custom_op(
+    "sinuflow::scale_inverse_backward", _scale_inverse_backward, mutates_args=()
+)
+
+
+@scale_inverse_backward_op.register_fake
 def _(x: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, *_: Any) -> tuple[Tensor, ...]:
     return tuple(torch.empty_like(t) for t in (x, a, p, q, d))
 
@@ -93,11 +104,30 @@ def _scale_context(ctx: Any, inputs: tuple[Any, ...], output: Answer) -> None:
 
 
 def _scale_gradient(ctx: Any, grad_x: Tensor, grad_ladj: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    grads = scale_inverse_backward(*ctx.saved_tensors, grad_x.contiguous(), grad_ladj.contiguous())
+    backward = scale_inverse_backward_op if torch.compiler.is_compiling() else _scale_inverse_backward
+    grads = backward(*ctx.saved_tensors, grad_x.contiguous(), grad_ladj.contiguous())
     return (*grads, None, None, None, None)
 
 
-scale_inverse.register_autograd(_scale_gradient, setup_context=_scale_context)
+scale_inverse_op.register_autograd(_scale_gradient, setup_context=_scale_context)
+
+
+class _ScaleInverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Answer:
+        answer = _scale_inverse(*inputs)
+        _scale_context(ctx, inputs, answer)
+        ctx.mark_non_differentiable(*answer[2:])
+        return answer
+
+    backward = staticmethod(once_differentiable(_scale_gradient))
+
+
+def scale_inverse(z: Tensor, waves: Waves, options: SolverOptions) -> LayerInverse:
+    """Invert a stack of sinusoidal transformers, with gradients."""
+    arguments = (z, *waves, options.method, *options.tolerances(z.dtype), options.limit)
+    solve = scale_inverse_op if torch.compiler.is_compiling() else _ScaleInverse.apply
+    return LayerInverse(*solve(*arguments))
 
 
 # ---------------------------------------------------------------- the autoregressive layer
@@ -181,8 +211,7 @@ def _sweep(
     return root.x, -ladj, root.iterations.amax(0), root.residual.amax(0), root.converged.all(0)
 
 
-@torch.library.custom_op("sinuflow::triangular_inverse", mutates_args=())
-def triangular_inverse(
+def _triangular_inverse(
     z: Tensor,
     context: Tensor | None,
     weights: Sequence[Tensor],
@@ -209,13 +238,15 @@ def triangular_inverse(
     return torch.cat(x, dim=1), *map(torch.cat, rest)  # type: ignore[return-value]
 
 
-@triangular_inverse.register_fake
+triangular_inverse_op = torch.library.custom_op("sinuflow::triangular_inverse", _triangular_inverse, mutates_args=())
+
+
+@triangular_inverse_op.register_fake
 def _(z: Tensor, *_: Any) -> Answer:
     return _empty_answer(z)
 
 
-@torch.library.custom_op("sinuflow::triangular_inverse_backward", mutates_args=())
-def triangular_inverse_backward(
+def _triangular_inverse_backward(
     x: Tensor,
     context: Tensor | None,
     weights: Sequence[Tensor],
@@ -242,7 +273,12 @@ def triangular_inverse_backward(
     return [grads.z, *layout.masked(grads.weights), *grads.biases, *of_context]
 
 
-@triangular_inverse_backward.register_fake
+triangular_inverse_backward_op = torch.library.custom_op(
+    "sinuflow::triangular_inverse_backward", _triangular_inverse_backward, mutates_args=()
+)
+
+
+@triangular_inverse_backward_op.register_fake
 def _(x: Tensor, context: Tensor | None, weights: Sequence[Tensor], biases: Sequence[Tensor], *_: Any) -> list[Tensor]:
     like = [x, *weights, *biases, *([] if context is None else [context])]
     return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in like]
@@ -258,11 +294,41 @@ def _triangular_gradient(ctx: Any, grad_x: Tensor, grad_ladj: Tensor, *_: Any) -
     x, *saved = ctx.saved_tensors
     weights, biases = saved[: ctx.count], saved[ctx.count : 2 * ctx.count]
     context = saved[-1] if ctx.conditional else None
-    grad_z, *grads = triangular_inverse_backward(
-        x, context, weights, biases, grad_x.contiguous(), grad_ladj.contiguous(), ctx.structure
-    )
+    backward = triangular_inverse_backward_op if torch.compiler.is_compiling() else _triangular_inverse_backward
+    grad_z, *grads = backward(x, context, weights, biases, grad_x.contiguous(), grad_ladj.contiguous(), ctx.structure)
     of_context = grads[-1] if ctx.conditional else None
     return grad_z, of_context, grads[: ctx.count], grads[ctx.count : 2 * ctx.count], None, None, None, None, None
 
 
-triangular_inverse.register_autograd(_triangular_gradient, setup_context=_triangular_context)
+triangular_inverse_op.register_autograd(_triangular_gradient, setup_context=_triangular_context)
+
+
+class _TriangularInverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, context: Tensor | None, count: int, *rest: Any) -> Answer:
+        inputs = (z, context, rest[:count], rest[count : 2 * count], *rest[2 * count :])
+        answer = _triangular_inverse(*inputs)
+        _triangular_context(ctx, inputs, answer)
+        ctx.mark_non_differentiable(*answer[2:])
+        return answer
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_x: Tensor, grad_ladj: Tensor, *_: Any) -> tuple[Any, ...]:
+        grad_z, of_context, of_weights, of_biases, *rest = _triangular_gradient(ctx, grad_x, grad_ladj)
+        return grad_z, of_context, None, *of_weights, *of_biases, *rest
+
+
+def triangular_inverse(
+    z: Tensor,
+    context: Tensor | None,
+    weights: list[Tensor],
+    biases: list[Tensor],
+    structure: str,
+    options: SolverOptions,
+) -> LayerInverse:
+    """Invert an autoregressive layer, with gradients; ``structure`` is an encoded :class:`Structure`."""
+    rest = (structure, options.method, *options.tolerances(z.dtype), options.limit)
+    if torch.compiler.is_compiling():
+        return LayerInverse(*triangular_inverse_op(z, context, weights, biases, *rest))
+    return LayerInverse(*_TriangularInverse.apply(z, context, len(weights), *weights, *biases, *rest))

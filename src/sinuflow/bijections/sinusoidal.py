@@ -77,6 +77,4 @@ class SinusoidalScale(Bijection):
         return scale_stack(x, self.constrained(context))
 
     def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> list[LayerInverse]:
-        waves = self.constrained(context)
-        answer = scale_inverse(z, *waves, options.method, *options.tolerances(z.dtype), options.limit)
-        return [LayerInverse(*answer)]
+        return [scale_inverse(z, self.constrained(context), options)]

@@ -1,0 +1,106 @@
+"""torch.compile(fullgraph=True): no break anywhere, and the same numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.builders import CONDITIONINGS, batch, trained_flow
+
+every_conditioning = pytest.mark.parametrize("conditioning", CONDITIONINGS)
+
+
+def small(conditioning, context=0):
+    return trained_flow(3, context, conditioning, blocks=1, scales=2, waves=2, hidden=(8,))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+
+
+@every_conditioning
+def test_log_prob_and_its_gradient(conditioning):
+    flow = small(conditioning, context=2)
+    x, c = batch(3, 2)
+    # The eager backend traces the whole graph as the default one does, without minutes of C++.
+    compiled = torch.compile(lambda c, x: flow(c).log_prob(x), fullgraph=True, backend="aot_eager")
+    got = compiled(c, x)
+    want = flow(c).log_prob(x)
+    torch.testing.assert_close(got, want)
+    parameters = list(flow.parameters())
+    for g, w in zip(
+        torch.autograd.grad(got.sum(), parameters), torch.autograd.grad(want.sum(), parameters), strict=True
+    ):
+        torch.testing.assert_close(g, w)
+
+
+def test_log_prob_with_the_default_backend():
+    flow = small("shift")
+    x, _ = batch(3)
+    with torch.no_grad():
+        compiled = torch.compile(lambda x: flow().log_prob(x), fullgraph=True)
+        torch.testing.assert_close(compiled(x), flow().log_prob(x))
+
+
+@every_conditioning
+@pytest.mark.parametrize("solver", ["certified", "fixed_point"])
+def test_invert(conditioning, solver):
+    flow = small(conditioning)
+    z, _ = batch(3)
+
+    def invert(z):
+        found = flow.invert(z, solver=solver, on_failure="return")
+        return found.x, found.ladj, found.iterations, found.residual, found.converged
+
+    got = torch.compile(invert, fullgraph=True, backend="aot_eager")(z)
+    for g, w in zip(got, invert(z), strict=True):
+        torch.testing.assert_close(g, w, rtol=1e-6, atol=1e-12)
+
+
+@every_conditioning
+def test_sampling_and_its_gradient(conditioning):
+    flow = small(conditioning, context=2)
+    c = torch.randn(4, 2, dtype=torch.float64, requires_grad=True)
+
+    def draw(c):
+        return flow(c).rsample_and_log_prob((3,))
+
+    compiled = torch.compile(draw, fullgraph=True, backend="aot_eager")
+    torch.manual_seed(0)
+    x, log_p = compiled(c)
+    assert x.shape == (3, 4, 3)
+    torch.testing.assert_close(flow(c).log_prob(x), log_p, rtol=1e-6, atol=1e-6)
+    grads = torch.autograd.grad(x.sum() + log_p.sum(), [c, *flow.parameters()])
+    torch.manual_seed(0)
+    x, log_p = draw(c)
+    wanted = torch.autograd.grad(x.sum() + log_p.sum(), [c, *flow.parameters()])
+    for g, w in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(g, w, rtol=1e-6, atol=1e-9)
+
+
+def test_a_compiled_inverse_marks_what_it_cannot_raise():
+    flow = small("shift")
+    z, _ = batch(3)
+    z[1, 1] = torch.nan
+    x, _ = torch.compile(flow.bijection.inverse, fullgraph=True, backend="aot_eager")(z)
+    assert x[1].isnan().all()
+    assert x[[0, 2, 3, 4]].isfinite().all()
+
+
+def test_the_operators_are_well_formed():
+    """PyTorch's own checks: schema, fake tensors, autograd registration."""
+    from sinuflow.bijections.inverse_ops import scale_inverse_op, triangular_inverse_op
+
+    flow = small("shift", context=2)
+    upper, scale, _ = flow.bijection.bijections[0]
+    z = torch.randn(3, 5, dtype=torch.float64)
+    c = torch.randn(2, 5, dtype=torch.float64)
+    waves = [t.detach() for t in scale.constrained(c)]
+    checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
+    torch.library.opcheck(scale_inverse_op, (z, *waves, "certified", 1e-12, 1e-12, 200), test_utils=checks)
+    layers = [*upper.conditioner.layers, upper.conditioner.head]
+    weights = [layer.weight.detach() for layer in layers]
+    biases = [layer.bias.detach() for layer in layers]
+    arguments = (z, c, weights, biases, upper.structure, "certified", 1e-12, 1e-12, 200)
+    torch.library.opcheck(triangular_inverse_op, arguments, test_utils=checks)
