@@ -173,6 +173,7 @@ def main() -> None:
     except OSError as error:
         sys.exit(f"cannot write {arguments.output}: {error.strerror}")
 
+    torch.set_num_threads(1)  # for a network this small, more threads are more trouble than help
     torch.manual_seed(arguments.seed)
     truth = Spirals()
     flow = SinusoidalFlow(features=2, conditioning="full", hidden=(64, 64))

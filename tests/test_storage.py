@@ -21,6 +21,9 @@ from sinuflow import SinusoidalFlow, StorageError, storage
 from tests.builders import CONDITIONINGS, batch, trained_flow
 
 HERE = Path(__file__).parent
+CONFIG = (
+    '{{"features": {features}, "conditioning": "shift", "blocks": 1, "scales": 4, "waves": 4, "hidden": [{hidden}]}}'
+)
 
 
 @pytest.fixture
@@ -140,8 +143,11 @@ def test_the_forgery_itself_loads(path):
         ("config", "{", "configuration that makes no flow"),
         ("config", "[]", "configuration that makes no flow"),
         ("config", '{"features": 2, "colour": 3}', "configuration that makes no flow"),
-        ("config", '{"features": 0}', "configuration that makes no flow: features must be"),
-        ("config", '{"features": 3}', "does not fit its configuration in"),
+        ("config", '{"features": 2}', "configuration that makes no flow"),
+        ("config", CONFIG.format(features=0, hidden=4), "configuration that makes no flow: features must be"),
+        ("config", CONFIG.format(features=3, hidden=4), "does not fit its configuration in"),
+        ("config", CONFIG.format(features=2, hidden=10**9), "far too few numbers"),
+        ("config", CONFIG.format(features=10**9, hidden=4), "far too few numbers"),
     ],
 )
 def test_headers_that_lie_are_refused(path, field, value, message):
@@ -165,12 +171,6 @@ def test_tensors_that_do_not_fit_are_refused(path):
         sinuflow.load(forged(path, change_tensors=lambda t: t.update(zzz=torch.zeros(1))))
     with pytest.raises(StorageError, match=r"dtypes: torch.float32, torch.float64"):
         sinuflow.load(forged(path, change_tensors=lambda t: t.update({name: torch.zeros(2)})))
-
-
-def test_a_forged_size_takes_no_memory(path):
-    huge = json.dumps({"features": 2, "blocks": 1, "hidden": [10**9]})
-    with pytest.raises(StorageError, match="makes no flow|does not fit"):
-        sinuflow.load(forged(path, lambda header: header.update(config=huge)))
 
 
 def test_saving_is_atomic(path):

@@ -3,7 +3,7 @@
 from .errors import ArgumentError, InversionError, SinuflowError, StorageError
 from .flow import SinusoidalFlow
 from .inversion import Inversion
-from .storage import load
+from .loading import load
 
 __version__ = "0.1.0"
 

@@ -16,6 +16,7 @@ from .errors import ArgumentError, InversionError
 from .inversion import Inversion
 from .solvers import SolverOptions
 from .solvers.options import Method
+from .storage import Model, write_model
 from .transform import FlowTransform
 
 Conditioning = Literal["shift", "full", "none"]
@@ -199,9 +200,7 @@ class SinusoidalFlow(nn.Module):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the flow to one safetensors file, atomically; :func:`sinuflow.load` reads it."""
-        from .storage import save_flow
-
-        save_flow(self, path)
+        write_model(path, Model("flow", self.config, self.state_dict()))
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.config.items())

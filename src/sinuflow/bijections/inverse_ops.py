@@ -105,7 +105,8 @@ def _scale_context(ctx: Any, inputs: tuple[Any, ...], output: Answer) -> None:
 
 def _scale_gradient(ctx: Any, grad_x: Tensor, grad_ladj: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     backward = scale_inverse_backward_op if torch.compiler.is_compiling() else _scale_inverse_backward
-    grads = backward(*ctx.saved_tensors, grad_x.contiguous(), grad_ladj.contiguous())
+    x, a, p, q, d = ctx.saved_tensors
+    grads = backward(x, a, p, q, d, grad_x.contiguous(), grad_ladj.contiguous())
     return (*grads, None, None, None, None)
 
 
@@ -120,7 +121,10 @@ class _ScaleInverse(torch.autograd.Function):
         ctx.mark_non_differentiable(*answer[2:])
         return answer
 
-    backward = staticmethod(once_differentiable(_scale_gradient))
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        return _scale_gradient(ctx, *grads)
 
 
 def scale_inverse(z: Tensor, waves: Waves, options: SolverOptions) -> LayerInverse:
@@ -314,8 +318,8 @@ class _TriangularInverse(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_x: Tensor, grad_ladj: Tensor, *_: Any) -> tuple[Any, ...]:
-        grad_z, of_context, of_weights, of_biases, *rest = _triangular_gradient(ctx, grad_x, grad_ladj)
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        grad_z, of_context, of_weights, of_biases, *rest = _triangular_gradient(ctx, *grads)
         return grad_z, of_context, None, *of_weights, *of_biases, *rest
 
 

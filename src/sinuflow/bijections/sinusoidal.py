@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 
@@ -56,7 +58,7 @@ class SinusoidalScale(Bijection):
         if context:
             widths = (context, *hidden)
             layers: list[nn.Module] = []
-            for inputs, outputs in zip(widths, widths[1:], strict=False):
+            for inputs, outputs in itertools.pairwise(widths):
                 layers += [nn.Linear(inputs, outputs), nn.ReLU()]
             head = nn.Linear(widths[-1], scales * features * (3 * waves + 2))
             nn.init.zeros_(head.weight)

@@ -93,6 +93,6 @@ class ConditionalWaves:
         of_waves = constraint.gradients(free, grad_waves.frequency, grad_waves.cosine, grad_waves.sine)
         of_log_scale = (grad * x * scale + grad_ladj) * (1 - (log_scale / LOG_SCALE_MAX) ** 2)
         parts = [grad.unsqueeze(1), of_log_scale.unsqueeze(1)]
-        *of_waves, of_strength = (t.movedim(0, 1) for t in of_waves)
-        parts += [*(t.flatten(1, 2) for t in of_waves), of_strength]
+        *of_table, of_strength = (t.movedim(0, 1) for t in of_waves)
+        parts += [*(t.flatten(1, 2) for t in of_table), of_strength]
         return grad * scale, torch.cat(parts, dim=1)

@@ -69,7 +69,7 @@ class _Blocked(torch.autograd.Function):
         # The derivative of a rectifier can be told from its output: no need to keep its input.
         keep_before = learning and network.activation != "relu"
         overwrite = not keep_before and not any(network.skips)
-        inputs, before, keeps = [h], [], []
+        inputs, before, keeps = [h], list[Tensor](), list[Tensor]()
         for i, skip in enumerate(network.skips):
             out = apply_layer(network.layers[i], inputs[-1], weights[i], biases[i], masks[i])
             before.append(out.add_(before[i - 2]) if skip else out)

@@ -121,7 +121,7 @@ class WaveFunction:
         scratch: Scratch | None = None,
     ) -> None:
         self._parts = frequency, coefficients, constants, lowest_slope, tilt
-        self._frequency, self._coefficients, self._constants, self.lowest_slope, self._tilt = self._parts
+        self._frequency, self._coefficients, self._constants, self._lowest, self._tilt = self._parts
         self._shared = frequency.shape[-1] == 1
         self._matrix = coefficients.squeeze(-1) if self._shared else coefficients
         self._scratch = scratch
@@ -143,9 +143,14 @@ class WaveFunction:
         return [cls(*parts, scratch) for parts in zip(a, coefficients, constants, lowest, tilt, strict=True)]
 
     @property
+    def lowest_slope(self) -> Tensor:
+        """A lower bound of the slope."""
+        return self._lowest
+
+    @property
     def highest_slope(self) -> Tensor:
         """An upper bound of the slope."""
-        return 2 - self.lowest_slope
+        return 2 - self._lowest
 
     def select(self, rows: Tensor, columns: Tensor) -> WaveFunction:
         """The function of the elements (rows[j], columns[j]) alone, as a tensor of shape (1, count)."""
@@ -154,7 +159,8 @@ class WaveFunction:
             picked = part.squeeze(-1).index_select(0, rows) if self._shared else part[rows, ..., columns]
             return picked.movedim(0, -1).contiguous().unsqueeze(0)
 
-        return WaveFunction(*map(pick, self._parts))
+        frequency, coefficients, constants, lowest, tilt = map(pick, self._parts)
+        return WaveFunction(frequency, coefficients, constants, lowest, tilt)
 
     def guess(self, target: Tensor) -> Tensor:
         """Where to start: the solution if slow waves were straight lines, and fast ones were not there."""

@@ -21,9 +21,13 @@ class Root(NamedTuple):
 class MonotoneFunction(Protocol):
     """A strictly increasing function of one variable, one per element of a tensor."""
 
-    #: Numbers 0 < m <= M with m <= f' <= M everywhere.
-    lowest_slope: Tensor
-    highest_slope: Tensor
+    @property
+    def lowest_slope(self) -> Tensor:
+        """A number m > 0 with m <= f' everywhere."""
+
+    @property
+    def highest_slope(self) -> Tensor:
+        """A number M with f' <= M everywhere."""
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """f(x), f'(x) and f''(x)."""
