@@ -122,6 +122,17 @@ def test_rows_that_are_not_finite(conditioning, bad):
     torch.testing.assert_close(got[good], clean[good])
 
 
+def test_validation_is_on_whatever_other_libraries_set():
+    flow = trained_flow(2)
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)  # as importing zuko does
+    try:
+        with pytest.raises(ArgumentError, match="NaN or infinite"):
+            flow().log_prob(torch.full((2,), torch.nan, dtype=DOUBLE))
+    finally:
+        Distribution.set_default_validate_args(before)
+
+
 def test_bad_contexts():
     flow = trained_flow(3, 2)
     with pytest.raises(ArgumentError, match=r"conditional: call it with a context of shape \(\.\.\., 2\)"):

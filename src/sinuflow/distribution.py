@@ -35,6 +35,8 @@ class FlowDistribution(Distribution):
     has_rsample = True
 
     def __init__(self, bijection: Chain, context: Tensor | None = None, validate_args: bool | None = None) -> None:
+        # Our own default: importing some libraries turns validation off for all distributions.
+        validate_args = True if validate_args is None else validate_args
         self.bijection = bijection
         if bijection.context:
             if context is None:

@@ -64,9 +64,9 @@ class ConditionalWaves:
         """Shift (D, B), free log-scale (D, B), and the waves' free numbers, led by an axis of scales."""
         count = self.scales * self.waves
         affine, *waves, strength = parameters.split([2, count, count, count, self.scales], dim=-2)
-        frequency, phase, weight = (t.unflatten(-2, (self.scales, self.waves)).movedim(1, 0) for t in waves)
+        frequency, phase, weight = (torch.stack(t.split(self.waves, dim=-2)) for t in waves)
         shift, log_scale = affine.unbind(-2)
-        return shift, log_scale, (frequency, phase, weight, strength.movedim(1, 0))
+        return shift, log_scale, (frequency, phase, weight, torch.stack(strength.unbind(-2)))
 
     def _constrained(self, parameters: Tensor) -> tuple[Tensor, Tensor, Waves]:
         shift, log_scale, free = self._free(parameters)

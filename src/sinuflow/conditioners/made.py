@@ -90,4 +90,4 @@ class MADE(nn.Module):
             [layer.bias for layer in layers],
             [layer.mask for layer in layers],
         )
-        return out.unflatten(0, (self.plan.features, self.plan.outputs))
+        return out.view(self.plan.features, self.plan.outputs, out.shape[-1])
