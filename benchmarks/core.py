@@ -51,6 +51,8 @@ def training_step(flow: torch.nn.Module, x: torch.Tensor) -> Callable[[], None]:
 
 
 def scoring(flow: torch.nn.Module, x: torch.Tensor) -> Callable[[], object]:
+    """One call of log_prob without gradients."""
+
     def score() -> object:
         with torch.no_grad():
             return flow().log_prob(x)
@@ -59,6 +61,8 @@ def scoring(flow: torch.nn.Module, x: torch.Tensor) -> Callable[[], object]:
 
 
 def sampling(flow: torch.nn.Module) -> Callable[[], object]:
+    """One batch of samples."""
+
     def sample() -> object:
         with torch.no_grad():
             return flow().sample((BATCH,))
@@ -128,6 +132,7 @@ ROWS = [
 
 
 def table(small: dict[str, float], large: dict[str, float]) -> list[dict[str, object]]:
+    """Print the ratios beside their targets."""
     print("\n| ratio (batch 512, one thread) | D = 6, 256-256 | target | D = 63, 512-512 | target |")
     print("|---|---|---|---|---|")
     records = []
@@ -199,6 +204,7 @@ def chunked_rows() -> list[dict[str, object]]:
 
 
 def main() -> None:
+    """Measure everything, print it, and write it down if asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, help="write the figures there as well")

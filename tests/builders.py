@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from looks_trained import look_trained
 from torch import Tensor
 
+from looks_trained import look_trained
 from sinuflow import SinusoidalFlow
 from sinuflow.bijections import (
     AutoregressiveWaves,

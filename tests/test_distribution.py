@@ -46,6 +46,7 @@ def test_shapes_without_context():
     assert d.log_prob(d.sample((2, 4))).shape == (2, 4)
     assert d.log_prob(torch.zeros(3, dtype=DOUBLE)).shape == ()
     assert d.sample((0,)).shape == (0, 3)
+    assert d.sample(4).shape == (4, 3)
 
 
 def test_expand():
@@ -144,7 +145,7 @@ def test_bad_contexts():
     flow(torch.full((4, 2), torch.nan, dtype=DOUBLE), validate_args=False)
     with pytest.raises(ArgumentError, match=r"built with context=0, but was given a context of shape \(4, 2\)"):
         trained_flow(3)(torch.zeros(4, 2, dtype=DOUBLE))
-    with pytest.raises(ArgumentError, match="value has dtype torch.float32, but the parameters have torch.float64"):
+    with pytest.raises(ArgumentError, match=r"value has dtype torch.float32, but the parameters have torch.float64"):
         trained_flow(3)().log_prob(torch.zeros(4, 3))
 
 

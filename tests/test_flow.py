@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 import sinuflow
-from sinuflow import ArgumentError, InversionError, SinusoidalFlow, SinuflowError
+from sinuflow import ArgumentError, InversionError, SinuflowError, SinusoidalFlow
 from sinuflow.bijections import AutoregressiveWaves, ElementwiseAffine, LDUBlock, SinusoidalScale
 from tests.builders import CONDITIONINGS, batch, trained_flow
 
@@ -83,8 +84,12 @@ def test_wrong_arguments_say_what_would_be_right():
         ({"features": 2, "blocks": 0}, "blocks must be"),
         ({"features": 2, "scales": 0}, "scales must be"),
         ({"features": 2, "waves": -1}, "waves must be"),
-        ({"features": 2, "context": -1}, "context must be at least 0; got -1"),
-        ({"features": 2, "hidden": (8, 0)}, r"at least one unit; got hidden=\(8, 0\)"),
+        ({"features": 2, "context": -1}, "context must be a whole number of at least 0; got -1"),
+        ({"features": 2, "context": True}, "context must be a whole number"),
+        ({"features": 2, "hidden": 64}, r"sequence of layer sizes, such as \(256, 256\); got 64"),
+        ({"features": 2, "hidden": (8, 0)}, "every entry of hidden must be .* at least 1; got 0"),
+        ({"features": 2, "dropout": "a"}, "dropout must be"),
+        ({"features": 2, "squash": "a"}, "squash must be"),
         ({"features": 2, "dropout": 1.0}, "dropout must be at least 0 and below 1; got 1.0"),
         ({"features": 2, "dropout": -0.1}, "dropout must be"),
         ({"features": 2, "squash": -1.0}, "squash must be"),
@@ -189,3 +194,31 @@ def test_dropout_is_refused_while_training(conditioning):
         flow.invert(torch.zeros(3, 2))
     flow.eval()
     flow().sample((3,))
+
+
+def test_numpy_integers_are_welcome():
+    flow = SinusoidalFlow(np.int64(2), blocks=np.int32(1), hidden=[np.int64(4)])
+    assert flow.config["features"] == 2
+    assert type(flow.config["features"]) is int
+    assert flow.config["hidden"] == [4]
+
+
+@pytest.mark.parametrize("conditioning", CONDITIONINGS)
+def test_second_derivatives_through_the_inverse_are_refused(conditioning):
+    """They would be wrong: the solver's own iterations are not differentiated."""
+    flow = trained_flow(2, 0, conditioning, blocks=1)
+    z, _ = batch(2)
+    x, _ = flow.bijection.inverse(z.requires_grad_())
+    (slope,) = torch.autograd.grad(x.sum(), z, create_graph=True)
+    with pytest.raises(SinuflowError, match="second derivatives through an inverse are not available"):
+        (slope**2).sum().backward()
+
+
+@pytest.mark.parametrize("conditioning", CONDITIONINGS)
+@pytest.mark.parametrize("limit", [1, 5])
+def test_algorithm_1_cut_off_is_never_silent(conditioning, limit):
+    flow = trained_flow(3, 0, conditioning, blocks=1)
+    z, _ = batch(3, rows=100)
+    found = flow.invert(z, solver="fixed_point", max_iterations=limit, on_failure="return")
+    assert not found.converged.all()
+    assert (found.residual[found.converged] <= 1e-9).all()

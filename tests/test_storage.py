@@ -90,7 +90,7 @@ def test_a_truncated_file_is_noticed(keep, tmp_path_factory):
     trained_flow(2, hidden=(4,), blocks=1).save(folder / "m")
     raw = (folder / "m").read_bytes()
     (folder / "m").write_bytes(raw[: int(keep * len(raw))])
-    with pytest.raises(StorageError, match="damaged|not a safetensors"):
+    with pytest.raises(StorageError, match=r"damaged|not a safetensors"):
         sinuflow.load(folder / "m")
 
 
@@ -104,9 +104,9 @@ def test_foreign_files_are_refused(tmp_path):
     torch.save({"a": 1}, tmp_path / "pickle.pt")
     with pytest.raises(StorageError, match="not a safetensors"):
         sinuflow.load(tmp_path / "pickle.pt")
-    with pytest.raises(StorageError, match=r"cannot read .*missing"):
+    with pytest.raises(StorageError, match=r"cannot read .*missing: there is no such file$"):
         sinuflow.load(tmp_path / "missing")
-    with pytest.raises(StorageError, match="cannot read|not a safetensors"):
+    with pytest.raises(StorageError, match="it is a folder"):
         sinuflow.load(tmp_path)
 
 
@@ -207,7 +207,7 @@ def test_a_failed_save_leaves_nothing_behind(path, monkeypatch):
         SinusoidalFlow(2, blocks=1, hidden=(4,)).save(path)
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == [path.name]
-    with pytest.raises(StorageError, match="cannot write .*: No such file or directory"):
+    with pytest.raises(StorageError, match=r"cannot write .*: No such file or directory"):
         SinusoidalFlow(2, blocks=1, hidden=(4,)).save(path.parent / "no" / "folder" / "m")
 
 

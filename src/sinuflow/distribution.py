@@ -117,7 +117,7 @@ class FlowDistribution(Distribution):
         if not temperature >= 0:
             raise ArgumentError(f"temperature must be a number of at least 0; got {temperature}")
         parameter = next(self.bijection.parameters())
-        shape = self._extended_shape(Size(sample_shape))
+        shape = self._extended_shape(Size([sample_shape] if isinstance(sample_shape, int) else sample_shape))
         noise = torch.randn(shape, generator=generator, dtype=parameter.dtype, device=parameter.device)
         return noise if temperature == 1 else temperature * noise
 

@@ -84,14 +84,18 @@ class SinusoidalFlow(nn.Module):
         blocks = defaults["blocks"] if blocks is None else blocks
         scales = defaults["scales"] if scales is None else scales
         squash = defaults["squash"] if squash is None else squash
-        hidden = tuple(int(width) for width in hidden)
-        _check_counts(features=features, blocks=blocks, scales=scales, waves=waves)
-        if any(width < 1 for width in hidden):
-            raise ArgumentError(f"hidden layers must have at least one unit; got hidden={hidden}")
-        if not 0 <= dropout < 1:
-            raise ArgumentError(f"dropout must be at least 0 and below 1; got {dropout}")
-        if squash is not None and not squash >= 0:
-            raise ArgumentError(f"squash must be a positive width, 0 for off, or None; got {squash}")
+        features, blocks, scales, waves = (
+            _whole(name, value, 1)
+            for name, value in (("features", features), ("blocks", blocks), ("scales", scales), ("waves", waves))
+        )
+        context = _whole("context", context, 0)
+        if not isinstance(hidden, (tuple, list)):
+            raise ArgumentError(f"hidden must be a sequence of layer sizes, such as (256, 256); got {hidden!r}")
+        hidden = tuple(_whole("every entry of hidden", width, 1) for width in hidden)
+        if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+            raise ArgumentError(f"dropout must be at least 0 and below 1; got {dropout!r}")
+        if squash is not None and (not isinstance(squash, (int, float)) or not squash >= 0):
+            raise ArgumentError(f"squash must be a positive width, 0 for off, or None; got {squash!r}")
         self.features = features
         self.context = context
         #: The constructor's arguments, with the defaults filled in: what is stored beside the weights.
@@ -138,7 +142,10 @@ class SinusoidalFlow(nn.Module):
         return FlowTransform(self.bijection, context)
 
     def initialize(self, x: Tensor, context: Tensor | None = None) -> None:
-        """Set what depends on data (the final affine map) so that z has mean 0 and variance 1 on ``x``."""
+        """Set what depends on data: the final affine map, so that z has mean 0 and variance 1 on ``x``.
+
+        ``conditioning="full"`` has none and stays as it is: give it standardised data.
+        """
         rows, given, _ = self.bijection.feature_major(x, context, "x")
         with torch.no_grad():
             self.bijection.initialize(rows, given)
@@ -206,7 +213,8 @@ class SinusoidalFlow(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in self.config.items())
 
 
-def _check_counts(**counts: int) -> None:
-    for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ArgumentError(f"{name} must be a whole number of at least 1; got {value!r}")
+def _whole(name: str, value: Any, least: int) -> int:
+    """The value as a plain integer; NumPy's integers are welcome, True and 2.5 are not."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
+        raise ArgumentError(f"{name} must be a whole number of at least {least}; got {value!r}")
+    return int(value)

@@ -91,11 +91,14 @@ def _umask() -> int:
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    if path.is_dir():
+        raise StorageError(f"cannot read {path}: it is a folder")
     try:
         with safe_open(path, framework="pt") as file:
             return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror or error}") from error
+        reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror or error
+        raise StorageError(f"cannot read {path}: {reason}") from error
     except (SafetensorError, ValueError, RuntimeError) as error:
         raise StorageError(f"{path} is not a safetensors file, or is damaged: {error}") from error
 

@@ -42,7 +42,7 @@ def test_log_determinant_is_that_of_the_jacobian(name, context, features, seed):
     bijection, context = build(name, features, context, seed, strength=0.999, frequency=(1e-3, 10.0))
     x, c = batch(features, context, rows=2, seed=seed)
     z, ladj = bijection(x, c)
-    back, ladj_back = bijection.inverse(z, c)
+    _, ladj_back = bijection.inverse(z, c)
     for i in range(2):
         given_c = None if c is None else c[i]
         forward = torch.linalg.slogdet(jacobian(lambda t, g=given_c: bijection(t, g)[0], x[i]))[1]
@@ -265,9 +265,9 @@ def test_bad_input_says_what_was_expected_and_what_came():
         scale(torch.zeros(5, 4))
     with pytest.raises(ArgumentError, match=r"z must have shape \(\.\.\., 3\); got \(\)"):
         scale.inverse(torch.zeros(()))
-    with pytest.raises(ArgumentError, match="floating-point dtype; got torch.int64"):
+    with pytest.raises(ArgumentError, match=r"floating-point dtype; got torch.int64"):
         scale(torch.zeros(5, 3, dtype=torch.int64))
-    with pytest.raises(ArgumentError, match="x has dtype torch.float64, but the parameters have torch.float32"):
+    with pytest.raises(ArgumentError, match=r"x has dtype torch.float64, but the parameters have torch.float32"):
         scale(torch.zeros(5, 3, dtype=DOUBLE))
     with pytest.raises(ArgumentError, match="got list"):
         scale([1.0, 2.0, 3.0])
@@ -278,7 +278,7 @@ def test_bad_input_says_what_was_expected_and_what_came():
         conditional(torch.zeros(5, 3))
     with pytest.raises(ArgumentError, match=r"context must have shape \(\.\.\., 2\); got \(5, 3\)"):
         conditional(torch.zeros(5, 3), torch.zeros(5, 3))
-    with pytest.raises(ArgumentError, match="the context has dtype torch.float64, but x has torch.float32"):
+    with pytest.raises(ArgumentError, match=r"the context has dtype torch.float64, but x has torch.float32"):
         conditional(torch.zeros(5, 3), torch.zeros(5, 2, dtype=DOUBLE))
     with pytest.raises(ArgumentError, match=r"shape \(5, 3\) and context of shape \(4, 2\)"):
         conditional(torch.zeros(5, 3), torch.zeros(4, 2))
@@ -293,7 +293,7 @@ def test_a_failed_inverse_raises_and_says_where():
     block = trained(LDUBlock(3, hidden=(8,)))
     z = torch.zeros(10, 3, dtype=DOUBLE)
     z[4, 1] = torch.nan
-    with pytest.raises(InversionError, match=r"layer 'lower' .* 1 of 10 samples.* not finite"):
+    with pytest.raises(InversionError, match=r"layer 'lower' .* 1 of 10 samples: they are NaN or infinite"):
         block.inverse(z)
     chain = Chain([SinusoidalScale(3).double(), block])
     with pytest.raises(InversionError, match=r"layer '1\.lower'"):

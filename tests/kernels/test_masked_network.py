@@ -183,7 +183,7 @@ def test_squash():
 
 
 def test_wrong_arguments():
-    with pytest.raises(ArgumentError, match="activation must be one of .*relu.*; got 'sine'"):
+    with pytest.raises(ArgumentError, match=r"activation must be one of .*relu.*; got 'sine'"):
         MADE(3, activation="sine")
     with pytest.raises(ArgumentError, match=r"hidden layers of one size; got hidden=\(8, 9\)"):
         MADE(3, hidden=(8, 9), residual=True)

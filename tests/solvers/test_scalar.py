@@ -149,7 +149,7 @@ def test_fixed_point_tolerance_is_relative_too():
 
 
 def test_an_element_that_has_converged_stays_where_it_is():
-    function, x, target, _ = problem(0, 3.0, strength=0.95)
+    function, _, target, _ = problem(0, 3.0, strength=0.95)
     root = fixed_point(function, target, rtol=0, atol=1e-6, max_iterations=500)
     counts = root.iterations.unique()
     assert counts.numel() > 3

@@ -116,8 +116,8 @@ def sweep(net, z, c, **options):
         p = net.outputs(x, None if c is None else c[:, rows])
         return x + p[:, 0], p
 
-    def solve(target, p, rows):
-        return target - p[:, 0]
+    def solve(target, p):
+        return target - p[:, 0], torch.ones(target.shape[-1], dtype=torch.bool)
 
     return parallel_sweeps(evaluate, solve, z, **options)
 

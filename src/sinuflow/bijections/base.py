@@ -47,11 +47,16 @@ class Certificate(NamedTuple):
         layer = int(failed.any(1).nonzero()[0])
         residual = self.residual[layer][failed[layer]]
         numbers = residual[residual.isfinite()]
-        off = f"by up to {float(numbers.max()):.3g}" if len(numbers) else "with values that are not finite"
+        where = f"layer {self.names[layer]!r} could not be inverted for {int(failed[layer].sum())} of {failed.shape[1]}"
+        if not len(numbers):
+            raise InversionError(
+                f"{where} samples: they are NaN or infinite. Look for such values in the input and the parameters, "
+                "or take what there is with flow.invert(..., on_failure='return')."
+            )
         raise InversionError(
-            f"layer {self.names[layer]!r} could not be inverted for {int(failed[layer].sum())} of "
-            f"{failed.shape[1]} samples: after {int(self.iterations[layer].max())} iterations they are off {off}. "
-            "Try float64 or more iterations, or take what there is with flow.invert(..., on_failure='return')."
+            f"{where} samples: after {int(self.iterations[layer].max())} iterations they are off by up to "
+            f"{float(numbers.max()):.3g}. Try float64 or more iterations, or take what there is with "
+            "flow.invert(..., on_failure='return')."
         )
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from ..errors import SinuflowError
 from ..kernels.degrees import Plan, plan
 from ..kernels.scale_stack import gradients, run
 from ..kernels.staircase import staircase_mask
@@ -58,6 +58,28 @@ def _empty_answer(z: Tensor) -> Answer:
         torch.empty_like(row),
         torch.empty_like(row, dtype=torch.bool),
     )
+
+
+class _Refuse(torch.autograd.Function):
+    """Passes a gradient on, and raises when somebody differentiates it."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, *_: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise SinuflowError(
+            "second derivatives through an inverse are not available: differentiate log_prob or the forward "
+            "map instead, which have them"
+        )
+
+
+def _first_order_only(gradients: tuple[Any, ...], anchors: tuple[Tensor, ...]) -> tuple[Any, ...]:
+    """Without this, second derivatives would come out as zero, and nobody would know."""
+    if not torch.is_grad_enabled():
+        return gradients
+    return tuple(g if g is None else _Refuse.apply(g, *anchors) for g in gradients)
 
 
 # ---------------------------------------------------------------- the stack of scales
@@ -122,9 +144,10 @@ class _ScaleInverse(torch.autograd.Function):
         return answer
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        return _scale_gradient(ctx, *grads)
+        with torch.no_grad():
+            found = _scale_gradient(ctx, *grads)
+        return _first_order_only(found, (*ctx.saved_tensors, *grads[:2]))
 
 
 def scale_inverse(z: Tensor, waves: Waves, options: SolverOptions) -> LayerInverse:
@@ -207,8 +230,9 @@ def _sweep(
         parameters = network.outputs(x, None if context is None else context[:, rows])
         return transformer.forward(x, parameters)[0], parameters
 
-    def solve(target: Tensor, parameters: Tensor, rows: Tensor) -> Tensor:
-        return transformer.inverse(target, parameters, options).x
+    def solve(target: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        root = transformer.inverse(target, parameters, options)
+        return root.x, root.converged.all(0)
 
     root = parallel_sweeps(evaluate, solve, z, rtol=rtol, atol=atol, max_iterations=options.limit)
     _, ladj = transformer.forward(root.x, network.outputs(root.x, context))
@@ -317,10 +341,11 @@ class _TriangularInverse(torch.autograd.Function):
         return answer
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        grad_z, of_context, of_weights, of_biases, *rest = _triangular_gradient(ctx, *grads)
-        return grad_z, of_context, None, *of_weights, *of_biases, *rest
+        with torch.no_grad():
+            grad_z, of_context, of_weights, of_biases, *rest = _triangular_gradient(ctx, *grads)
+        found = (grad_z, of_context, None, *of_weights, *of_biases, *rest)
+        return _first_order_only(found, (*ctx.saved_tensors, *grads[:2]))
 
 
 def triangular_inverse(

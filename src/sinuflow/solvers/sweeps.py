@@ -12,7 +12,7 @@ from .result import Root
 
 def parallel_sweeps(
     evaluate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-    solve: Callable[[Tensor, Tensor, Tensor], Tensor],
+    solve: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     z: Tensor,
     *,
     rtol: float,
@@ -28,11 +28,13 @@ def parallel_sweeps(
     the others are swept again.
 
     ``evaluate(x, rows)`` gives :math:`F(x; c(x))` and :math:`c(x)` for the chosen rows of the batch,
-    ``solve(z, parameters, rows)`` inverts F. The answer's ``slope`` is left at zero.
+    ``solve(z, parameters)`` inverts F and says for which rows it could. The answer's ``slope`` is left
+    at zero.
     """
     features, count = z.shape
     x = z.clone()
     rows = torch.arange(count, device=z.device)
+    solved = torch.ones(count, dtype=torch.bool, device=z.device)
     residual = torch.full_like(z, torch.inf)
     converged = torch.zeros_like(z, dtype=torch.bool)
     iterations = torch.zeros_like(z, dtype=torch.int32)
@@ -40,11 +42,13 @@ def parallel_sweeps(
         here = x[:, rows]
         value, parameters = evaluate(here, rows)
         gap = (value - z[:, rows]).abs()
-        # Beyond D sweeps nothing changes any more: what is left is rounding.
-        near = ((gap <= atol + rtol * here.abs()) | (gap.isfinite() & (used > features))).all(0)
+        # Beyond D sweeps nothing changes any more: what is left is rounding, if F was inverted each time.
+        final = gap.isfinite() & solved[rows] & (used > features)
+        near = ((gap <= atol + rtol * here.abs()) | final).all(0)
         residual[:, rows], converged[:, rows], iterations[:, rows] = gap, near.expand_as(gap), used
         if used == max_iterations or bool(near.all()):
             break
         rows, parameters = rows[~near], parameters[..., ~near]
-        x[:, rows] = solve(z[:, rows], parameters, rows)
+        x[:, rows], done = solve(z[:, rows], parameters)
+        solved[rows] &= done
     return Root(x, torch.zeros_like(x), iterations, residual, converged)
