@@ -12,23 +12,13 @@ from ..solvers import Root, SolverOptions, fixed_point, newton
 def invert_stack(z: Tensor, waves: Waves, options: SolverOptions) -> Root:
     """Invert ``scale_stack``: iterations and residual are the largest of any transformer."""
     rtol, atol = options.tolerances(z.dtype)
-    total: Root | None = None
+    roots: list[Root] = []
     for function in reversed(WaveFunction.stack(waves, z)):
         if options.method == "certified":
             root = newton(function, z, options.limit)
         else:
             root = fixed_point(function, z, rtol=rtol, atol=atol, max_iterations=options.limit)
         z = root.x
-        total = root if total is None else _worst(total, root)
-    assert total is not None
-    return total
-
-
-def _worst(later: Root, earlier: Root) -> Root:
-    return Root(
-        earlier.x,
-        later.slope * earlier.slope,
-        torch.maximum(later.iterations, earlier.iterations),
-        torch.maximum(later.residual, earlier.residual),
-        later.converged & earlier.converged,
-    )
+        roots.append(root)
+    _, slope, iterations, residual, converged = (torch.stack(parts) for parts in zip(*roots, strict=True))
+    return Root(z, slope.prod(0), iterations.amax(0), residual.amax(0), converged.all(0))

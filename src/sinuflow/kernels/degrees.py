@@ -38,6 +38,7 @@ class Block(NamedTuple):
     degrees: range
     known: list[Piece]  # all rows of the block, and what is known when the block begins
     fresh: list[list[Piece]]  # for every degree, its rows, and what the block itself has found by then
+    begun: list[bool]  # for every layer, whether anything is known: if not, its rows have not been written
 
 
 #: Degrees to a block.
@@ -54,7 +55,7 @@ class Plan:
     hidden: tuple[Layer, ...]
     head: Layer
 
-    @property
+    @cached_property
     def layers(self) -> tuple[Layer, ...]:
         return (*self.hidden, self.head)
 
@@ -65,16 +66,19 @@ class Plan:
 
     def _block(self, first: int) -> Block:
         degrees = range(first, min(first + _BLOCK, self.features))
-        known, fresh = [], [[] for _ in degrees]  # type: ignore[var-annotated]
+        known, begun = [], []
+        fresh: list[list[Piece]] = [[] for _ in degrees]
         for i, layer in enumerate(self.layers):
             # Of the features, degree `first` itself is known already; of the units, what is below.
             done = layer.columns[first] if i == 0 else below(layer.columns, first)
-            known.append(Piece(i, slice(below(layer.rows, first), layer.rows[degrees[-1]]), slice(0, done)))
+            begun.append(done > 0)
+            if done:
+                known.append(Piece(i, slice(below(layer.rows, first), layer.rows[degrees[-1]]), slice(0, done)))
             for m, pieces in zip(degrees, fresh, strict=True):
                 rows = slice(below(layer.rows, m), layer.rows[m])
                 if rows.start < rows.stop:
                     pieces.append(Piece(i, rows, slice(done, layer.columns[m])))
-        return Block(degrees, known, fresh)
+        return Block(degrees, known, fresh, begun)
 
 
 def below(counts: tuple[int, ...], degree: int) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor
 from .activations import activate, activation_slope
 from .degrees import Layer, Plan
 from .dispatch import fused_allowed, reference_backward
+from .workspace import WORKSPACE
 
 
 class Network(NamedTuple):
@@ -110,9 +111,16 @@ class _Blocked(torch.autograd.Function):
             if ctx.needs_input_grad[2 + count + i]:
                 grad_biases[i] = grad.sum(-1)
             if i or ctx.needs_input_grad[1]:
-                grad = input_gradient(network.layers[i], grad, weights[i], masks[i])
+                grad = input_gradient(network.layers[i], grad, weights[i], masks[i], _room(network, i, inputs[i]))
         grad_h = grad if ctx.needs_input_grad[1] else None
         return None, grad_h, *grad_weights, *grad_biases, *[None] * count
+
+
+def _room(network: Network, i: int, like: Tensor) -> Tensor:
+    """Where the gradient of layer i's input may go: it is handed out only if i is 0, or by a residual block."""
+    if i == 0 or any(network.skips):
+        return torch.empty_like(like)
+    return WORKSPACE.take(i % 2, like.shape, like)
 
 
 def _through_activation(name: str, grad: Tensor, after: Tensor, before: Tensor | None) -> None:
@@ -155,10 +163,9 @@ def apply_layer(layer: Layer, h: Tensor, weight: Tensor, bias: Tensor, mask: Ten
     return out
 
 
-def input_gradient(layer: Layer, grad: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
-    r""":math:`(M \odot W)^T g`."""
+def input_gradient(layer: Layer, grad: Tensor, weight: Tensor, mask: Tensor, out: Tensor) -> Tensor:
+    r""":math:`(M \odot W)^T g`, written to ``out``."""
     masked = weight if layer.stairs.exact else weight * mask
-    out = grad.new_empty((weight.shape[1], grad.shape[-1]))
     before = 0
     for start, _, columns in layer.stairs.steps:  # columns that the rows from start on see, and no others
         torch.mm(masked[start:, before:columns].mT, grad[start:], out=out[before:columns])
@@ -170,7 +177,7 @@ def input_gradient(layer: Layer, grad: Tensor, weight: Tensor, mask: Tensor) -> 
 def weight_gradient(layer: Layer, grad: Tensor, h: Tensor, mask: Tensor) -> Tensor:
     r""":math:`M \odot g h^T`."""
     steps, exact = layer.stairs
-    if len(steps) == 1 and steps[0].columns == h.shape[0]:
+    if len(steps) == 1:
         # The product of a tall matrix with a flat one is faster the other way round.
         out = torch.mm(grad, h.mT) if grad.shape[0] < h.shape[0] else torch.mm(h, grad.mT).mT.contiguous()
     else:

@@ -5,6 +5,7 @@ r"""A stack of sinusoidal transformers, :math:`\tau_n \circ \dots \circ \tau_1`,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,12 +14,16 @@ from torch import Tensor
 from .dispatch import fused_allowed, reference_backward
 from .waves import Scratch, Waves, feature_chunks, transform
 
+#: Tables of up to this many numbers are kept for the backward pass; larger ones are made again.
+_KEEP = 2**21
+
 
 class Trace(NamedTuple):
-    """What a stack went through: the input of every transformer and the result, (n + 1, D, B); the slopes."""
+    """What a stack went through."""
 
-    inputs: Tensor
-    slopes: Tensor
+    inputs: Tensor  # of every transformer, and the result, (n + 1, D, B)
+    slopes: Tensor  # (n, D, B)
+    tables: Tensor  # of sine products, (n, D, 2K, B), or empty if they are to be made again
 
     @property
     def value(self) -> Tensor:
@@ -46,16 +51,19 @@ def reference(x: Tensor, frequency: Tensor, cosine: Tensor, sine: Tensor, shift:
     return x, ladj
 
 
-def run(x: Tensor, waves: Waves) -> Trace:
-    """The stack, with what its gradients need."""
+def run(x: Tensor, waves: Waves, keep: bool = False) -> Trace:
+    """The stack, with what its gradients need; with ``keep``, more of it if that is not too large."""
     count, features, width, _ = waves.frequency.shape
     inputs = x.new_empty((count + 1, *x.shape))
     slopes = x.new_empty((count, *x.shape))
+    keep = keep and 2 * width * slopes.numel() <= _KEEP
+    tables = x.new_empty((count, features, 2 * width, x.shape[-1]) if keep else (0,))
     inputs[0] = x
     forward = _shared_forward if _is_shared(waves) else _per_row_forward
     for chunk in feature_chunks(features, x.shape[-1], width):
-        forward(chunk, waves, Scratch(x[chunk], width), inputs, slopes)
-    return Trace(inputs, slopes)
+        kept = tables[:, chunk].unbind(0) if keep else [None] * count
+        forward(chunk, waves, Scratch(x[chunk], width), inputs, slopes, kept)
+    return Trace(inputs, slopes, tables)
 
 
 def gradients(trace: Trace, waves: Waves, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor, Waves]:
@@ -71,8 +79,9 @@ def _is_shared(waves: Waves) -> bool:
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
-        trace = run(x, Waves(a, p, q, d))
-        if any(ctx.needs_input_grad):
+        learning = any(ctx.needs_input_grad)
+        trace = run(x, Waves(a, p, q, d), keep=learning)
+        if learning:
             ctx.save_for_backward(x, a, p, q, d, *trace)
         return trace.value, trace.ladj
 
@@ -92,17 +101,19 @@ class _Fused(torch.autograd.Function):
 # gradients of the parameters are entries of one product of the table with the incoming gradients.
 
 
-def _shared_forward(chunk: slice, waves: Waves, scratch: Scratch, inputs: Tensor, slopes: Tensor) -> None:
+def _shared_forward(
+    chunk: slice, waves: Waves, scratch: Scratch, inputs: Tensor, slopes: Tensor, tables: Sequence[Tensor | None]
+) -> None:
     a, p, q, d = (t[:, chunk] for t in waves)
     value_row = torch.cat([q / a, -p / a], dim=-2)
     slope_row = torch.cat([2 * p, 2 * q], dim=-2)
     coefficients = torch.cat([value_row, slope_row], dim=-1).mT  # (n, D, 2, 2K)
     constants = torch.stack([d, 1 - p.sum(-2)], dim=-2)
     starts, ends = inputs[:-1, chunk], inputs[1:, chunk]
-    for fa, constant, coefficient, start, end, slope in zip(
-        a, constants, coefficients, starts, ends, slopes[:, chunk], strict=True
+    for fa, constant, coefficient, start, end, slope, table in zip(
+        a, constants, coefficients, starts, ends, slopes[:, chunk], tables, strict=True
     ):
-        both = torch.baddbmm(constant, coefficient, scratch.fill(fa, start))
+        both = torch.baddbmm(constant, coefficient, scratch.fill(fa, start, table))
         torch.add(start, both[:, 0], out=end)
         slope.copy_(both[:, 1])
 
@@ -119,8 +130,9 @@ def _shared_backward(trace: Trace, waves: Waves, grad_z: Tensor, grad_ladj: Tens
         scratch = Scratch(grad_z[chunk], width)
         grad = grad_z[chunk]
         stacks = (a, trace.inputs[:-1], trace.slopes, curvature_constant, curvature_row, moments, sums)
+        tables = _kept(trace, chunk)
         for fa, start, slope, constant, coefficient, moment, total in _backwards(chunk, *stacks):
-            table = scratch.fill(fa, start)
+            table = tables.pop() if tables else scratch.fill(fa, start)
             grad_slope = grad_ladj / slope
             rows = torch.stack([grad, grad_slope, start * grad, start * grad_slope], dim=1)
             torch.bmm(rows, table.mT, out=moment)
@@ -143,12 +155,14 @@ def _shared_backward(trace: Trace, waves: Waves, grad_z: Tensor, grad_ladj: Tens
 # ---------------------------------------------------------------- every row has its own waves
 
 
-def _per_row_forward(chunk: slice, waves: Waves, scratch: Scratch, inputs: Tensor, slopes: Tensor) -> None:
-    square, product, spare = scratch.squares, scratch.products, scratch.spare
+def _per_row_forward(
+    chunk: slice, waves: Waves, scratch: Scratch, inputs: Tensor, slopes: Tensor, tables: Sequence[Tensor | None]
+) -> None:
+    spare = scratch.spare
     starts, ends = inputs[:-1, chunk], inputs[1:, chunk]
-    parts = (*(t[:, chunk] for t in waves), starts, ends, slopes[:, chunk])
-    for a, p, q, d, start, end, slope in zip(*parts, strict=True):
-        scratch.fill(a, start)
+    parts = (*(t[:, chunk] for t in waves), starts, ends, slopes[:, chunk], tables)
+    for a, p, q, d, start, end, slope, table in zip(*parts, strict=True):
+        square, product = scratch.fill(a, start, table).chunk(2, dim=-2)
         bend = torch.mul(p, square, out=spare).addcmul_(q, product).sum(-2)
         torch.sub(bend.mul_(2).add_(1), p.sum(-2), out=slope)
         rise = torch.mul(q, square, out=spare).addcmul_(p, product, value=-1).div_(a).sum(-2)
@@ -162,12 +176,14 @@ def _per_row_backward(trace: Trace, waves: Waves, grad_z: Tensor, grad_ladj: Ten
     grads = [grad_z.new_empty((count, features, width, rows)) for _ in range(3)]
     for chunk in feature_chunks(features, rows, width):
         scratch = Scratch(grad_z[chunk], width)
-        square, product, cosine = scratch.squares, scratch.products, scratch.spare
+        cosine = scratch.spare
+        tables = _kept(trace, chunk)
         grad = grad_z[chunk]
         stacks = (*waves[:3], trace.inputs[:-1], trace.slopes, grad_d, *grads)
         for a, p, q, x, slope, grad_shift, grad_a, grad_p, grad_q in _backwards(chunk, *stacks):
             start = x.unsqueeze(-2)
-            scratch.fill(a, x)
+            table = tables.pop() if tables else scratch.fill(a, x)
+            square, product = table.chunk(2, dim=-2)
             torch.mul(square, -2, out=cosine).add_(1)  # cos 2u; sin 2u is twice the product
             grad_shift.copy_(grad)
             grad_slope = (grad_ladj / slope).unsqueeze(-2)
@@ -184,6 +200,11 @@ def _per_row_backward(trace: Trace, waves: Waves, grad_z: Tensor, grad_ladj: Ten
         grad_x[chunk] = grad
     grad_a, grad_p, grad_q = grads
     return grad_x, Waves(grad_a, grad_p, grad_q, grad_d.sum_to_size(waves.shift.shape))
+
+
+def _kept(trace: Trace, chunk: slice) -> list[Tensor]:
+    """The tables that were kept for some features, the last one to be used first at the end."""
+    return list(trace.tables[:, chunk].unbind(0)) if trace.tables.numel() else []
 
 
 def _backwards(chunk: slice, *stacks: Tensor) -> list[tuple[Tensor, ...]]:

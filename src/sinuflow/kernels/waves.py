@@ -62,14 +62,19 @@ class Scratch:
         features, rows = like.shape
         self.spare = like.new_empty((features, waves, rows))
         self.table = like.new_empty((features, 2 * waves, rows))
-        self.squares, self.products = self.table.split(waves, dim=-2)
+        self.results = like.new_empty((features, 3, rows))
 
-    def fill(self, frequency: Tensor, x: Tensor) -> Tensor:
-        r"""The table of :math:`\sin^2 u`, and below it :math:`\sin u \cos u`, for u = a x."""
+    def fill(self, frequency: Tensor, x: Tensor, table: Tensor | None = None) -> Tensor:
+        r"""A table of :math:`\sin^2 u`, and below it :math:`\sin u \cos u`, for u = a x.
+
+        It is written to ``table``, or else to memory that the next call overwrites.
+        """
+        table = self.table if table is None else table
+        squares, products = table.chunk(2, dim=-2)
         tangent = torch.mul(frequency, x.unsqueeze(-2), out=self.spare).tan_()
-        torch.div(tangent, torch.mul(tangent, tangent, out=self.squares).add_(1), out=self.products)
-        torch.mul(tangent, self.products, out=self.squares)
-        return self.table
+        torch.div(tangent, torch.mul(tangent, tangent, out=squares).add_(1), out=products)
+        torch.mul(tangent, products, out=squares)
+        return table
 
 
 def feature_chunks(features: int, rows: int, waves: int) -> list[slice]:
@@ -175,12 +180,15 @@ class WaveFunction:
         return centre - radius - slack, centre + radius + slack
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        r""":math:`\tau(x)`, :math:`\tau'(x)` and :math:`\tau''(x)` for ``x`` of shape (D, B)."""
+        r""":math:`\tau(x)`, :math:`\tau'(x)` and :math:`\tau''(x)` for ``x`` of shape (D, B).
+
+        Slope and curvature are valid until the next evaluation, which overwrites them.
+        """
         if self._scratch is None:
             self._scratch = Scratch(x, self._frequency.shape[-2])
         table = self._scratch.fill(self._frequency, x)
         if self._shared:
-            all_three = torch.baddbmm(self._constants, self._matrix, table)
+            all_three = torch.baddbmm(self._constants, self._matrix, table, out=self._scratch.results)
         else:
             all_three = (self._matrix * table.unsqueeze(-3)).sum(-2).add_(self._constants)
         wave, slope, curvature = all_three.unbind(-2)

@@ -26,4 +26,4 @@ def fixed_point(function: MonotoneFunction, target: Tensor, *, rtol: float, atol
         if used == max_iterations or bool(converged.all()):
             break
         x = torch.where(converged, x, target - (value - x))
-    return Root(x, slope, iterations, residual, converged)
+    return Root(x, slope.clone(), iterations, residual, converged)

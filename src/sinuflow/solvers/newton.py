@@ -48,7 +48,7 @@ def _sprint(function: MonotoneFunction, target: Tensor, x: Tensor, used: int, ma
             if left == 0 or alone or used >= min(_PATIENCE, max_iterations):
                 break
         x = torch.addcdiv(x, gap, _twice_divisor(gap, slope, curvature, lowest, highest), value=-2)
-    root = Root(x, slope, torch.full_like(x, used, dtype=torch.int32), residual, converged)
+    root = Root(x, slope.clone(), torch.full_like(x, used, dtype=torch.int32), residual, converged)
     if left and used < max_iterations:
         pick = _Pick(converged)
         chosen = function.select(pick.rows, pick.columns)
@@ -97,7 +97,7 @@ def _safeguarded(function: MonotoneFunction, target: Tensor, x: Tensor, used: in
         residual = gap.abs()
         converged = residual <= working_precision(x, target)
         if used >= max_iterations or bool((converged | ~residual.isfinite()).all()):
-            return Root(x, slope, iterations, residual, converged)
+            return Root(x, slope.clone(), iterations, residual, converged)
         used += 1
         iterations = torch.where(converged, iterations, used)
         above = gap > 0

@@ -92,7 +92,9 @@ def _substitute(
         for m, pieces in zip(block.degrees, block.fresh, strict=True):
             for i, span, columns in pieces:
                 part = before[i][span]
-                if columns.start < columns.stop:
+                if not block.begun[i]:
+                    torch.addmm(biases[i][span], weights[i][span, columns], after[i][columns], out=part)
+                elif columns.start < columns.stop:
                     part.addmm_(weights[i][span, columns], after[i][columns])
                 if i < head:
                     if skips[i]:
