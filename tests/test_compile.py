@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sinuflow import SinusoidalFlow
 from tests.builders import CONDITIONINGS, batch, trained_flow
 
 every_conditioning = pytest.mark.parametrize("conditioning", CONDITIONINGS)
@@ -56,6 +57,18 @@ def test_invert(conditioning, solver):
     got = torch.compile(invert, fullgraph=True, backend="aot_eager")(z)
     for g, w in zip(got, invert(z), strict=True):
         torch.testing.assert_close(g, w, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("solver", ["certified", "fixed_point"])
+def test_invert_a_fresh_flow(solver):
+    """Everything has converged at once: an operator must not hand its input back as its output."""
+    flow = SinusoidalFlow(2, conditioning="none", blocks=2)
+
+    def invert(z):
+        return flow.invert(z, solver=solver, on_failure="return").x
+
+    z = torch.randn(5, 2)
+    torch.testing.assert_close(torch.compile(invert, fullgraph=True, backend="aot_eager")(z), z)
 
 
 @every_conditioning

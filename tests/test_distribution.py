@@ -64,6 +64,8 @@ def test_expand():
     assert plain.log_prob(torch.zeros(3, dtype=DOUBLE)).shape == (5,)
     with pytest.raises(ArgumentError, match="NaN or infinite"):
         plain.log_prob(torch.full((5, 3), torch.nan, dtype=DOUBLE))
+    with pytest.raises(ArgumentError, match=r"shape \(2, 3\) does not broadcast with the batch shape \(5,\)"):
+        plain.log_prob(torch.zeros(2, 3, dtype=DOUBLE))
     loose = trained_flow(3)(validate_args=False).expand([5])
     assert loose.log_prob(torch.full((5, 3), torch.nan, dtype=DOUBLE)).isnan().all()
 
@@ -155,9 +157,8 @@ def test_as_a_transform_it_composes():
     d = TransformedDistribution(base, [flow.transform().inv])
     x = flow().sample((6,))
     torch.testing.assert_close(d.log_prob(x), flow().log_prob(x))
-    torch.testing.assert_close(
-        flow.transform()(d.sample((4,))).std(), torch.tensor(1.0, dtype=DOUBLE), atol=0.8, rtol=0
-    )
+    noise = flow.transform()(d.sample((2000,)))
+    torch.testing.assert_close(noise.std(0), torch.ones(3, dtype=DOUBLE), atol=0.1, rtol=0)
     affine = torch.distributions.AffineTransform(torch.tensor(1.0, dtype=DOUBLE), torch.tensor(2.0, dtype=DOUBLE))
     scaled = TransformedDistribution(d, [torch.distributions.IndependentTransform(affine, 1)])
     torch.testing.assert_close(

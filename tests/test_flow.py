@@ -75,6 +75,13 @@ def test_initialize_standardises(conditioning):
     torch.testing.assert_close(z.std(0, correction=0), torch.ones(3, dtype=DOUBLE))
 
 
+def test_initialize_refuses_what_has_no_mean():
+    flow = trained_flow(2)
+    for x in (torch.empty(0, 2), torch.tensor([[1.0, torch.nan]])):
+        with pytest.raises(ArgumentError, match="at least one row, and no NaN"):
+            flow.initialize(x.double())
+
+
 def test_wrong_arguments_say_what_would_be_right():
     cases = [
         ({"features": 0}, "features must be a whole number of at least 1; got 0"),

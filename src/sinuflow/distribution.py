@@ -77,7 +77,12 @@ class FlowDistribution(Distribution):
             _refuse_non_finite(value, "value")
         z, ladj = self.bijection.transform(rows, context)
         log_density = (_log_normal(z) + ladj).reshape(shape)
-        return log_density.expand(torch.broadcast_shapes(shape, self.batch_shape))
+        try:
+            return log_density.expand(torch.broadcast_shapes(shape, self.batch_shape))
+        except RuntimeError:
+            raise ArgumentError(
+                f"value of shape {tuple(value.shape)} does not broadcast with the batch shape {tuple(self.batch_shape)}"
+            ) from None
 
     def sample(
         self,

@@ -92,6 +92,7 @@ class SinusoidalFlow(nn.Module):
         if not isinstance(hidden, (tuple, list)):
             raise ArgumentError(f"hidden must be a sequence of layer sizes, such as (256, 256); got {hidden!r}")
         hidden = tuple(_whole("every entry of hidden", width, 1) for width in hidden)
+        residual = bool(residual)
         if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
             raise ArgumentError(f"dropout must be at least 0 and below 1; got {dropout!r}")
         if squash is not None and (not isinstance(squash, (int, float)) or not squash >= 0):
@@ -147,6 +148,8 @@ class SinusoidalFlow(nn.Module):
         ``conditioning="full"`` has none and stays as it is: give it standardised data.
         """
         rows, given, _ = self.bijection.feature_major(x, context, "x")
+        if not rows.shape[-1] or not bool(rows.isfinite().all()):
+            raise ArgumentError("x must have at least one row, and no NaN or infinity, to initialise from")
         with torch.no_grad():
             self.bijection.initialize(rows, given)
 

@@ -41,7 +41,7 @@ def _build(path: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Si
         flow = SinusoidalFlow(**config)
     except StorageError:
         raise
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, SinuflowError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError, RuntimeError, SinuflowError) as error:
         raise StorageError(f"{path} has a configuration that makes no flow: {error}") from error
     expected = {name: t.shape for name, t in flow.state_dict().items()}
     found = {name: t.shape for name, t in tensors.items()}

@@ -1,7 +1,7 @@
 """Model files: one safetensors file with the configuration in its header. Never a pickle.
 
 The header holds a format name and version, what kind of thing the file is, its configuration as
-JSON, and a checksum of the tensors, which safetensors itself does not have.
+JSON, and a checksum of it all, which safetensors itself does not have.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def write_model(path: str | os.PathLike[str], model: Model) -> None:
         "format_version": str(FORMAT_VERSION),
         "kind": model.kind,
         "config": json.dumps(model.config),
-        "sha256": _checksum(tensors),
     }
+    header["sha256"] = _checksum(header, tensors)
     write_atomically(Path(path), to_safetensors(tensors, metadata=header))
 
 
@@ -51,14 +51,14 @@ def read_model(path: Path) -> Model:
     if header.get("format") != FORMAT:
         raise StorageError(f"{path} is a safetensors file, but not a Sinuflow model")
     version = header.get("format_version", "")
-    if not version.isdigit():
+    if not version.isascii() or not version.isdecimal():
         raise StorageError(f"{path} has no valid format version; it is damaged")
     if int(version) > FORMAT_VERSION:
         raise StorageError(
             f"{path} has format version {version}, and this Sinuflow reads up to {FORMAT_VERSION}: upgrade Sinuflow"
         )
-    if header.get("sha256") != _checksum(tensors):
-        raise StorageError(f"{path} is damaged: its tensors do not match their checksum")
+    if header.get("sha256") != _checksum(header, tensors):
+        raise StorageError(f"{path} is damaged: its contents do not match their checksum")
     try:
         config = json.loads(header["config"])
     except (KeyError, ValueError) as error:
@@ -103,10 +103,12 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         raise StorageError(f"{path} is not a safetensors file, or is damaged: {error}") from error
 
 
-def _checksum(tensors: dict[str, Tensor]) -> str:
+def _checksum(header: dict[str, str], tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
+    for name in sorted(header.keys() - {"sha256"}):
+        digest.update(f"{name}={header[name]};".encode())
     for name in sorted(tensors):
         t = tensors[name]
         digest.update(f"{name} {t.dtype} {tuple(t.shape)};".encode())
-        digest.update(t.contiguous().view(torch.uint8).numpy().tobytes() if t.numel() else b"")
+        digest.update(t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b"")
     return digest.hexdigest()

@@ -189,6 +189,14 @@ def test_proposition_1_g_is_a_contraction(seed, scale):
     assert ((g_u - g_v).abs().sum(-1) <= bound * distance + 1e-13 * scale).all()
 
 
+def test_defaults_of_the_blocks():
+    assert LDUBlock(2, hidden=(4,)).bijections[1].frequency.shape == (4, 2, 4)
+    assert SinusoidalScale(2).frequency.shape == (4, 2, 4)
+    layer = AutoregressiveWaves(2, hidden=(4,))
+    assert (layer.transformer.scales, layer.transformer.waves) == (2, 4)
+    assert SinusoidalScale(2, context=1).network[0].out_features == 64
+
+
 def test_ldu_is_lower_after_scale_after_upper():
     block = trained(LDUBlock(4, hidden=(16,)))
     upper, scale, lower = block
@@ -265,7 +273,7 @@ def test_bad_input_says_what_was_expected_and_what_came():
         scale(torch.zeros(5, 4))
     with pytest.raises(ArgumentError, match=r"z must have shape \(\.\.\., 3\); got \(\)"):
         scale.inverse(torch.zeros(()))
-    with pytest.raises(ArgumentError, match=r"floating-point dtype; got torch.int64"):
+    with pytest.raises(ArgumentError, match=r"dtype torch.float32 or torch.float64; got torch.int64"):
         scale(torch.zeros(5, 3, dtype=torch.int64))
     with pytest.raises(ArgumentError, match=r"x has dtype torch.float64, but the parameters have torch.float32"):
         scale(torch.zeros(5, 3, dtype=DOUBLE))
@@ -327,3 +335,15 @@ def test_a_large_batch_is_inverted_in_pieces():
     shift = trained(LowerShift(3, 2, hidden=(8,)))
     x, c = batch(3, 2, rows=5000)
     torch.testing.assert_close(shift.inverse(shift(x, c)[0], c)[0], x)
+
+
+@pytest.mark.parametrize("kind", [LowerShift, AutoregressiveWaves])
+def test_a_layer_used_twice_has_the_same_gradient_either_way(kind):
+    layer = trained(kind(3, hidden=(8,), activation="tanh"))
+    x, _ = batch(3)
+    loss = Chain([layer, layer])(x)[0].sin().sum()
+    parameters = list(layer.parameters())
+    plain = torch.autograd.grad(loss, parameters, retain_graph=True)
+    differentiable = torch.autograd.grad(loss, parameters, create_graph=True)
+    for a, b in zip(plain, differentiable, strict=True):
+        torch.testing.assert_close(a, b)

@@ -179,7 +179,9 @@ def test_squash():
     torch.testing.assert_close(y[3], 2 / torch.sqrt(torch.tensor(1.25, dtype=torch.float64)))
     assert squash(x, None) is x
     (slope,) = torch.autograd.grad(y.sum(), x)
-    torch.testing.assert_close(squash_slope(x.detach()[1:], 4.0), slope[1:])
+    torch.testing.assert_close(squash_slope(x.detach(), 4.0), slope)
+    assert squash(torch.tensor(1e20), 4.0).item() == pytest.approx(4.0)
+    assert squash(torch.tensor(torch.nan), 4.0).isnan()
 
 
 def test_wrong_arguments():

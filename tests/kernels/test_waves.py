@@ -115,11 +115,8 @@ def test_fused_constrain_matches_its_reference(rows):
         torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("rows", [1, 6])
-@pytest.mark.parametrize("batch", [1, 6, 3000])
+@pytest.mark.parametrize(("rows", "batch"), [(1, 1), (1, 6), (1, 3000), (6, 6), (3000, 3000)])
 def test_fused_stack_matches_its_reference(rows, batch):
-    if rows == 6 and batch != 6:
-        return
     waves, _ = draw(scales=3, features=20, rows=rows)
     waves = Waves(*(t.requires_grad_() for t in waves))
     x = torch.randn(20, batch, dtype=DOUBLE, requires_grad=True)

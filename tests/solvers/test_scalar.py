@@ -53,12 +53,20 @@ def test_the_safeguard_alone_arrives_from_anywhere(seed, scale):
     assert ((root.x - x).abs() <= 3 * working_precision(x, target) / function.lowest_slope).all()
 
 
+def test_the_safeguard_is_fast_where_it_is_not_needed():
+    function, _, target, _ = problem(0, 1.0, strength=0.5)
+    root = _safeguarded(function, target, function.guess(target), 0, 300)
+    assert root.converged.all()
+    assert root.iterations.max() <= 5
+
+
 def test_a_large_problem_with_stragglers():
     """More elements than are worth keeping together: the fast ones stop early, the slow ones go on."""
     function, x, target, _ = problem(7, 10.0, count=8000, strength=0.999, low=0.01, high=4.0)
     root = newton(function, target)
     assert root.converged.all()
     assert root.iterations.unique().numel() > 1
+    assert root.iterations.max() <= 10  # also alone they go by parabolas, not by halves
     torch.testing.assert_close(root.x, x, rtol=1e-9, atol=1e-9)
     few = newton(function, target, max_iterations=4)
     assert not few.converged.all()
@@ -181,3 +189,21 @@ def test_default_options_suit_the_precision():
     assert SolverOptions(atol=0.1).tolerances(torch.float64) == (1e-12, 0.1)
     assert (SolverOptions().limit, SolverOptions("fixed_point").limit) == (200, 1000)
     assert SolverOptions(max_iterations=7).limit == 7
+
+
+def test_fixed_point_counts_evaluations():
+    """f(x) = 1.5 x: the residual halves with every iteration, from 0.5 at x = z = 1."""
+
+    class Line:
+        def evaluate(self, x):
+            return 1.5 * x, torch.full_like(x, 1.5), torch.zeros_like(x)
+
+    target = torch.ones(1, 1, dtype=torch.float64)
+    root = fixed_point(Line(), target, rtol=0, atol=1e-2, max_iterations=50)
+    assert root.iterations.item() == 7  # 0.5, 0.25, ..., 0.0078
+    assert root.residual.item() == 2.0**-7
+    exactly = fixed_point(Line(), target, rtol=0, atol=2.0**-7, max_iterations=50)
+    assert exactly.iterations.item() == 7
+    already = fixed_point(Line(), 0 * target, rtol=0, atol=1e-2, max_iterations=50)
+    assert already.iterations.item() == 1
+    assert already.x.data_ptr() != target.data_ptr()

@@ -154,6 +154,14 @@ def test_sweeps_stop_row_by_row():
     assert (root.residual <= 1e-13).all()
 
 
+def test_sweeps_have_a_relative_tolerance():
+    net = network(5, 0, (24, 24), False, None)
+    x = -1e6 - 1e5 * torch.rand(5, 3, dtype=DOUBLE)
+    z = x + net.outputs(x, None)[:, 0]
+    root = sweep(net, z, None, rtol=1e-3, atol=0, max_iterations=2)
+    assert root.converged.all()
+
+
 def test_sweeps_report_a_row_that_is_not_a_number():
     net = network(3, 0, (8,), False, None)
     x, _ = data(3, 0)

@@ -42,6 +42,6 @@ class ElementwiseAffine(Bijection):
     def initialize(self, x: Tensor, context: Tensor | None) -> Tensor:
         spread = x.std(dim=-1, correction=0)
         # A feature that does not vary gives no scale: leave it as it is.
-        self.log_scale.copy_(torch.where(spread > 0, spread, 1.0).log())
+        self.log_scale.copy_(torch.where(spread > 0, spread.log(), self.log_scale))
         self.mean.copy_(x.mean(-1))
         return self.transform(x, context)[0]

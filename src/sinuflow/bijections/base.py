@@ -105,12 +105,15 @@ class Bijection(nn.Module):
     def inverse(self, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """x and the log-determinant of the inverse map, certified: or an :class:`InversionError`.
 
+        The certificate is layer by layer: each was inverted to working precision. What rounding adds up
+        to over the whole map, :meth:`sinuflow.SinusoidalFlow.invert` measures and judges.
         A compiled graph cannot raise; there, a sample that fails is NaN.
         """
         rows, given, shape = self.feature_major(z, context, "z")
         x, ladj, certificate = self.certified(rows, given, CERTIFIED)
         if torch.compiler.is_compiling():
-            x = torch.where(certificate.converged.all(0), x, torch.nan)
+            converged = certificate.converged.all(0)
+            x, ladj = torch.where(converged, x, torch.nan), torch.where(converged, ladj, torch.nan)
         else:
             certificate.demand()
         return from_feature_major(x, shape), ladj.reshape(shape)
@@ -173,8 +176,8 @@ def check_vectors(x: Tensor, features: int, name: str) -> None:
     """Refuse what is not a floating-point tensor of shape (..., features)."""
     if not isinstance(x, Tensor):
         raise ArgumentError(f"{name} must be a tensor of shape (..., {features}); got {type(x).__name__}")
-    if not x.is_floating_point():
-        raise ArgumentError(f"{name} must have a floating-point dtype; got {x.dtype}")
+    if x.dtype not in (torch.float32, torch.float64):
+        raise ArgumentError(f"{name} must have dtype torch.float32 or torch.float64; got {x.dtype}")
     if x.dim() < 1 or x.shape[-1] != features:
         raise ArgumentError(f"{name} must have shape (..., {features}); got {tuple(x.shape)}")
 

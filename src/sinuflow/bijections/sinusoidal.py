@@ -7,6 +7,7 @@ import itertools
 import torch
 from torch import Tensor, nn
 
+from ..errors import ArgumentError
 from ..kernels.constrain import constrain
 from ..kernels.scale_stack import scale_stack
 from ..kernels.waves import Waves
@@ -48,6 +49,8 @@ class SinusoidalScale(Bijection):
         self, features: int, scales: int = 4, waves: int = 4, context: int = 0, hidden: tuple[int, ...] = (64,)
     ) -> None:
         super().__init__(features, context)
+        if scales < 1 or waves < 1:
+            raise ArgumentError(f"scales and waves must be at least 1; got {scales} and {waves}")
         self.scales, self.waves = scales, waves
         frequency, phase = initial_waves(scales, features, waves)
         self.frequency = nn.Parameter(frequency)

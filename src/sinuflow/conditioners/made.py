@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,8 @@ from ..kernels.staircase import staircase_mask
 class MaskedLinear(nn.Module):
     r"""The numbers of a map :math:`(M \odot W) h + b` of column vectors, with a staircase mask M.
 
-    The mask is applied whenever the weight is used: whatever an optimiser or a user writes into
-    the masked entries has no effect.
+    The mask is applied whenever the weight is used: whatever number an optimiser or a user writes
+    into the masked entries has no effect.
     """
 
     mask: Tensor
@@ -58,7 +59,7 @@ class MADE(nn.Module):
         self,
         features: int,
         outputs: int = 1,
-        hidden: tuple[int, ...] = (256, 256),
+        hidden: Sequence[int] = (256, 256),
         context: int = 0,
         activation: str = "relu",
         residual: bool = False,
@@ -66,6 +67,7 @@ class MADE(nn.Module):
         squash_width: float | None = None,
     ) -> None:
         super().__init__()
+        hidden = tuple(hidden)
         if residual and len(set(hidden)) > 1:
             raise ArgumentError(f"residual=True needs hidden layers of one size; got hidden={hidden}")
         widths = hidden[:1] + tuple(w for w in hidden[1:] for _ in range(2)) if residual else hidden

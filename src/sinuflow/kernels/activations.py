@@ -58,9 +58,13 @@ def squash(x: Tensor, width: float | None) -> Tensor:
 
     A network sees far-out inputs so, and cannot extrapolate them to absurd parameters.
     """
-    return x if width is None else x * torch.rsqrt(1 + (x / width) ** 2)
+    if width is None:
+        return x
+    ratio = (x / width).clamp(-1e6, 1e6)  # beyond, it is the width itself, and squares would overflow
+    return width * ratio * torch.rsqrt(1 + ratio * ratio)
 
 
 def squash_slope(x: Tensor, width: float) -> Tensor:
     r"""The derivative of :func:`squash`, :math:`(1 + (x/s)^2)^{-3/2}`."""
-    return (1 + (x / width) ** 2) ** -1.5
+    ratio = x / width
+    return torch.where(ratio.abs() > 1e6, 0.0, (1 + ratio.clamp(-1e6, 1e6) ** 2) ** -1.5)

@@ -28,7 +28,9 @@ def reference_backward(
 ) -> tuple[Tensor | None, ...]:
     """The backward pass through the reference, itself differentiable: for second derivatives."""
     with torch.enable_grad():
-        outputs = reference(*inputs)
-    wanted = [t for t in inputs if t.requires_grad]
+        # Views, so that an input's own history (it may depend on another input) is left out.
+        views = [t.view_as(t) for t in inputs]
+        outputs = reference(*views)
+    wanted = [t for t in views if t.requires_grad]
     found = iter(torch.autograd.grad(outputs, wanted, gradients, create_graph=True, allow_unused=True))
-    return tuple(next(found) if t.requires_grad else None for t in inputs)
+    return tuple(next(found) if t.requires_grad else None for t in views)

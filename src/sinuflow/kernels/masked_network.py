@@ -39,7 +39,7 @@ def masked_network(
     """The network applied to the columns of ``h`` of shape (inputs, B)."""
     if h.device.type != "cpu" or not fused_allowed():
         return reference(network, h, weights, biases, masks)
-    result: Tensor = _Blocked.apply(network, h, *weights, *biases, *masks)
+    result: Tensor = _Blocked.apply(torch.is_grad_enabled(), network, h, *weights, *biases, *masks)
     return result
 
 
@@ -63,10 +63,10 @@ def reference(
 
 class _Blocked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, network: Network, h: Tensor, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, grad_enabled: bool, network: Network, h: Tensor, *tensors: Tensor) -> Tensor:
         count = len(network.layers)
         weights, biases, masks = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
-        learning = any(ctx.needs_input_grad)
+        learning = grad_enabled and any(ctx.needs_input_grad)
         # The derivative of a rectifier can be told from its output: no need to keep its input.
         keep_before = learning and network.activation != "relu"
         overwrite = not keep_before and not any(network.skips)
@@ -106,14 +106,14 @@ class _Blocked(torch.autograd.Function):
                     grad.add_(streams.pop(i + 2))
                 if network.skips[i]:
                     streams[i] = grad
-            if ctx.needs_input_grad[2 + i]:
+            if ctx.needs_input_grad[3 + i]:
                 grad_weights[i] = weight_gradient(network.layers[i], grad, inputs[i], masks[i])
-            if ctx.needs_input_grad[2 + count + i]:
+            if ctx.needs_input_grad[3 + count + i]:
                 grad_biases[i] = grad.sum(-1)
-            if i or ctx.needs_input_grad[1]:
+            if i or ctx.needs_input_grad[2]:
                 grad = input_gradient(network.layers[i], grad, weights[i], masks[i], _room(network, i, inputs[i]))
-        grad_h = grad if ctx.needs_input_grad[1] else None
-        return None, grad_h, *grad_weights, *grad_biases, *[None] * count
+        grad_h = grad if ctx.needs_input_grad[2] else None
+        return None, None, grad_h, *grad_weights, *grad_biases, *[None] * count
 
 
 def _room(network: Network, i: int, like: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ def _differentiable_backward(
     def run(h: Tensor, *numbers: Tensor) -> Tensor:
         return reference(network, h, numbers[:count], numbers[count:], masks, keeps)
 
-    return None, *reference_backward(run, (h, *weights, *biases), (grad,)), *[None] * count
+    return None, None, *reference_backward(run, (h, *weights, *biases), (grad,)), *[None] * count
 
 
 # ---------------------------------------------------------------- one layer, block by block
@@ -180,6 +180,7 @@ def weight_gradient(layer: Layer, grad: Tensor, h: Tensor, mask: Tensor) -> Tens
     if len(steps) == 1:
         # The product of a tall matrix with a flat one is faster the other way round.
         out = torch.mm(grad, h.mT) if grad.shape[0] < h.shape[0] else torch.mm(h, grad.mT).mT.contiguous()
+        exact = exact and steps[0].columns == h.shape[0]
     else:
         out = grad.new_zeros((grad.shape[0], h.shape[0]))
         for start, stop, columns in steps:

@@ -38,7 +38,7 @@ def scale_stack(x: Tensor, waves: Waves) -> tuple[Tensor, Tensor]:
     """The stack applied to ``x`` of shape (D, B), and its log-determinant of shape (B,)."""
     if not fused_allowed():
         return reference(x, *waves)
-    value, ladj = _Fused.apply(x, *waves)
+    value, ladj = _Fused.apply(torch.is_grad_enabled(), x, *waves)
     return value, ladj
 
 
@@ -78,8 +78,9 @@ def _is_shared(waves: Waves) -> bool:
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
-        learning = any(ctx.needs_input_grad)
+    def forward(ctx: Any, grad_enabled: bool, x: Tensor, *numbers: Tensor) -> tuple[Tensor, Tensor]:
+        a, p, q, d = numbers
+        learning = grad_enabled and any(ctx.needs_input_grad)
         trace = run(x, Waves(a, p, q, d), keep=learning)
         if learning:
             ctx.save_for_backward(x, a, p, q, d, *trace)
@@ -89,9 +90,9 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor | None, ...]:
         x, a, p, q, d, *trace = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return reference_backward(reference, (x, a, p, q, d), (grad_z, grad_ladj))
+            return None, *reference_backward(reference, (x, a, p, q, d), (grad_z, grad_ladj))
         grad_x, grad_waves = gradients(Trace(*trace), Waves(a, p, q, d), grad_z, grad_ladj)
-        return grad_x, *grad_waves
+        return None, grad_x, *grad_waves
 
 
 # ---------------------------------------------------------------- all rows have the same waves

@@ -16,13 +16,14 @@ def fixed_point(function: MonotoneFunction, target: Tensor, *, rtol: float, atol
     difference of two iterates is the residual :math:`z - f(x_j)`, so the test is a certificate for
     the :math:`x_j` that the algorithm returns.
     """
-    x = target
+    x = target.clone()
     iterations = torch.zeros_like(x, dtype=torch.int32)
+    converged = torch.zeros_like(x, dtype=torch.bool)
     for used in range(1, max_iterations + 1):
         value, slope, _ = function.evaluate(x)
         residual = (value - target).abs()
+        iterations += ~converged  # it was evaluated because it had not converged before
         converged = residual <= atol + rtol * x.abs()
-        iterations = torch.where(converged & (iterations > 0), iterations, used)
         if used == max_iterations or bool(converged.all()):
             break
         x = torch.where(converged, x, target - (value - x))
