@@ -226,7 +226,7 @@ def main() -> None:
         "growth": growth(),
         "chunks": chunked_rows(),
         "seconds": time.perf_counter() - start,
-        "comparable": False,
+        "comparable": False,  # with the paper: it has no such table
     }
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)

@@ -28,9 +28,9 @@ class AutoregressiveLayer(Bijection):
         features: int,
         context: int = 0,
         *,
-        scales: int = 0,
-        waves: int = 0,
-        reverse: bool = False,
+        scales: int,
+        waves: int,
+        reverse: bool,
         **options: Any,
     ) -> None:
         super().__init__(features, context)

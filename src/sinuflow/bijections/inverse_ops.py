@@ -170,8 +170,8 @@ class Structure:
     skips: tuple[bool, ...]
     activation: str
     squash: float | None
-    scales: int = 0  # 0: a plain shift
-    waves: int = 0
+    scales: int  # 0: a plain shift
+    waves: int
 
     def encode(self) -> str:
         return json.dumps(asdict(self))

@@ -19,7 +19,7 @@ class LowerShift(AutoregressiveLayer):
     """
 
     def __init__(self, features: int, context: int = 0, **options: Any) -> None:
-        super().__init__(features, context, reverse=False, **options)
+        super().__init__(features, context, scales=0, waves=0, reverse=False, **options)
 
 
 class UpperShift(AutoregressiveLayer):
@@ -34,4 +34,4 @@ class UpperShift(AutoregressiveLayer):
     """
 
     def __init__(self, features: int, context: int = 0, **options: Any) -> None:
-        super().__init__(features, context, reverse=True, **options)
+        super().__init__(features, context, scales=0, waves=0, reverse=True, **options)
