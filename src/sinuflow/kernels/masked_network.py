@@ -120,7 +120,7 @@ def _room(network: Network, i: int, like: Tensor) -> Tensor:
     """Where the gradient of layer i's input may go: it is handed out only if i is 0, or by a residual block."""
     if i == 0 or any(network.skips):
         return torch.empty_like(like)
-    return WORKSPACE.take(i % 2, like.shape, like)
+    return WORKSPACE.take(f"gradient {i % 2}", like.shape, like)
 
 
 def _through_activation(name: str, grad: Tensor, after: Tensor, before: Tensor | None) -> None:

@@ -1,7 +1,7 @@
-"""Memory that hand-written backward passes use again and again.
+"""Memory that hand-written passes use again and again.
 
 A large block goes back to the system when it is freed, and mapping its pages anew costs about as
-much as filling it. A flow's networks have the same shape, so two buffers serve all of them.
+much as filling it. A flow's networks have the same shape, so a few buffers serve all of them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class Workspace(threading.local):
     """A few buffers for each thread; a buffer is replaced when another shape is asked for."""
 
     def __init__(self) -> None:
-        self._buffers: dict[int, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
 
-    def take(self, slot: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    def take(self, slot: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """The buffer in a slot, with whatever it holds; valid until the slot is taken again."""
         found = self._buffers.get(slot)
         if found is None or found.shape != shape or found.dtype != like.dtype or found.device != like.device:

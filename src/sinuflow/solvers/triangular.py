@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..kernels.activations import activate, activation_slope, squash, squash_slope
 from ..kernels.degrees import Plan, below
+from ..kernels.workspace import WORKSPACE
 
 
 class MaskedNetwork(NamedTuple):
@@ -79,7 +80,7 @@ def _substitute(
         seen[: plan.context] = context
     y = torch.empty_like(z) if network.squash else seen[plan.context :]
     biases = [b.unsqueeze(-1) for b in network.biases]
-    before = [z.new_empty((len(b), rows)) for b in biases]
+    before = [WORKSPACE.take(f"layer {i}", (len(b), rows), z) for i, b in enumerate(biases)]
     overwrite = not any(skips)  # without residual blocks, an activation may replace its input
     after = [seen, *(b if overwrite else torch.empty_like(b) for b in before[:-1])]
     head = len(before) - 1
