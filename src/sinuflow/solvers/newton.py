@@ -11,8 +11,10 @@ from .result import MonotoneFunction, Root, working_precision
 _FIRST_LOOK = {torch.float32: 3, torch.float64: 4}
 #: Evaluations before elements that still have not arrived are safeguarded.
 _PATIENCE = 12
-#: Below this many elements, leaving the finished ones out costs more than it saves.
+#: Up to this many elements, leaving the finished ones out costs more than it saves.
 _SMALL = 4096
+#: With this many elements that stay together, one of them nearly always needs one evaluation more.
+_MANY = 512
 
 
 def newton(function: MonotoneFunction, target: Tensor, max_iterations: int = 200) -> Root:
@@ -33,8 +35,8 @@ def newton(function: MonotoneFunction, target: Tensor, max_iterations: int = 200
 
 
 def _sprint(function: MonotoneFunction, target: Tensor, x: Tensor, used: int, max_iterations: int) -> Root:
-    look = used + 1 if used else _FIRST_LOOK.get(x.dtype, 3) + (512 <= x.numel() <= 4096)
-    look = min(look, max_iterations)
+    first_look = _FIRST_LOOK[x.dtype] + (_MANY <= x.numel() <= _SMALL)
+    look = min(used + 1 if used else first_look, max_iterations)
     lowest, highest = 2 * function.lowest_slope, 2 * function.highest_slope
     while True:
         value, slope, curvature = function.evaluate(x)
