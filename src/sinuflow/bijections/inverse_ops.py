@@ -89,7 +89,9 @@ def _scale_inverse(
     z: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, method: str, rtol: float, atol: float, limit: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     options = SolverOptions(method, rtol, atol, limit)  # type: ignore[arg-type]
-    return _answer(invert_stack(z.contiguous(), Waves(a, p, q, d), options))
+    with torch.inference_mode():  # half of the time goes into small calls, which are cheaper so
+        answer = _answer(invert_stack(z.contiguous(), Waves(a, p, q, d), options))
+    return tuple(part.clone() for part in answer)  # type: ignore[return-value]
 
 
 scale_inverse_op = torch.library.custom_op("sinuflow::scale_inverse", _scale_inverse, mutates_args=())
@@ -262,6 +264,8 @@ def _triangular_inverse(
         part = z[:, rows].contiguous()
         given = None if context is None else context[:, rows]
         parts.append(solve(network, layout.transformer, part, given, options))
+    if len(parts) == 1:
+        return parts[0]
     x, *rest = zip(*parts, strict=True)
     return torch.cat(x, dim=1), *map(torch.cat, rest)  # type: ignore[return-value]
 

@@ -12,13 +12,25 @@ from ..solvers import Root, SolverOptions, fixed_point, newton
 def invert_stack(z: Tensor, waves: Waves, options: SolverOptions) -> Root:
     """Invert ``scale_stack``: iterations and residual are the largest of any transformer."""
     rtol, atol = options.tolerances(z.dtype)
-    roots: list[Root] = []
+    whole: Root | None = None
     for function in reversed(WaveFunction.stack(waves, z)):
         if options.method == "certified":
             root = newton(function, z, options.limit)
         else:
             root = fixed_point(function, z, rtol=rtol, atol=atol, max_iterations=options.limit)
         z = root.x
-        roots.append(root)
-    _, slope, iterations, residual, converged = (torch.stack(parts) for parts in zip(*roots, strict=True))
-    return Root(z, slope.prod(0), iterations.amax(0), residual.amax(0), converged.all(0))
+        whole = root if whole is None else _and_then(whole, root)
+    if whole is None:
+        raise AssertionError("a stack has at least one transformer")
+    return whole
+
+
+def _and_then(first: Root, second: Root) -> Root:
+    """The certificate of one inversion after the other; the first one's memory is used again."""
+    return Root(
+        second.x,
+        first.slope.mul_(second.slope),
+        torch.maximum(first.iterations, second.iterations, out=first.iterations),
+        torch.maximum(first.residual, second.residual, out=first.residual),
+        first.converged.logical_and_(second.converged),
+    )

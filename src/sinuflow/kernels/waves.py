@@ -21,6 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .tangent import tan_
+
 #: The largest residual weight. In float32 tanh reaches exactly 1, where the slope could vanish.
 ALPHA_MAX = 1 - 2**-10
 
@@ -63,6 +65,7 @@ class Scratch:
         self.spare = like.new_empty((features, waves, rows))
         self.table = like.new_empty((features, 2 * waves, rows))
         self.results = like.new_empty((features, 3, rows))
+        self.value = torch.empty_like(like)
 
     def fill(self, frequency: Tensor, x: Tensor, table: Tensor | None = None) -> Tensor:
         r"""A table of :math:`\sin^2 u`, and below it :math:`\sin u \cos u`, for u = a x.
@@ -71,7 +74,7 @@ class Scratch:
         """
         table = self.table if table is None else table
         squares, products = table.chunk(2, dim=-2)
-        tangent = torch.mul(frequency, x.unsqueeze(-2), out=self.spare).tan_()
+        tangent = tan_(torch.mul(frequency, x.unsqueeze(-2), out=self.spare))
         torch.div(tangent, torch.mul(tangent, tangent, out=squares).add_(1), out=products)
         torch.mul(tangent, products, out=squares)
         return table
@@ -182,7 +185,7 @@ class WaveFunction:
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         r""":math:`\tau(x)`, :math:`\tau'(x)` and :math:`\tau''(x)` for ``x`` of shape (D, B).
 
-        Slope and curvature are valid until the next evaluation, which overwrites them.
+        All three are valid until the next evaluation, which overwrites them.
         """
         if self._scratch is None:
             self._scratch = Scratch(x, self._frequency.shape[-2])
@@ -192,4 +195,4 @@ class WaveFunction:
         else:
             all_three = (self._matrix * table.unsqueeze(-3)).sum(-2).add_(self._constants)
         wave, slope, curvature = all_three.unbind(-2)
-        return wave + x, slope, curvature
+        return torch.add(wave, x, out=self._scratch.value), slope, curvature

@@ -35,12 +35,13 @@ def newton(function: MonotoneFunction, target: Tensor, max_iterations: int = 200
 
 
 def _sprint(function: MonotoneFunction, target: Tensor, x: Tensor, used: int, max_iterations: int) -> Root:
-    first_look = _FIRST_LOOK[x.dtype] + (_MANY <= x.numel() <= _SMALL)
+    first_look = _FIRST_LOOK[x.dtype] + (x.numel() >= _MANY)
     look = min(used + 1 if used else first_look, max_iterations)
     lowest, highest = 2 * function.lowest_slope, 2 * function.highest_slope
+    divisor = torch.empty_like(x)
     while True:
         value, slope, curvature = function.evaluate(x)
-        gap = value - target
+        gap = value.sub_(target)
         used += 1
         if used >= look:
             residual = gap.abs()
@@ -49,7 +50,8 @@ def _sprint(function: MonotoneFunction, target: Tensor, x: Tensor, used: int, ma
             alone = converged.numel() > _SMALL and 4 * left < converged.numel()
             if left == 0 or alone or used >= min(_PATIENCE, max_iterations):
                 break
-        x = torch.addcdiv(x, gap, _twice_divisor(gap, slope, curvature, lowest, highest), value=-2)
+        divisor = _twice_divisor(gap, slope, curvature, lowest, highest, divisor)
+        x.addcdiv_(gap, divisor, value=-2)
     root = Root(x, slope.clone(), torch.full_like(x, used, dtype=torch.int32), residual, converged)
     if left and used < max_iterations:
         pick = _Pick(converged)
@@ -82,9 +84,9 @@ class _Pick:
         return whole.reshape(-1).index_copy_(0, self._index, some.squeeze(0)).view(whole.shape)
 
 
-def _twice_divisor(gap: Tensor, slope: Tensor, curvature: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
-    root = torch.addcmul(slope * slope, gap, curvature, value=-2).abs_().sqrt_()
-    return torch.clamp(root.add_(slope), lowest, highest)
+def _twice_divisor(gap: Tensor, slope: Tensor, curvature: Tensor, lowest: Tensor, highest: Tensor, out=None) -> Tensor:
+    root = torch.mul(slope, slope, out=out).addcmul_(gap, curvature, value=-2).abs_().sqrt_()
+    return root.add_(slope).clamp_(lowest, highest)
 
 
 def _safeguarded(function: MonotoneFunction, target: Tensor, x: Tensor, used: int, max_iterations: int) -> Root:

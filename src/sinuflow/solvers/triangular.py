@@ -62,9 +62,11 @@ def ordered_substitution(
 
     ``z`` has shape (D, B), ``parameters`` (P, B). Without ``invert``, F shifts: y_i = z_i - c_i(y_<i).
     """
+    seen = z.new_empty((network.plan.context + network.plan.features, z.shape[-1]))
+    y = torch.empty_like(z) if network.squash else seen[network.plan.context :]
     with torch.inference_mode():  # half of the time goes into small calls, which are cheaper so
-        y = _substitute(network, z, context, invert)
-    return y.clone()
+        _substitute(network, z, context, invert, seen, y)
+    return y
 
 
 def _substitute(
@@ -72,13 +74,14 @@ def _substitute(
     z: Tensor,
     context: Tensor | None,
     invert: Callable[[int, Tensor, Tensor], Tensor] | None,
-) -> Tensor:
+    seen: Tensor,
+    y: Tensor,
+) -> None:
+    """Write what the network sees of the context and of y to ``seen``, and the solution to ``y``."""
     plan, weights, skips = network.plan, network.weights, network.skips
     outputs, rows = plan.outputs, z.shape[-1]
-    seen = z.new_empty((plan.context + plan.features, rows))
     if context is not None:
         seen[: plan.context] = context
-    y = torch.empty_like(z) if network.squash else seen[plan.context :]
     biases = [b.unsqueeze(-1) for b in network.biases]
     before = [WORKSPACE.take(f"layer {i}", (len(b), rows), z) for i, b in enumerate(biases)]
     overwrite = not any(skips)  # without residual blocks, an activation may replace its input
@@ -107,7 +110,6 @@ def _substitute(
                 y[m] = invert(m, before[head][outputs * m : outputs * (m + 1)], z[m])
             if network.squash:
                 seen[plan.context + m] = squash(y[m], network.squash)
-    return y
 
 
 class NetworkGradients(NamedTuple):
