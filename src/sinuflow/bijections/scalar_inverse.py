@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from torch import Tensor
 
@@ -12,17 +14,15 @@ from ..solvers import Root, SolverOptions, fixed_point, newton
 def invert_stack(z: Tensor, waves: Waves, options: SolverOptions) -> Root:
     """Invert ``scale_stack``: iterations and residual are the largest of any transformer."""
     rtol, atol = options.tolerances(z.dtype)
-    whole: Root | None = None
+    roots: list[Root] = []
     for function in reversed(WaveFunction.stack(waves, z)):
         if options.method == "certified":
             root = newton(function, z, options.limit)
         else:
             root = fixed_point(function, z, rtol=rtol, atol=atol, max_iterations=options.limit)
         z = root.x
-        whole = root if whole is None else _and_then(whole, root)
-    if whole is None:
-        raise AssertionError("a stack has at least one transformer")
-    return whole
+        roots.append(root)
+    return reduce(_and_then, roots)
 
 
 def _and_then(first: Root, second: Root) -> Root:

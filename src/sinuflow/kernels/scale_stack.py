@@ -60,9 +60,10 @@ def run(x: Tensor, waves: Waves, keep: bool = False) -> Trace:
     tables = x.new_empty((count, features, 2 * width, x.shape[-1]) if keep else (0,))
     inputs[0] = x
     forward = _shared_forward if _is_shared(waves) else _per_row_forward
-    for chunk in feature_chunks(features, x.shape[-1], width):
-        kept = tables[:, chunk].unbind(0) if keep else [None] * count
-        forward(chunk, waves, Scratch(x[chunk], width), inputs, slopes, kept)
+    with torch.inference_mode():  # small calls are cheaper without their records
+        for chunk in feature_chunks(features, x.shape[-1], width):
+            kept = tables[:, chunk].unbind(0) if keep else [None] * count
+            forward(chunk, waves, Scratch(x[chunk], width), inputs, slopes, kept)
     return Trace(inputs, slopes, tables)
 
 
@@ -127,20 +128,21 @@ def _shared_backward(trace: Trace, waves: Waves, grad_z: Tensor, grad_ladj: Tens
     moments = a.new_empty((count, features, 4, 2 * width))
     sums = a.new_empty((count, features, 4))
     grad_x = torch.empty_like(grad_z)
-    for chunk in feature_chunks(features, grad_z.shape[-1], width):
-        scratch = Scratch(grad_z[chunk], width)
-        grad = grad_z[chunk]
-        stacks = (a, trace.inputs[:-1], trace.slopes, curvature_constant, curvature_row, moments, sums)
-        tables = _kept(trace, chunk)
-        for fa, start, slope, constant, coefficient, moment, total in _backwards(chunk, *stacks):
-            table = tables.pop() if tables else scratch.fill(fa, start)
-            grad_slope = grad_ladj / slope
-            rows = torch.stack([grad, grad_slope, start * grad, start * grad_slope], dim=1)
-            torch.bmm(rows, table.mT, out=moment)
-            torch.sum(rows, -1, out=total)
-            curvature = torch.baddbmm(constant, coefficient, table)
-            grad = torch.addcmul(grad * slope, grad_slope, curvature.squeeze(1))
-        grad_x[chunk] = grad
+    with torch.inference_mode():
+        for chunk in feature_chunks(features, grad_z.shape[-1], width):
+            scratch = Scratch(grad_z[chunk], width)
+            grad = grad_z[chunk]
+            stacks = (a, trace.inputs[:-1], trace.slopes, curvature_constant, curvature_row, moments, sums)
+            tables = _kept(trace, chunk)
+            for fa, start, slope, constant, coefficient, moment, total in _backwards(chunk, *stacks):
+                table = tables.pop() if tables else scratch.fill(fa, start)
+                grad_slope = grad_ladj / slope
+                rows = torch.stack([grad, grad_slope, start * grad, start * grad_slope], dim=1)
+                torch.bmm(rows, table.mT, out=moment)
+                torch.sum(rows, -1, out=total)
+                curvature = torch.baddbmm(constant, coefficient, table)
+                grad = torch.addcmul(grad * slope, grad_slope, curvature.squeeze(1))
+            grad_x[chunk] = grad
     square, product = moments.unsqueeze(-1).split(width, dim=-2)  # (n, D, 4, K, 1)
     s_value, s_slope, s_xvalue, s_xslope = sums[..., None, None].unbind(2)
     value_a, slope_a, xvalue_a, xslope_a = square.unbind(2)

@@ -84,7 +84,9 @@ class _Pick:
         return whole.reshape(-1).index_copy_(0, self._index, some.squeeze(0)).view(whole.shape)
 
 
-def _twice_divisor(gap: Tensor, slope: Tensor, curvature: Tensor, lowest: Tensor, highest: Tensor, out=None) -> Tensor:
+def _twice_divisor(
+    gap: Tensor, slope: Tensor, curvature: Tensor, lowest: Tensor, highest: Tensor, out: Tensor | None = None
+) -> Tensor:
     root = torch.mul(slope, slope, out=out).addcmul_(gap, curvature, value=-2).abs_().sqrt_()
     return root.add_(slope).clamp_(lowest, highest)
 

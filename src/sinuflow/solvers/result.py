@@ -30,7 +30,7 @@ class MonotoneFunction(Protocol):
         """A number M with f' <= M everywhere."""
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """f(x), f'(x) and f''(x); the derivatives may be overwritten by the next evaluation."""
+        """f(x), f'(x) and f''(x), which the caller may overwrite, and the next evaluation will."""
 
     def guess(self, target: Tensor) -> Tensor:
         """Somewhere to start."""

@@ -66,7 +66,7 @@ def ordered_substitution(
     y = torch.empty_like(z) if network.squash else seen[network.plan.context :]
     with torch.inference_mode():  # half of the time goes into small calls, which are cheaper so
         _substitute(network, z, context, invert, seen, y)
-    return y
+    return y.clone() if network.plan.context else y  # not the tail end of a larger tensor
 
 
 def _substitute(
