@@ -21,3 +21,11 @@ class InversionError(SinuflowError):
 
 class StorageError(SinuflowError):
     """A model file is damaged, foreign, too new, or does not fit its own description."""
+
+
+class TrainingError(SinuflowError):
+    """Training cannot go on, or cannot start: the loss diverged, or a checkpoint does not fit."""
+
+
+class DataError(SinuflowError, ValueError):
+    """A table cannot be used as it is; the message names the column and the row, and says what to do."""

@@ -1,0 +1,68 @@
+"""The record of a run: one JSON object a line, and TensorBoard if wanted."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from ..errors import SinuflowError, StorageError
+
+Record = dict[str, Any]
+
+
+class History:
+    """Records of a run, in memory and in files.
+
+    Args:
+        path: a JSONL file that gets a line at every record; none by default.
+        tensorboard: a folder for TensorBoard's event files; none by default.
+    """
+
+    def __init__(self, path: Path | None = None, tensorboard: Path | None = None) -> None:
+        self.records: list[Record] = []
+        self._path = path
+        self._board = None if tensorboard is None else _board(tensorboard)
+
+    def start(self, records: list[Record]) -> None:
+        """Begin with these records, and none of what a file may hold beyond them."""
+        self.records = list(records)
+        if self._path is not None:
+            try:
+                self._path.write_text("".join(_line(record) for record in self.records))
+            except OSError as error:
+                raise StorageError(f"cannot write {self._path}: {error.strerror or error}") from error
+
+    def add(self, record: Record) -> None:
+        """Add one record."""
+        self.records.append(record)
+        if self._path is not None:
+            try:
+                with self._path.open("a") as file:
+                    file.write(_line(record))
+            except OSError as error:
+                raise StorageError(f"cannot write {self._path}: {error.strerror or error}") from error
+        if self._board is not None:
+            for name, value in record.items():
+                if name != "step" and value is not None:
+                    self._board.add_scalar(name, value, record["step"])
+
+    def close(self) -> None:
+        """Flush what is not yet written."""
+        if self._board is not None:
+            self._board.close()
+
+
+def _line(record: Record) -> str:
+    # JSON has no NaN: what is not a number is null.
+    clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+    return json.dumps(clean) + "\n"
+
+
+def _board(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise SinuflowError("TensorBoard is not installed: pip install 'sinuflow[tensorboard]'") from None
+    return SummaryWriter(str(folder))
