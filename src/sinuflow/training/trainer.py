@@ -76,6 +76,8 @@ class Trainer:
         self._flow.train()
         started, rows = time.monotonic() - self._seconds, 0
         begun = time.monotonic()
+        if self.step == 0 and not self._history.records and self._validation is not None:
+            self._validate(0.0)  # the start may be better than anything that follows
         while self.step < settings.steps and not self.finished:
             batch = self._next_batch()
             loss = self._step(batch)

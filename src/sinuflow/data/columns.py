@@ -1,0 +1,71 @@
+r"""One column of a table, and the reversible map from its values to what the flow sees.
+
+.. math:: x \;\to\; x + h (u - \tfrac12) \;\to\; m(\cdot) \;\to\; \frac{\cdot - c}{s}
+          \;\to\; t \operatorname{asinh}(\cdot / t)
+
+with a step h for columns of integers or of repeated values, uniform noise u, a map m that is the
+identity, a logarithm or a logit, a centre c and scale s, and a width t beyond which far values are
+drawn in, so that one odd row does not ruin a mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+MapName = Literal["linear", "log", "logit"]
+Kind = Literal["number", "category", "constant"]
+Role = Literal["feature", "context"]
+
+#: What users may ask for a column.
+WISHES = (*get_args(MapName), "category")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: what it holds, and how it is mapped.
+
+    ``categories`` are the values of a category in the order of their codes; for a constant column
+    its only value. ``type`` is the Arrow type that values had, and get back.
+    """
+
+    name: str
+    kind: Kind
+    type: str
+    role: Role = "feature"
+    map: MapName = "linear"
+    step: float = 0.0  # 0: not dequantised
+    origin: float = 0.0  # values are origin + k step
+    rounded: bool = False  # whether samples are put back on the grid
+    low: float = 0.0  # the smallest value seen; for a logit, the lower bound
+    high: float = 1.0
+    offset: float = 0.0  # log(x - offset)
+    centre: float = 0.0
+    scale: float = 1.0
+    tail: float = 0.0  # 0: far values stay where they are
+    categories: tuple[Any, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """How many numbers the column is as a context."""
+        return len(self.categories) if self.kind == "category" else int(self.kind == "number")
+
+    def describe(self) -> str:
+        """How the column is prepared, in a few words."""
+        if self.kind == "constant":
+            return "constant, left out"
+        if self.role == "context":
+            return "context, one-hot" if self.kind == "category" else "context, standardised"
+        words = [f"{len(self.categories)} categories"] if self.kind == "category" else []
+        words += [f"dequantised, step {self.step:g}"] if self.step and self.kind == "number" else []
+        words += [self.map] if self.map != "linear" else []
+        return ", ".join([*words, "standardised"])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as JSON."""
+        return {**asdict(self), "categories": list(self.categories)}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Column:
+        """The column that :meth:`as_dict` described."""
+        return cls(**{**fields, "categories": tuple(fields["categories"])})

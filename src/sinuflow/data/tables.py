@@ -1,0 +1,178 @@
+"""Opening tables: CSV, Parquet, NumPy, pandas, Polars and Arrow, all as Arrow datasets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import DataError, SinuflowError
+
+#: Rows that are read at a time.
+CHUNK = 65_536
+#: What stands for a missing value in a CSV file.
+_MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "?"]
+
+
+class Table:
+    """A table that is read in pieces: its name, its columns, and an Arrow dataset.
+
+    The columns of a CSV file are read as text: what they hold is found out by looking at all of it.
+    """
+
+    def __init__(self, name: str, dataset: Any) -> None:
+        self.name = name
+        self.dataset = dataset
+        self.columns: list[str] = list(dataset.schema.names)
+        _check_names(name, self.columns)
+
+    def type_of(self, column: str) -> str:
+        """The Arrow type of a column, as text."""
+        return str(self.dataset.schema.field(column).type)
+
+    def batches(self, columns: list[str] | None = None, size: int = CHUNK) -> Iterator[Any]:
+        """Record batches in the order of the rows."""
+        with translated(self.name):
+            yield from self.dataset.to_batches(
+                columns=self.columns if columns is None else columns, batch_size=size, use_threads=False
+            )
+
+    def count(self) -> int:
+        """How many rows there are."""
+        with translated(self.name):
+            return int(self.dataset.count_rows())
+
+
+def open_table(data: Any) -> Table:
+    """A table from a path, a frame, an Arrow table or dataset, or an array."""
+    arrow, datasets = _arrow()
+    if isinstance(data, (str, os.PathLike)):
+        return _open_path(Path(data))
+    if isinstance(data, Table):
+        return data
+    if isinstance(data, datasets.Dataset):
+        return Table("the dataset", data)
+    if isinstance(data, (arrow.Table, arrow.RecordBatch)):
+        return Table("the table", datasets.dataset(data))
+    if isinstance(data, np.ndarray):
+        return _from_array("the array", data)
+    import narwhals
+
+    try:
+        frame = narwhals.from_native(data, eager_only=True)
+    except TypeError:
+        raise DataError(
+            f"cannot read a table from {type(data).__name__}: give a path, a pandas or Polars frame, "
+            "an Arrow table or a NumPy array"
+        ) from None
+    names = [str(name) for name in frame.columns]
+    _check_names("the frame", names)
+    with translated("the frame"):  # pandas' index comes after the columns, and is none of them
+        return Table("the frame", datasets.dataset(frame.to_arrow().select(range(len(names))).rename_columns(names)))
+
+
+def _open_path(path: Path) -> Table:
+    if not path.exists():
+        raise DataError(f"there is no {path}")
+    suffix = path.suffix.lower()
+    if path.is_dir() or suffix in (".parquet", ".pq"):
+        return _open_parquet(path)
+    if path.stat().st_size == 0:
+        raise DataError(f"{path} is empty")
+    if suffix == ".npy":
+        try:
+            return _from_array(str(path), np.load(path, mmap_mode="r", allow_pickle=False))
+        except (ValueError, EOFError, OSError) as error:
+            raise DataError(f"{path} is not an array of numbers: {_first_line(error)}") from error
+    if suffix in (".csv", ".tsv", ".txt"):
+        return _open_csv(path, "\t" if suffix == ".tsv" else ",")
+    raise DataError(f"cannot tell what {path} is: Sinuflow reads .csv, .tsv, .parquet and .npy files, and folders")
+
+
+def _open_parquet(path: Path) -> Table:
+    _, datasets = _arrow()
+    if path.is_dir() and not any(path.rglob("*.parquet")):
+        raise DataError(f"{path} is a folder without .parquet files")
+    with translated(str(path)):
+        files: Any = sorted(map(str, path.rglob("*.parquet"))) if path.is_dir() else str(path)
+        return Table(str(path), datasets.dataset(files, format="parquet"))
+
+
+def _open_csv(path: Path, delimiter: str) -> Table:
+    arrow, datasets = _arrow()
+    from pyarrow import csv
+
+    with translated(str(path)):
+        parse = csv.ParseOptions(delimiter=delimiter)
+        with csv.open_csv(path, parse_options=parse, read_options=csv.ReadOptions(block_size=1 << 20)) as reader:
+            names = list(reader.schema.names)
+        _check_names(str(path), names)
+        if all(_is_number(name) for name in names):
+            raise DataError(f"{path} has no header: its first line must name the columns, and holds {names[0]!r}")
+        options = csv.ConvertOptions(
+            column_types={name: arrow.string() for name in names}, strings_can_be_null=True, null_values=_MISSING
+        )
+        return Table(
+            str(path),
+            datasets.dataset(str(path), format=datasets.CsvFileFormat(parse_options=parse, convert_options=options)),
+        )
+
+
+def _from_array(name: str, array: np.ndarray) -> Table:
+    arrow, datasets = _arrow()
+    if array.ndim != 2 or not (np.issubdtype(array.dtype, np.number) or array.dtype == bool):
+        raise DataError(f"{name} must hold numbers in rows and columns; it has shape {array.shape}, type {array.dtype}")
+    columns = [arrow.array(np.ascontiguousarray(array[:, i])) for i in range(array.shape[1])]
+    table = arrow.table(columns, names=[f"x{i}" for i in range(array.shape[1])])
+    return Table(name, datasets.dataset(table))
+
+
+def _check_names(name: str, columns: list[str]) -> None:
+    if not columns:
+        raise DataError(f"{name} has no columns")
+    twice = sorted({c for c in columns if columns.count(c) > 1})
+    if twice:
+        raise DataError(f"{name} has more than one column called {', '.join(map(repr, twice))}: rename them")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+@contextmanager
+def translated(name: str) -> Iterator[None]:
+    """Turn what Arrow and the system say into one line about the table."""
+    arrow, _ = _arrow()
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name} is not UTF-8 text: save it as UTF-8") from error
+    except (arrow.ArrowException, OSError) as error:
+        text = _first_line(error)
+        if "UTF8" in text or "UTF-8" in text:
+            raise DataError(f"{name} is not UTF-8 text: save it as UTF-8") from error
+        if "Empty CSV" in text:
+            raise DataError(f"{name} is empty") from error
+        raise DataError(f"cannot read {name}: {text}") from error
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:300]
+
+
+def _arrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.dataset
+    except ImportError:
+        raise SinuflowError("tables need pyarrow and narwhals: pip install 'sinuflow[cli]'") from None
+    return pyarrow, pyarrow.dataset

@@ -1,0 +1,16 @@
+"""The HTML report: one self-contained page that shows how good a fitted density is."""
+
+from .baselines import gaussian_log_density, kde_log_density
+from .content import Anomaly, ColumnView, ReportContent, Score
+from .page import render, write
+
+__all__ = [
+    "Anomaly",
+    "ColumnView",
+    "ReportContent",
+    "Score",
+    "gaussian_log_density",
+    "kde_log_density",
+    "render",
+    "write",
+]

@@ -1,0 +1,68 @@
+"""Numbers and names as a reader wants them."""
+
+from __future__ import annotations
+
+import math
+
+NOTHING = "\N{EN DASH}"
+MINUS = "\N{MINUS SIGN}"
+
+
+def number(value: float | None, decimals: int = 3) -> str:
+    """Fixed decimals for numbers of everyday size, powers of ten for the others; never "nan"."""
+    if value is None or math.isnan(value):
+        return NOTHING
+    if math.isinf(value):
+        return "∞" if value > 0 else f"{MINUS}∞"
+    text = f"{value:,.{decimals}f}" if abs(value) < 1e7 else f"{value:.{decimals}e}"
+    if float(text.replace(",", "")) == 0:
+        text = text.lstrip("-")
+    return text.replace("-", MINUS)
+
+
+def compact(value: float, spread: float) -> str:
+    """As many decimals as show a hundredth of the spread, if that makes a number of everyday size."""
+    if 1e-4 < spread < 1e7 and abs(value) < 1e7:
+        return number(value, min(max(0, 2 - math.floor(math.log10(spread))), 6))
+    return f"{value:.4g}".replace("-", MINUS) if math.isfinite(value) else number(value)
+
+
+def power_of_ten(exponent: int) -> str:
+    """10ⁿ, written out where that is short."""
+    return f"{10.0**exponent:,g}" if -3 <= exponent <= 4 else f"10{str(exponent).translate(_RAISED)}"
+
+
+def small(value: float) -> str:
+    """An error or a probability, two digits, with a power of ten where it is tiny."""
+    if not math.isfinite(value):
+        return number(value)
+    if value == 0:
+        return "0"
+    if abs(value) >= 1e-3:
+        return f"{value:.2g}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa}·10{str(int(exponent)).translate(_RAISED)}"
+
+
+def share(value: float) -> str:
+    """A fraction in percent; "under 0.1 %" for what would round to nothing."""
+    if math.isnan(value):
+        return NOTHING
+    return "under 0.1 %" if 0 < value < 0.001 else f"{100 * value:.1f} %"
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def shorten(name: str, most: int = 24) -> str:
+    """A name that fits into a figure: one line of printable characters, the middle left out when long."""
+    text = "".join(c if c.isprintable() else " " for c in name).strip() or "(no name)"
+    if len(text) <= most:
+        return text
+    head = (most - 1) * 2 // 3
+    return f"{text[:head].rstrip()}…{text[len(text) - (most - 1 - head) :].lstrip()}"
+
+
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

@@ -1,0 +1,153 @@
+"""From a table to a model of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data import Preprocessor, Survey, Table, open_table, survey
+from ..data.reader import columns_to_numbers
+from ..data.whitening import whitening
+from ..flow import SinusoidalFlow
+from ..training import ArrowRows, MemoryRows, RowSource, fit
+from ..training.sources import seeded
+from .defaults import recipe
+from .model import QUANTILES, TableModel
+from .split import Ids, Split, split_rows
+
+#: Rows of a large table that decide the linear map, and the quantiles of the scores.
+_ENOUGH = 100_000
+#: Rows of a large table that are validated on.
+_VALIDATION = 20_000
+
+
+def fit_table(
+    data: Any,
+    *,
+    context: list[str] | None = None,
+    drop: list[str] | None = None,
+    missing: str = "refuse",
+    maps: dict[str, str] | None = None,
+    conditioning: str = "full",
+    steps: int | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    checkpoint: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    architecture: dict[str, Any] | None = None,
+    training: dict[str, Any] | None = None,
+) -> TableModel:
+    """Learn the density of a table.
+
+    Args:
+        data: a path to CSV, Parquet or NumPy data, a pandas or Polars frame, an Arrow table, an array.
+        context: columns that the density is conditioned on.
+        drop: columns to leave out.
+        missing: ``"refuse"`` rows with missing values, or ``"drop"`` them.
+        maps: a map for a column, instead of the one that its values suggest: ``"linear"``, ``"log"``,
+            ``"logit"`` or ``"category"``.
+        conditioning: the kind of flow, ``"full"`` or ``"shift"``.
+        steps: the most training steps; by default they depend on the number of rows.
+        seed: of the split, of the weights, and of the order of the rows.
+        device: ``"auto"`` takes a GPU if there is one.
+        checkpoint: a folder for checkpoints.
+        resume: go on from that folder's checkpoint.
+        progress: whether to show it.
+        architecture: arguments of :class:`~sinuflow.SinusoidalFlow` instead of the defaults.
+        training: arguments of :func:`~sinuflow.fit` instead of the defaults.
+
+    Of the rows, a tenth is kept for validation and a tenth for testing (15 % of small tables).
+    """
+    started = time.monotonic()
+    table = open_table(data)
+    found = survey(table, context or [], drop or [], missing, maps, seed)
+    split = split_rows(found.usable, seed)
+    rows = _Rows(table, found, split)
+    preprocessor = rows.preprocessor
+    chosen = recipe(len(split.train), len(preprocessor.features), conditioning)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        flow = SinusoidalFlow(
+            len(preprocessor.features), preprocessor.context_width, **{**chosen.architecture, **(architecture or {})}
+        )
+    settings = {**chosen.training, **(training or {}), **({} if steps is None else {"steps": steps})}
+    result = fit(
+        flow,
+        rows.source(split.train),
+        rows.source(split.validation[:_VALIDATION]),
+        checkpoint=checkpoint,
+        resume=resume,
+        progress=progress,
+        device=device,
+        seed=seed,
+        **settings,
+    )
+    model = TableModel(flow, preprocessor, split, torch.zeros(QUANTILES), result.history, {})
+    scores = model.score_numbers(*rows.sample(split.train))
+    model.quantiles = torch.quantile(scores, torch.linspace(0, 1, QUANTILES, dtype=torch.float64))
+    model.facts = {
+        "table": Path(table.name).name,
+        "rows": found.total,
+        "used_rows": len(found.usable),
+        "train_rows": len(split.train),
+        "seed": seed,
+        "steps": result.steps,
+        "best_step": result.best_step,
+        "validation_nll": result.best_nll,
+        "seconds": round(time.monotonic() - started, 1),
+        "parameters": sum(p.numel() for p in flow.parameters()),
+        "torch": torch.__version__,
+    }
+    return model
+
+
+class _Rows:
+    """The rows of a surveyed table as training data, in memory or streamed."""
+
+    def __init__(self, table: Table, found: Survey, split: Split) -> None:
+        self._table, self._found = table, found
+        plain = Preprocessor(found.columns)
+        names = [c.name for c in found.columns]
+        self._order = [names.index(c.name) for c in [*plain.features, *plain.given]]
+        self._size = len(plain.features)
+        self.preprocessor = plain
+        y, _ = plain.forward(self.sample(split.train)[0], seeded(0))
+        self.preprocessor = plain.with_whitening(*whitening(y))
+
+    def sample(self, ids: Ids) -> tuple[Tensor, Tensor | None]:
+        """Rows of numbers among those that are held in memory; at most as many as are enough."""
+        held = np.isin(self._found.rows, ids, assume_unique=True)
+        numbers = torch.from_numpy(self._found.numbers[held][:_ENOUGH][:, self._order])
+        return numbers[:, : self._size], numbers[:, self._size :] if self.preprocessor.given else None
+
+    def source(self, ids: Ids) -> RowSource:
+        """These rows, to train on or to validate with."""
+        encode = self.preprocessor.encode
+        if self._found.complete:
+            held = np.isin(self._found.rows, ids, assume_unique=True)
+            numbers = torch.from_numpy(self._found.numbers[held][:, self._order])
+            given = numbers[:, self._size :] if self.preprocessor.given else None
+            return MemoryRows(numbers[:, : self._size], given, encode)
+        keep = np.zeros(self._found.total, dtype=bool)
+        keep[ids] = True
+        wanted = [*self.preprocessor.features, *self.preprocessor.given]
+
+        def to_numbers(batch: Any) -> np.ndarray:
+            return columns_to_numbers(wanted, batch, 0, self._table.name)
+
+        return ArrowRows(
+            self._table.dataset,
+            self._size,
+            len(self.preprocessor.given),
+            columns=[c.name for c in wanted],
+            encode=encode,
+            to_numbers=to_numbers,
+            keep=keep,
+        )

@@ -1,0 +1,35 @@
+"""Which rows are trained on, which are watched, and which are kept for the end."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Ids = np.ndarray[Any, np.dtype[np.int64]]
+
+#: The share of rows for validation, and again for the test.
+_SHARE = 0.1
+#: Small tables need more of them to tell anything.
+_SMALL, _SMALL_SHARE = 1_000, 0.15
+
+
+class Split(NamedTuple):
+    """Row numbers, each in increasing order."""
+
+    train: Ids
+    validation: Ids
+    test: Ids
+
+
+def split_rows(usable: Ids, seed: int) -> Split:
+    """Divide the rows at random, the same way for the same seed.
+
+    Example:
+        >>> [len(part) for part in split_rows(np.arange(2000), seed=0)]
+        [1600, 200, 200]
+    """
+    order = np.random.default_rng(seed).permutation(len(usable))
+    held = max(1, round(len(usable) * (_SMALL_SHARE if len(usable) < _SMALL else _SHARE)))
+    parts = (order[2 * held :], order[:held], order[held : 2 * held])
+    return Split(*(np.sort(usable[part]) for part in parts))
