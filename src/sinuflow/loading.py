@@ -6,16 +6,20 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from .data import Preprocessor
 from .errors import SinuflowError, StorageError
 from .flow import SinusoidalFlow
 from .storage import read_model
+from .tables import TableModel
+from .tables.split import Split
 
 
-def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> SinusoidalFlow:
-    """Read a model file that :meth:`SinusoidalFlow.save` wrote; the flow is ready for evaluation.
+def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> SinusoidalFlow | TableModel:
+    """Read a model file: a flow or a fitted table, whichever it holds, ready for evaluation.
 
     Raises a :class:`~sinuflow.StorageError` if the file cannot be read, is not a Sinuflow model, was
     written by a newer version, is damaged, or holds other tensors than its configuration asks for.
@@ -29,9 +33,35 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Si
     """
     path = Path(path)
     model = read_model(path)
-    if model.kind != "flow":
-        raise StorageError(f"{path} holds a {model.kind!r}, which this Sinuflow does not know")
-    return _build(path, model.config, model.tensors).to(device)
+    if model.kind == "flow":
+        return _build(path, model.config, model.tensors).to(device)
+    if model.kind == "table":
+        return _build_table(path, model.config, model.tensors, device)
+    raise StorageError(f"{path} holds a {model.kind!r}, which is not a model that this Sinuflow knows")
+
+
+def _build_table(
+    path: Path, config: dict[str, Any], tensors: dict[str, Tensor], device: str | torch.device
+) -> TableModel:
+    groups: dict[str, dict[str, Tensor]] = {"flow": {}, "preprocessing": {}, "split": {}}
+    for name, tensor in tensors.items():
+        group, _, rest = name.partition("/")
+        groups.setdefault(group, {})[rest] = tensor
+    try:
+        flow = _build(path, config["flow"], groups["flow"])
+        preprocessor = Preprocessor.from_dict(config["preprocessing"], groups["preprocessing"])
+        split = Split(
+            np.arange(0), *(groups["split"][name].numpy().astype(np.int64) for name in ("validation", "test"))
+        )
+        size = len(preprocessor.features)
+        fits = flow.features == size and flow.context == preprocessor.context_width
+        if not fits or preprocessor.factor.shape != (size, size) or preprocessor.mean.shape != (size,):
+            raise StorageError(f"{path} does not fit its configuration: its flow and its columns differ in number")
+        return TableModel(flow.to(device), preprocessor, split, tensors["quantiles"], config["history"], config["facts"])
+    except StorageError:
+        raise
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError, SinuflowError) as error:
+        raise StorageError(f"{path} has a configuration that makes no model of a table: {error}") from error
 
 
 def _build(path: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> SinusoidalFlow:

@@ -43,9 +43,17 @@ class Preprocessor:
         """How many numbers the flow is given as context."""
         return sum(c.width for c in self.given)
 
-    def forward(self, x: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """What the flow sees, and the log-determinant; with a generator, dequantised at random."""
-        y, ladj = self._maps.forward(x, generator)
+    def dequantise(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Values of integer columns, categories and the like spread evenly over their cells."""
+        return self._maps.dequantise(x, generator)
+
+    def prepare(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The columns' own maps alone, without the linear one, and their log-determinant."""
+        return self._maps.forward(x)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the flow sees, and the log-determinant."""
+        y, ladj = self.prepare(x)
         y = torch.linalg.solve_triangular(self.factor, (y - self.mean).mT, upper=False).mT
         return y, ladj - self._log_factor
 
@@ -53,15 +61,11 @@ class Preprocessor:
         """Back to rows in the table's units; integers and categories come out exactly."""
         return self._maps.inverse(y.double() @ self.factor.mT + self.mean)
 
-    def log_jacobian(self, x: Tensor) -> Tensor:
-        """The log-determinant alone."""
-        return self.forward(x)[1]
-
     def context(self, given: Tensor) -> Tensor:
         """The context as the flow takes it: numbers standardised, categories one-hot."""
         parts: list[Tensor] = []
         numbers = [i for i, c in enumerate(self.given) if c.kind == "number"]
-        standardised = iter(self._context_maps.forward(given[:, numbers], None)[0].unbind(1))
+        standardised = iter(self._context_maps.forward(given[:, numbers])[0].unbind(1))
         for i, column in enumerate(self.given):
             if column.kind == "number":
                 parts.append(next(standardised).unsqueeze(1))
@@ -71,7 +75,7 @@ class Preprocessor:
 
     def encode(self, x: Tensor, given: Tensor | None, generator: torch.Generator) -> Batch:
         """A training batch, dequantised at random."""
-        y, _ = self.forward(x, generator)
+        y, _ = self.forward(self.dequantise(x, generator))
         return Batch(y.float(), self.context(given).float() if given is not None and self.given else None)
 
     def with_whitening(self, mean: Tensor, factor: Tensor) -> Preprocessor:
@@ -111,10 +115,13 @@ class _Maps:
         self._rounded = [(i, c) for i, c in enumerate(columns) if c.rounded]
         self._log_scale = float(self._scale.log().sum())
 
-    def forward(self, x: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        if generator is not None and self._noisy:
-            noise = torch.rand(x.shape, generator=generator, dtype=x.dtype)
-            x = torch.addcmul(x, noise.sub_(0.5), self._step)
+    def dequantise(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        if not self._noisy:
+            return x
+        noise = torch.rand(x.shape, generator=generator, dtype=x.dtype)
+        return torch.addcmul(x, noise.sub_(0.5), self._step)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         ladj = x.new_full((len(x),), -self._log_scale)
         if self._log:
             x = x.clone()

@@ -1,6 +1,6 @@
 """Fitted tables: from a file to a model that scores and samples in the file's own units."""
 
-from .fit_table import fit_table
+from .fitting import fit_table
 from .model import TableModel
 
 __all__ = ["TableModel", "fit_table"]

@@ -21,8 +21,8 @@ def recipe(rows: int, features: int, conditioning: str = "full") -> Recipe:
     large ones get wide networks and more steps.
     """
     if rows < 500:
-        size: dict[str, Any] = {"hidden": (32, 32), "blocks": 2, "scales": 1, "dropout": 0.2}
-        steps, rate, decay = 600, 1e-3, 1e-2
+        size: dict[str, Any] = {"hidden": (32, 32), "blocks": 3, "scales": 1, "dropout": 0.2}
+        steps, rate, decay = 1_500, 1e-3, 1e-2
     elif rows < 2_000:
         size = {"hidden": (64, 64), "blocks": 3, "scales": 1, "dropout": 0.2}
         steps, rate, decay = 1_500, 1e-3, 1e-2

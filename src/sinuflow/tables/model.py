@@ -80,13 +80,13 @@ class TableModel:
         result[rows.whole] = self.score_numbers(rows.x[whole], given).numpy()
         return result
 
-    def score_numbers(self, x: Tensor, given: Tensor | None, generator: torch.Generator | None = None) -> Tensor:
-        """The log-density of rows of numbers; with a generator, dequantised at random."""
+    def score_numbers(self, x: Tensor, given: Tensor | None) -> Tensor:
+        """The log-density of rows of numbers."""
         parts = []
         with torch.no_grad():
             for start in range(0, len(x), _ROWS):
                 rows = slice(start, start + _ROWS)
-                y, ladj = self.preprocessor.forward(x[rows], generator)
+                y, ladj = self.preprocessor.forward(x[rows])
                 context = None if given is None else self.preprocessor.context(given[rows]).to(self._dtype)
                 # What is outside of a logarithm's or logit's range has no density at all.
                 inside = y.isfinite().all(1) & ladj.isfinite()
@@ -179,7 +179,6 @@ class TableModel:
         tensors |= {f"preprocessing/{name}": t for name, t in self.preprocessor.tensors().items()}
         tensors |= {f"split/{name}": _compact(ids) for name, ids in self.split._asdict().items() if name != "train"}
         tensors["quantiles"] = self.quantiles
-        tensors["split/rows"] = torch.tensor([len(self.split.train)])
         write_model(path, Model("table", config, tensors))
 
 

@@ -22,8 +22,8 @@ class Split(NamedTuple):
     test: Ids
 
 
-def split_rows(usable: Ids, seed: int) -> Split:
-    """Divide the rows at random, the same way for the same seed.
+def split_rows(usable: Ids, seed: int, test: bool = True) -> Split:
+    """Divide the rows at random, the same way for the same seed; without ``test``, none are kept.
 
     Example:
         >>> [len(part) for part in split_rows(np.arange(2000), seed=0)]
@@ -31,5 +31,6 @@ def split_rows(usable: Ids, seed: int) -> Split:
     """
     order = np.random.default_rng(seed).permutation(len(usable))
     held = max(1, round(len(usable) * (_SMALL_SHARE if len(usable) < _SMALL else _SHARE)))
-    parts = (order[2 * held :], order[:held], order[held : 2 * held])
+    end = 2 * held if test else held
+    parts = (order[end:], order[:held], order[held:end])
     return Split(*(np.sort(usable[part]) for part in parts))

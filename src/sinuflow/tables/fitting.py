@@ -41,6 +41,7 @@ def fit_table(
     checkpoint: str | os.PathLike[str] | None = None,
     resume: bool = False,
     progress: bool = True,
+    test: bool = True,
     architecture: dict[str, Any] | None = None,
     training: dict[str, Any] | None = None,
 ) -> TableModel:
@@ -60,6 +61,7 @@ def fit_table(
         checkpoint: a folder for checkpoints.
         resume: go on from that folder's checkpoint.
         progress: whether to show it.
+        test: whether to keep rows for testing.
         architecture: arguments of :class:`~sinuflow.SinusoidalFlow` instead of the defaults.
         training: arguments of :func:`~sinuflow.fit` instead of the defaults.
 
@@ -68,7 +70,7 @@ def fit_table(
     started = time.monotonic()
     table = open_table(data)
     found = survey(table, context or [], drop or [], missing, maps, seed)
-    split = split_rows(found.usable, seed)
+    split = split_rows(found.usable, seed, test)
     rows = _Rows(table, found, split)
     preprocessor = rows.preprocessor
     chosen = recipe(len(split.train), len(preprocessor.features), conditioning)
@@ -118,7 +120,7 @@ class _Rows:
         self._order = [names.index(c.name) for c in [*plain.features, *plain.given]]
         self._size = len(plain.features)
         self.preprocessor = plain
-        y, _ = plain.forward(self.sample(split.train)[0], seeded(0))
+        y, _ = plain.prepare(plain.dequantise(self.sample(split.train)[0], seeded(0)))
         self.preprocessor = plain.with_whitening(*whitening(y))
 
     def sample(self, ids: Ids) -> tuple[Tensor, Tensor | None]:

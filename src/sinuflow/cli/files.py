@@ -1,0 +1,91 @@
+"""Inputs that must be there, and outputs that must not be lost."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..errors import DataError, StorageError
+from ..loading import load
+from ..tables import TableModel
+
+#: What rows can be written as.
+_FORMATS = (".csv", ".parquet")
+
+
+def load_table_model(path: Path) -> TableModel:
+    """A fitted table, and nothing else."""
+    model = load(path)
+    if not isinstance(model, TableModel):
+        raise StorageError(f"{path} holds a bare flow, without a table's columns: make models with `sinuflow fit`")
+    return model
+
+
+def check_output(path: Path, force: bool, formats: tuple[str, ...] | None = None) -> None:
+    """Refuse an output before any work is done for it."""
+    if formats is not None and path.suffix.lower() not in formats:
+        raise DataError(f"cannot write {path}: the name must end in {' or '.join(formats)}")
+    if path.is_dir():
+        raise StorageError(f"cannot write {path}: it is a folder")
+    if path.exists() and not force:
+        raise StorageError(f"{path} exists already: replace it with --force, or choose another name")
+    folder = path.parent
+    if not folder.is_dir():
+        raise StorageError(f"cannot write {path}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK):
+        raise StorageError(f"cannot write {path}: no permission to write in {folder}")
+
+
+def check_rows_output(path: Path, force: bool) -> None:
+    """The same for rows, which are written as CSV or Parquet."""
+    check_output(path, force, _FORMATS)
+
+
+def write_rows(path: Path, batches: Iterable[Any]) -> int:
+    """Write record batches to a CSV or Parquet file, all of them or nothing; how many rows there were."""
+    rows = 0
+    with _beside(path) as temporary:
+        writer = None
+        try:
+            for batch in batches:
+                if writer is None:
+                    writer = _writer(path, temporary, batch.schema)
+                writer.write_batch(batch)
+                rows += len(batch)
+        finally:
+            if writer is not None:
+                writer.close()
+    return rows
+
+
+def _writer(path: Path, temporary: str, schema: Any) -> Any:
+    if path.suffix.lower() == ".parquet":
+        from pyarrow import parquet
+
+        return parquet.ParquetWriter(temporary, schema)
+    from pyarrow import csv
+
+    return csv.CSVWriter(temporary, schema, write_options=csv.WriteOptions(quoting_style="needed"))
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[str]:
+    """A temporary file that becomes ``path`` when all has gone well, and disappears when not."""
+    temporary = None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        os.close(handle)
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)

@@ -1,0 +1,64 @@
+"""``sinuflow info``: what is in a model file, and where it could run."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from ..errors import ArgumentError
+from ..flow import SinusoidalFlow
+from ..loading import load
+
+
+def command(
+    model: Annotated[Path | None, typer.Argument(help="A model file.")] = None,
+    devices: Annotated[bool, typer.Option("--devices", help="Show what this machine can train on.")] = False,
+) -> None:
+    """Say what is in a model file, or what this machine can train on."""
+    if model is None and not devices:
+        raise ArgumentError("name a model file, or ask for --devices")
+    if devices:
+        _show_devices()
+    if model is not None:
+        _show_model(model)
+
+
+def _show_devices() -> None:
+    import torch
+
+    typer.echo(f"sinuflow {__version__}, Python {platform.python_version()}, torch {torch.__version__}")
+    typer.echo(f"cpu: {torch.get_num_threads()} threads")
+    for i in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(i)
+        typer.echo(f"cuda:{i}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+    if not torch.cuda.is_available():
+        typer.echo("no GPU that PyTorch can use")
+
+
+def _show_model(path: Path) -> None:
+    found = load(path)
+    flow = found if isinstance(found, SinusoidalFlow) else found.flow
+    parameters = sum(p.numel() for p in flow.parameters())
+    if not isinstance(found, SinusoidalFlow):
+        facts = found.facts
+        typer.echo(f"{path}: a model of the table {facts['table']}")
+        typer.echo(
+            f"rows: {facts['used_rows']:,} of {facts['rows']:,} used, {facts['train_rows']:,} to train, "
+            f"{len(found.split.validation):,} to validate, {len(found.split.test):,} kept for testing"
+        )
+        typer.echo(
+            f"training: {facts['steps']:,} steps in {facts['seconds']:.0f} s, best at step {facts['best_step']:,}, "
+            f"seed {facts['seed']}"
+        )
+        typer.echo("columns:")
+        width = max(len(c.name) for c in found.preprocessor.columns)
+        for column in found.preprocessor.columns:
+            typer.echo(f"  {column.name:{width}}  {column.describe()}")
+    else:
+        typer.echo(f"{path}: a flow over {flow.features} features")
+    options = ", ".join(f"{k}={v}" for k, v in flow.config.items() if k not in ("features", "context"))
+    typer.echo(f"flow: {parameters:,} parameters; {options}")

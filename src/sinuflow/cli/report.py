@@ -1,0 +1,41 @@
+"""``sinuflow report``: how good the fit is, as one HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..tables import TableModel
+from .files import check_output, load_table_model
+
+
+def command(
+    model: Annotated[Path, typer.Argument(help="A model file, from `sinuflow fit`.")],
+    data: Annotated[Path, typer.Argument(help="The table that it was trained on, or another one.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The .html file to write.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
+) -> None:
+    """Write a report on a model: one page that needs no network.
+
+    Of the table that the model was trained on, only the rows that were kept for testing count.
+    """
+    check_output(output, force, (".html", ".htm"))
+    write_report(load_table_model(model), data, output)
+
+
+def write_report(model: TableModel, data: Path, output: Path) -> None:
+    """Make the page and say where it is."""
+    from ..report import write
+    from ..report.collect import collect
+
+    content = collect(model, data)
+    write(content, output)
+    best = min(content.baselines, key=lambda score: score.nll, default=None)
+    beside = "" if best is None else f" ({best.name}: {best.nll:.3f})"
+    typer.echo(
+        f"test NLL {content.model.nll:.3f} ± {content.model.standard_error:.3f} nats{beside}; "
+        f"{content.inverted:,} rows inverted to within {content.round_trip:.1g}"
+    )
+    typer.echo(f"report: {output}")

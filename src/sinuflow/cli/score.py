@@ -1,0 +1,64 @@
+"""``sinuflow score``: the log-density of every row, and how odd it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from ..data import open_table
+from ..data.reader import read_rows
+from ..data.tables import Table
+from ..errors import DataError
+from ..tables import TableModel
+from .files import check_rows_output, load_table_model, write_rows
+from .fit import Missing
+
+_ADDED = ("log_density", "anomaly_percentile")
+
+
+def command(
+    model: Annotated[Path, typer.Argument(help="A model file, from `sinuflow fit`.")],
+    data: Annotated[Path, typer.Argument(help="CSV, Parquet or .npy with the model's columns, in any order.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The .csv or .parquet file to write.")],
+    missing: Annotated[Missing, typer.Option(help="Rows with missing values; 'drop' leaves their scores empty.")] = (
+        Missing.refuse
+    ),
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
+) -> None:
+    """Add the columns log_density and anomaly_percentile to a table.
+
+    The percentile says how many percent of the training rows are more likely than the row: above 99
+    is odd, 100 is odder than all of them. Rows keep their order, and are read and written in pieces.
+    """
+    check_rows_output(output, force)
+    fitted = load_table_model(model)
+    table = open_table(data)
+    taken = [name for name in _ADDED if name in table.columns]
+    if taken:
+        raise DataError(f"{data} has a column {taken[0]!r} already: rename or remove it first")
+    rows = write_rows(output, scored(fitted, table, missing is Missing.drop))
+    if not rows:
+        raise DataError(f"{data} has no rows")
+    typer.echo(f"scored {rows:,} rows: {output}")
+
+
+def scored(model: TableModel, table: Table, allow_missing: bool) -> Iterator[Any]:
+    """The table's record batches with two more columns."""
+    import pyarrow
+
+    for rows in read_rows(table, model.preprocessor, all_columns=True):
+        if not rows.whole.all() and not allow_missing:
+            first = rows.first + int((~rows.whole).argmax()) + 1
+            raise DataError(
+                f"{table.name} has missing values, first in row {first}: fill them in, or leave the scores of "
+                "such rows empty with --missing drop"
+            )
+        score = model.score_rows(rows)
+        batch = rows.batch
+        for name, values in zip(_ADDED, (score, model.anomaly_percentile(score)), strict=True):
+            batch = batch.append_column(name, pyarrow.array(values, mask=np.isnan(values)))
+        yield batch

@@ -1,0 +1,196 @@
+"""Filling a report: a model and its table in, everything that the page shows out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data import Table, open_table
+from ..data.columns import Column
+from ..data.reader import read_rows
+from ..data.values import to_arrow
+from ..errors import DataError
+from ..tables import TableModel
+from ..training.sources import seeded
+from .baselines import gaussian_log_density, kde_log_density
+from .content import Anomaly, ColumnView, ReportContent, Score
+
+#: Rows that figures and baselines are made from, at most.
+_ROWS = 20_000
+#: Rows that go there and back.
+_INVERTED = 2_000
+_ANOMALIES = 10
+_RECORDED = ("step", "train_nll", "val_nll", "learning_rate", "seconds")
+
+Ids = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def collect(model: TableModel, data: Any, seed: int = 0) -> ReportContent:
+    """What there is to say about a model on a table.
+
+    If the table is the one that the model was trained on, only its test rows count, and the
+    baselines are fitted to its training rows. Of another table all rows count.
+    """
+    table = open_table(data)
+    rows = _Held(model, table)
+    preprocessor = model.preprocessor
+    noise = seeded(seed, 1)
+    x = preprocessor.dequantise(rows.test_x, noise)
+    log_density = model.score_numbers(x, rows.test_given).numpy()
+    exact = model.score_numbers(rows.test_x, rows.test_given).numpy()
+    z, round_trip, residual, inverted = _there_and_back(model, x, rows.test_given)
+    samples = _samples(model, rows.test_given, min(_ROWS, max(1_000, len(x))), seed)
+    columns = [
+        _view(column, rows.test_x[:, i].numpy(), samples[:, i].numpy())
+        for i, column in enumerate(preprocessor.features)
+    ]
+    return ReportContent(
+        title=f"Density of {model.facts['table']}",
+        facts=_facts(model, rows),
+        columns=columns,
+        history=[
+            {k: r.get(k) for k in ("step", "train_nll", "val_nll", "learning_rate", "seconds")} for r in model.history
+        ],
+        best_step=int(model.facts["best_step"]),
+        z=z.numpy(),
+        z_names=[c.name for c in preprocessor.features],
+        model=_score("Sinuflow", log_density),
+        baselines=_baselines(model, rows, x, seed),
+        features=len(preprocessor.features),
+        round_trip=round_trip,
+        residual=residual,
+        inverted=inverted,
+        anomalies=_anomalies(model, rows, exact),
+        notes=_notes(model, rows),
+    )
+
+
+class _Held:
+    """The rows that a report is about, as numbers, with their row numbers in the table."""
+
+    def __init__(self, model: TableModel, table: Table) -> None:
+        self.same = Path(table.name).name == model.facts["table"] and table.count() == model.facts["rows"]
+        test, validation = set(model.split.test.tolist()), set(model.split.validation.tolist())
+        parts: dict[str, list[Any]] = {"x": [], "given": [], "ids": [], "train": []}
+        train_rows = 0
+        for rows in read_rows(table, model.preprocessor):
+            ids = rows.first + np.arange(len(rows.whole))
+            chosen = rows.whole & (np.isin(ids, model.split.test) if self.same else True)
+            parts["x"].append(rows.x[torch.from_numpy(chosen)])
+            parts["ids"].append(ids[chosen])
+            if rows.given is not None:
+                parts["given"].append(rows.given[torch.from_numpy(chosen)])
+            if self.same and train_rows < _ROWS:
+                other = np.array([i not in test and i not in validation for i in ids]) & rows.whole
+                parts["train"].append(rows.x[torch.from_numpy(other)])
+                train_rows += int(other.sum())
+        self.ids: Ids = np.concatenate(parts["ids"])[:_ROWS] if parts["ids"] else np.empty(0, dtype=np.int64)
+        if not len(self.ids):
+            raise DataError(f"{table.name} has no complete rows to report on")
+        self.test_x = torch.cat(parts["x"])[:_ROWS]
+        self.test_given = torch.cat(parts["given"])[:_ROWS] if parts["given"] else None
+        self.train_x = torch.cat(parts["train"])[:_ROWS] if parts["train"] else None
+
+
+def _there_and_back(model: TableModel, x: Tensor, given: Tensor | None) -> tuple[Tensor, float, float, int]:
+    dtype = next(model.flow.parameters()).dtype
+    y = model.preprocessor.forward(x)[0].to(dtype)
+    context = None if given is None else model.preprocessor.context(given).to(dtype)
+    with torch.no_grad():
+        z, _ = model.flow.bijection(y, context)
+        some = slice(0, _INVERTED)
+        inverse = model.flow.invert(z[some], None if context is None else context[some], on_failure="return")
+    return z, float((inverse.x - y[some]).abs().max()), float(inverse.residual.max()), len(z[some])
+
+
+def _samples(model: TableModel, given: Tensor | None, count: int, seed: int) -> Tensor:
+    """Samples, for a conditional model given the contexts of the rows that they stand beside."""
+    generator = torch.Generator().manual_seed(seed)
+    dtype = next(model.flow.parameters()).dtype
+    context = None
+    if given is not None:
+        chosen = torch.randint(len(given), (count,), generator=generator)
+        context = model.preprocessor.context(given[chosen]).to(dtype)
+    shape = (count,) if context is None else ()
+    return model.preprocessor.inverse(model.flow(context).sample(shape, generator=generator))
+
+
+def _view(column: Column, data: np.ndarray, samples: np.ndarray) -> ColumnView:
+    if column.kind == "category":
+        values, drawn = (np.array([str(column.categories[int(i)]) for i in part]) for part in (data, samples))
+        return ColumnView(column.name, "category", values, drawn, column.describe())
+    kind = "integer" if "int" in column.type else "number"
+    return ColumnView(column.name, kind, data, samples, column.describe())
+
+
+def _score(name: str, log_density: np.ndarray) -> Score:
+    error = float(log_density.std(ddof=1) / np.sqrt(len(log_density))) if len(log_density) > 1 else float("nan")
+    return Score(name, float(-log_density.mean()), error, float(log_density.min()))
+
+
+def _baselines(model: TableModel, rows: _Held, x: Tensor, seed: int) -> list[Score]:
+    if rows.train_x is None or model.preprocessor.given or len(rows.train_x) < 2:
+        return []
+    train, _ = model.preprocessor.prepare(model.preprocessor.dequantise(rows.train_x, seeded(seed, 2)))
+    test, ladj = model.preprocessor.prepare(x)
+    return [
+        _score(name, density(train.numpy(), test.numpy()) + ladj.numpy())
+        for name, density in (("Gaussian, full covariance", gaussian_log_density), ("kernel density", kde_log_density))
+    ]
+
+
+def _anomalies(model: TableModel, rows: _Held, log_density: np.ndarray) -> list[Anomaly]:
+    worst = np.argsort(log_density)[:_ANOMALIES]
+    percentiles = model.anomaly_percentile(log_density[worst])
+    found = []
+    for i, percentile in zip(worst, percentiles, strict=True):
+        values = {
+            c.name: _text(to_arrow(c, rows.test_x[i : i + 1, j].numpy())[0].as_py())
+            for j, c in enumerate(model.preprocessor.features)
+        }
+        found.append(Anomaly(int(rows.ids[i]) + 1, float(log_density[i]), float(percentile), values))
+    return found
+
+
+def _text(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _facts(model: TableModel, rows: _Held) -> dict[str, str]:
+    facts, flow = model.facts, model.flow.config
+    constant = [c.name for c in model.preprocessor.columns if c.kind == "constant"]
+    shown = {
+        "table": str(facts["table"]),
+        "rows": f"{facts['used_rows']:,} used of {facts['rows']:,}",
+        "rows in this report": f"{len(rows.ids):,}" + (" test rows" if rows.same else " rows of another table"),
+        "columns": f"{len(model.preprocessor.features)} modelled",
+        "flow": f"{flow['conditioning']}, {flow['blocks']} blocks, {flow['scales']} scales, {flow['waves']} waves, "
+        f"hidden {'-'.join(map(str, flow['hidden']))}",
+        "parameters": f"{facts['parameters']:,}",
+        "training": f"{facts['steps']:,} steps in {facts['seconds']:.0f} s, best at step {facts['best_step']:,}",
+        "seed": str(facts["seed"]),
+        "torch": str(facts["torch"]),
+    }
+    if constant:
+        shown["constant columns"] = ", ".join(constant)
+    if model.preprocessor.given:
+        shown["given"] = ", ".join(c.name for c in model.preprocessor.given)
+    return shown
+
+
+def _notes(model: TableModel, rows: _Held) -> list[str]:
+    notes = []
+    if not rows.same:
+        notes.append("The rows are not from the table that the model was trained on, so there are no baselines.")
+    elif model.preprocessor.given:
+        notes.append("The model is conditional; the baselines know no context, and are left out.")
+    if any(c.step for c in model.preprocessor.features):
+        notes.append(
+            "Integers, categories and repeated values are spread evenly over their cells before they are scored "
+            "here, for all methods alike. Scores of single rows are taken at the middles of the cells."
+        )
+    return notes
