@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import ArgumentError
+
 Floats = NDArray[np.floating[Any]]
 
 
@@ -71,7 +73,7 @@ class ReportContent:
     Args:
         title: the page's title.
         facts: name and value of what is worth knowing (rows, columns, parameters, training time).
-        columns: the columns, in the table's order.
+        columns: the columns, in the table's order; all with the same rows, in the same order.
         history: one entry per report of training: step, train_nll, val_nll, learning_rate, seconds;
             a value may be missing, None or NaN.
         best_step: the step whose weights were kept.
@@ -102,3 +104,11 @@ class ReportContent:
     inverted: int
     anomalies: list[Anomaly]
     notes: list[str]
+
+    def __post_init__(self) -> None:
+        if self.z.ndim != 2 or self.z.shape[1] != len(self.z_names):
+            raise ArgumentError(f"z has shape {self.z.shape}, and there are {len(self.z_names)} names of its columns")
+        for what in ("data", "samples"):
+            lengths = {len(getattr(column, what)) for column in self.columns}
+            if len(lengths) > 1:
+                raise ArgumentError(f"the columns' {what} must have the same rows, not {sorted(lengths)} of them")

@@ -12,7 +12,7 @@ from . import agreement, figures, normality
 from .content import ColumnView, ReportContent
 from .figures.noise import REACH
 from .figures.training import cut_off
-from .wording import number, share, shorten, small
+from .wording import number, plural, share, shorten, small
 
 MOST_HISTOGRAMS = 30
 MOST_PAIRED = 5
@@ -68,7 +68,7 @@ def _histogram(key: str, column: ColumnView) -> Picture:
     beyond = [(share(scale.outside(values)), name) for values, name in _sides(column) if scale.outside(values) > 0]
     if beyond and not scale.categories:
         notes.append(f"Cut off: {' and '.join(f'{size} of the {name}' for size, name in beyond)}.")
-    return Picture(figures.histogram(key, column, scale), shorten(column.name, 40), " ".join(notes))
+    return Picture(figures.histogram(key, column, scale), shorten(column.name, 60), " ".join(notes))
 
 
 def _sides(column: ColumnView) -> tuple[tuple[np.ndarray, str], tuple[np.ndarray, str]]:
@@ -88,7 +88,7 @@ def pairs(content: ReportContent) -> Gallery:
     scales = [figures.scale_of(column) for column in chosen]
     pictures = []
     for i, j in itertools.combinations(range(len(chosen)), 2):
-        title = f"{shorten(chosen[j].name, 30)} against {shorten(chosen[i].name, 30)}"
+        title = f"{shorten(chosen[j].name, 60)} against {shorten(chosen[i].name, 60)}"
         svg = figures.pair_plot(f"pair{i}and{j}", (chosen[i], chosen[j]), (scales[i], scales[j]))
         pictures.append(Picture(svg, title))
     return Gallery(pictures, left_out)
@@ -134,8 +134,8 @@ def noise(content: ReportContent) -> Noise:
     pictures = [
         Picture(
             figures.quantile_plot(f"quantiles{i}", content.z_names[i], z[:, i]),
-            shorten(content.z_names[i], 26),
-            f"KS {number(tests[i].statistic)}, p = {small(tests[i].p_value)}{_beyond(z[:, i])}",
+            shorten(content.z_names[i], 60),
+            f"KS {number(tests[i].statistic)}, {_p_value(tests[i].p_value)}{_beyond(z[:, i])}",
         )
         for i in order[:MOST_QUANTILE_PLOTS]
     ]
@@ -148,11 +148,16 @@ def noise(content: ReportContent) -> Noise:
     summary = (
         f"Of {len(tests)} dimension{'s' * (len(tests) > 1)}, {rejected} differ{'s' * (rejected == 1)} from normal by "
         f"more than chance explains (5 % level, corrected for their number); the largest "
-        f"Kolmogorov-Smirnov distance is {number(worst)}. With many rows even a tiny distance is beyond chance, so "
-        "judge by the distance: below 0.02 is excellent, above 0.1 is poor."
+        f"Kolmogorov-Smirnov distance is {number(worst)}. Chance alone gives up to about "
+        f"{number(1.358 / math.sqrt(len(z)))} in {plural(len(z), 'row')}. With many rows even a tiny distance is "
+        "beyond chance, so judge by its size: below 0.02 it hardly matters, above 0.1 the fit is poor."
     )
     correlation, sentence = _correlation(content.z_names, z)
     return Noise(Gallery(pictures, left_out), correlation, f"{summary} {sentence}".strip())
+
+
+def _p_value(p: float) -> str:
+    return f"p = {small(p)}" if p > 1e-12 else f"p < {small(1e-12)}"
 
 
 def _beyond(z: np.ndarray) -> str:

@@ -95,15 +95,15 @@ def certificate(content: ReportContent) -> str:
     """What the round trip showed, in plain words."""
     if content.inverted == 0:
         return "No held-out row was sent through the model and back, so nothing is certified here."
-    rows = "The one held-out row tried" if content.inverted == 1 else f"All {content.inverted:,} held-out rows tried"
+    rows = plural(content.inverted, "held-out row")
     if not content.round_trip <= 1e-2:
         return (
-            f"{rows} went through the model and back, and at least one did not come back as it was: do "
-            "not trust this model's samples."
+            f"{rows} went through the model to noise and back, and at least one did not come back as it was: do not "
+            "trust this model's samples."
         )
     return (
-        f"{rows} were turned into pure noise and back again, and each came back as it was, to within "
-        f"{small(content.round_trip)} standard deviations of its column: the model loses nothing on the way, so its "
+        f"{rows} went through the model to pure noise and back, and every value came back as it was, to within "
+        f"{small(content.round_trip)} of its column's standard deviation: the model loses nothing on the way, so its "
         "samples follow the density that it reports."
     )
 
@@ -122,7 +122,7 @@ def _column(column: ColumnView) -> ColumnRow:
         data=_summary(column, column.data),
         samples=_summary(column, column.samples),
         gap=number(gap),
-        stands_out=gap > 2 * agreement.chance(len(column.data), len(column.samples)),
+        stands_out=gap > agreement.noticeable(column),
     )
 
 
@@ -140,7 +140,8 @@ def _summary(column: ColumnView, values: np.ndarray) -> str:
     if not len(finite):
         return NOTHING
     low, middle, high = np.quantile(finite, [0.05, 0.5, 0.95])
-    spread = float(high - low)
+    whole = column.kind == "integer" and float(middle).is_integer()
+    spread = 1e3 if whole else float(high - low)  # no decimals for counts
     return f"{compact(middle, spread)} ({compact(low, spread)} to {compact(high, spread)})"
 
 

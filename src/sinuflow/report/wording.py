@@ -21,10 +21,11 @@ def number(value: float | None, decimals: int = 3) -> str:
 
 
 def compact(value: float, spread: float) -> str:
-    """As many decimals as show a hundredth of the spread, if that makes a number of everyday size."""
+    """As many digits as show a hundredth of the spread, without powers of ten for numbers of everyday size."""
     if 1e-4 < spread < 1e7 and abs(value) < 1e7:
         return number(value, min(max(0, 2 - math.floor(math.log10(spread))), 6))
-    return f"{value:.4g}".replace("-", MINUS) if math.isfinite(value) else number(value)
+    digits = math.floor(math.log10(abs(value) / spread)) + 3 if spread > 0 and value != 0 else 4
+    return f"{value:.{min(max(1, digits), 15)}g}".replace("-", MINUS)
 
 
 def power_of_ten(exponent: int) -> str:

@@ -23,7 +23,7 @@ def histogram(key: str, column: ColumnView, scale: Scale) -> str:
         axes.barh(at - 0.19, 100 * data, 0.36, color=DATA, alpha=0.55)
         axes.barh(at + 0.19, 100 * samples, 0.36, color=MODEL)
         axes.set_yticks(at, scale.labels)
-        axes.invert_yaxis()
+        axes.set_ylim(max(len(at), 3) - 0.5, -0.5)  # one bar alone is no wall
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("% of rows")
 
@@ -48,3 +48,5 @@ def label_axis(axes: Axes, which: str, scale: Scale) -> None:
     elif scale.log:
         axis.set_major_locator(MaxNLocator(4, integer=True))
         axis.set_major_formatter(FuncFormatter(lambda at, _: power_of_ten(round(at))))
+    elif scale.whole:
+        axis.set_major_locator(MaxNLocator(4, integer=True))

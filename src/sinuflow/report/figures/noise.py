@@ -37,9 +37,7 @@ def quantile_plot(key: str, name: str, z: Floats) -> str:
         axes = plain_axes(figure)
         axes.fill_between(expected, expected - error, expected + error, color=DATA, alpha=0.25, linewidth=0)
         axes.plot([-REACH, REACH], [-REACH, REACH], color=MUTED, linewidth=0.8)
-        axes.plot(
-            expected, ordered[at].clip(-REACH, REACH), color=MODEL, linewidth=0, marker="o", markersize=2, clip_on=False
-        )
+        axes.plot(expected, ordered[at].clip(-REACH, REACH), "o", color=MODEL, markersize=2, clip_on=False)
         axes.set_xlim(-REACH, REACH)
         axes.set_ylim(-REACH, REACH)
         axes.set_xticks(range(-4, 5, 2))
@@ -48,7 +46,7 @@ def quantile_plot(key: str, name: str, z: Floats) -> str:
         axes.set_xlabel("normal")
         axes.set_ylabel("observed")
 
-    return draw(key, f"Quantiles of the noise of {shorten(name, 60)} against normal quantiles", (2.3, 2.3), paint)
+    return draw(key, f"Quantiles of the noise of {shorten(name, 60)} against normal quantiles", (2.0, 2.0), paint)
 
 
 def correlation_map(key: str, names: list[str], r: Floats) -> str:
@@ -66,7 +64,7 @@ def correlation_map(key: str, names: list[str], r: Floats) -> str:
             axes.set_xticks(range(size), labels, rotation=60, ha="right", rotation_mode="anchor")
             axes.set_yticks(range(size), labels)
         else:
-            axes.set_xlabel("dimension")
+            axes.set_xlabel("dimension, in the order of the columns")
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_major_locator(MaxNLocator(6, integer=True))
         axes.tick_params(length=0)
@@ -80,7 +78,7 @@ def correlation_map(key: str, names: list[str], r: Floats) -> str:
         bar.set_ylabel("correlation")
         bar.yaxis.set_label_position("right")
 
-    return draw(key, f"Correlations of {size} dimensions of the noise", (4.4, 3.6), paint)
+    return draw(key, f"Correlations of {size} dimensions of the noise", (4.0, 3.3), paint)
 
 
 def _off_diagonal(r: Floats) -> Floats:

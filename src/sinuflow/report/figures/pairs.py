@@ -49,7 +49,7 @@ def pair_plot(key: str, columns: tuple[ColumnView, ColumnView], scales: tuple[Sc
         right.tick_params(labelleft=False)
 
     first, second = (shorten(column.name, 60) for column in columns)
-    return draw(key, f"{second} against {first}: held-out data beside the model's samples", (4.4, 2.4), paint)
+    return draw(key, f"{second} against {first}: held-out data beside the model's samples", (4.0, 2.25), paint)
 
 
 def _shares(scales: tuple[Scale, Scale], first: NDArray[Any], second: NDArray[Any]) -> Floats:

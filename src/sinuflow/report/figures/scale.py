@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..agreement import numbers
+from ..agreement import HUGE, numbers
 from ..content import ColumnView, Floats
 from ..wording import shorten
 
@@ -40,6 +40,11 @@ class Scale:
         names = [shorten(name, 16) for name in self.categories]
         return names + [f"{self.others} more"] * bool(self.others)
 
+    @property
+    def whole(self) -> bool:
+        """Whether the bins' middles are whole numbers, or runs of them."""
+        return not self.log and bool((np.mod(self.edges, 1) == 0.5).all())
+
     def place(self, values: NDArray[Any]) -> Floats:
         """Coordinates, as many as values; NaN for what has none."""
         if self.categories:
@@ -63,7 +68,7 @@ class Scale:
 def scale_of(column: ColumnView) -> Scale:
     """The axis that shows the bulk of the data, and of the samples as far as they are near it.
 
-    It spans the data's central 99 % and a quarter of that span more on each side, up to a whole span more where
+    It spans the data's central 99 % and two fifths of that span more on each side, up to a whole span more where
     the samples need it, and never more than there is.
     """
     if column.kind in ("category", "constant"):
@@ -89,8 +94,8 @@ def _categories(column: ColumnView) -> Scale:
 
 def _coordinates(values: Floats, log: bool) -> Floats:
     if not log:
-        return np.where(np.isfinite(values), values, np.nan)
-    positive = np.isfinite(values) & (values > 0)
+        return np.where(np.abs(values) < HUGE, values, np.nan)
+    positive = (values < HUGE) & (values > 0)
     return np.where(positive, np.log10(np.where(positive, values, 1.0)), np.nan)
 
 
@@ -107,18 +112,22 @@ def _limits(data: Floats, samples: Floats) -> tuple[float, float]:
     span = high - low
     first, last = (float(q) for q in np.quantile(samples, [0.005, 0.995])) if len(samples) else (low, high)
     everything = np.concatenate([data, samples])
-    left = max(low - span, min(low - 0.25 * span, first), float(everything.min()))
-    right = min(high + span, max(high + 0.25 * span, last), float(everything.max()))
+    left = max(low - span, min(low - 0.4 * span, first), float(everything.min()))
+    right = min(high + span, max(high + 0.4 * span, last), float(everything.max()))
     if right > left:
         return left, right
     return left - 0.5, left + 0.5
 
 
 def _edges(data: Floats, samples: Floats, low: float, high: float, *, grid: bool) -> Floats:
-    """Bins of Freedman and Diaconis's width 2·IQR·n^(−1/3), of whole steps where the values have a step."""
+    """Bins of Freedman and Diaconis's width 2·IQR·n^(−1/3), of whole steps where the values have a step.
+
+    At least 2.5·n^(1/3) of them: two peaks far apart have a large IQR.
+    """
     quarter, three_quarters = np.quantile(data, [0.25, 0.75])
     width = 2 * float(three_quarters - quarter) / len(data) ** (1 / 3)
-    bins = min(max(math.ceil((high - low) / width), 12), MOST_BINS) if width > 0 else 30
+    fewest = min(max(12, round(2.5 * len(data) ** (1 / 3))), 36)
+    bins = min(max(math.ceil((high - low) / width), fewest), MOST_BINS) if width > 0 else 30
     step = _step(np.concatenate([data, samples])) if grid else None
     if step is None or step < (high - low) / 10_000:
         return np.linspace(low, high, bins + 1)

@@ -41,7 +41,7 @@ def training_curve(key: str, history: History, best_step: int) -> str | None:
         axes.grid(axis="y")
         figure.legend(frameon=False, loc="outside upper right", ncols=2)
 
-    return draw(key, f"Training and validation NLL over steps; the best step is {best_step}", (4.4, 2.6), paint)
+    return draw(key, f"Training and validation NLL over steps; the best step is {best_step}", (4.0, 2.35), paint)
 
 
 def learning_rate_curve(key: str, history: History) -> str | None:
@@ -59,7 +59,7 @@ def learning_rate_curve(key: str, history: History) -> str | None:
         axes.set_ylabel("learning rate")
         axes.grid(axis="y")
 
-    return draw(key, "Learning rate over steps", (4.4, 2.6), paint)
+    return draw(key, "Learning rate over steps", (4.0, 2.35), paint)
 
 
 def series(history: History, name: str) -> tuple[Floats, Floats]:

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sinuflow.report.figures import scale_of
+
+from .fake import column
+
+
+def normals(n=2000, seed=0):
+    return np.random.default_rng(seed).standard_normal(n)
+
+
+def test_one_outlier_does_not_squash_the_picture():
+    data = normals()
+    data[0] = 1e6
+    scale = scale_of(column("x", "number", data, normals(seed=1)))
+    assert scale.edges[-1] < 8
+    assert scale.outside(data) == pytest.approx(1 / 2000)
+
+
+def test_far_samples_do_not_squash_the_picture():
+    samples = 100 * normals(seed=1)
+    scale = scale_of(column("x", "number", normals(), samples))
+    assert scale.edges[-1] - scale.edges[0] < 20
+    assert scale.outside(samples) > 0.5
+
+
+def test_nothing_is_cut_off_without_need():
+    data = np.random.default_rng(0).uniform(size=500)
+    scale = scale_of(column("x", "number", data, data))
+    assert scale.outside(data) == 0
+    assert scale.heights(data).sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("step", [1.0, 0.1, 5.0])
+def test_bins_follow_the_step_of_the_values(step):
+    data = step * np.random.default_rng(0).poisson(8, 3000)
+    scale = scale_of(column("x", "integer", data, data))
+    width = (scale.edges[1] - scale.edges[0]) / step
+    assert width == pytest.approx(round(width))
+    assert (scale.edges[0] / step) % 1 == pytest.approx(0.5)
+    assert scale.heights(data).sum() == pytest.approx(1, abs=0.01)
+
+
+def test_decades_get_a_logarithmic_axis():
+    data = np.exp(3 * normals())
+    samples = np.append(np.exp(3 * normals(seed=1)), [-1.0, 0.0])
+    scale = scale_of(column("x", "number", data, samples))
+    assert scale.log
+    assert scale.outside(samples) > 1.9 / 2002
+    assert not scale_of(column("x", "number", data - 5, samples)).log
+
+
+def test_many_categories_share_the_last_bin():
+    data = np.array([f"c{i % 30}" for i in range(1000)] + ["c7"])
+    scale = scale_of(column("x", "category", data, ["c7", "new"]))
+    assert len(scale.labels) == 9
+    assert scale.labels[0] == "c7"
+    assert scale.labels[-1] == "23 more"
+    assert scale.heights(data).sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [],
+        [np.nan, np.inf],
+        [3.0],
+        [3.0] * 50,
+        [0.0] * 999 + [5.0],
+        [1e308, -1e308, 1e299, -1e299, 0.0],
+        [1e-310, 2e-310, 3e-310],
+        [1e9, 1e9 + 1e-3, 1e9 + 2e-3] * 10,
+    ],
+)
+def test_odd_columns_have_an_axis(data):
+    data = np.array(data, dtype=float)
+    scale = scale_of(column("x", "number", data, data))
+    assert len(scale.edges) < 10_000
+    assert np.isfinite(scale.edges).all()
+    assert (np.diff(scale.edges) > 0).all()
+    assert np.isfinite(scale.heights(data)).all()
+
+
+def test_two_values_have_a_bin_each():
+    data = np.random.default_rng(0).integers(0, 2, 500)
+    scale = scale_of(column("x", "integer", data, data))
+    assert scale.whole
+    np.testing.assert_allclose(scale.edges, [-0.5, 0.5, 1.5])
+
+
+def test_two_peaks_stay_two_peaks():
+    data = np.concatenate([normals(250) - 4, normals(250, seed=1) + 4])
+    assert len(scale_of(column("x", "number", data, data)).edges) > 18
