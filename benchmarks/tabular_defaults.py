@@ -163,7 +163,7 @@ def compare(name: str, table: np.ndarray) -> dict[str, object]:
 
 def _row(line: dict[str, object]) -> str:
     ours = line["sinuflow"]
-    cells = [f"{line['set']} ({line['rows']:,} × {line['columns']})", f"{line['splits']}", f"{line['seconds']}"]
+    cells = [f"{line['set']} ({line['rows']:,} x {line['columns']})", f"{line['splits']}", f"{line['seconds']}"]
     cells.append(f"{ours['mean']:.3f} ({ours['worst']:.1f})")  # type: ignore[index]
     for method in ("Gaussian", "MAF", "NSF"):
         entry = line[method]
@@ -183,7 +183,7 @@ def main() -> None:
     torch.set_num_threads(1)
     sets = arguments.sets or [*OWN, *(PACK if arguments.data else ())]
     print("Mean held-out log density in nats (worst row); after the semicolon, how much more Sinuflow has.\n")
-    print("| table (rows × columns) | splits | s | Sinuflow | Gaussian | zuko MAF | zuko NSF |")
+    print("| table (rows x columns) | splits | s | Sinuflow | Gaussian | zuko MAF | zuko NSF |")
     print("|---|---|---|---|---|---|---|")
     lines = [compare(name, load(name, arguments.data)) for name in sets]
     if arguments.json:
