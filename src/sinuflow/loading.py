@@ -57,7 +57,9 @@ def _build_table(
         fits = flow.features == size and flow.context == preprocessor.context_width
         if not fits or preprocessor.factor.shape != (size, size) or preprocessor.mean.shape != (size,):
             raise StorageError(f"{path} does not fit its configuration: its flow and its columns differ in number")
-        return TableModel(flow.to(device), preprocessor, split, tensors["quantiles"], config["history"], config["facts"])
+        return TableModel(
+            flow.to(device), preprocessor, split, tensors["quantiles"], config["history"], config["facts"]
+        )
     except StorageError:
         raise
     except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError, SinuflowError) as error:

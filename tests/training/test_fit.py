@@ -195,7 +195,7 @@ def test_a_stream_with_missing_values_is_refused(tmp_path):
 # ---------------------------------------------------------------- checkpoints
 
 
-class Stop(Exception):
+class StopError(Exception):
     pass
 
 
@@ -205,7 +205,7 @@ def stopping_at(monkeypatch, step):
 
     def stepping(self, batch):
         if self.step == step:
-            raise Stop
+            raise StopError
         return original(self, batch)
 
     monkeypatch.setattr(Trainer, "_step", stepping)
@@ -224,7 +224,7 @@ def test_a_resumed_run_ends_with_the_very_same_weights(tmp_path, monkeypatch, op
     broken = small_flow(**network)
     with monkeypatch.context() as patch:
         stopping_at(patch, 47)
-        with pytest.raises(Stop):
+        with pytest.raises(StopError):
             quick(broken, steps=80, checkpoint=tmp_path, checkpoint_steps=10, **options)
     fresh = small_flow(seed=9, **network)  # nothing of the old process is left
     result = quick(fresh, steps=80, checkpoint=tmp_path, checkpoint_steps=10, resume=True, **options)
@@ -243,7 +243,7 @@ def test_a_resumed_stream_goes_on_where_it_was(tmp_path, monkeypatch):
     fit(whole, dataset, **settings)
     with monkeypatch.context() as patch:
         stopping_at(patch, 25)
-        with pytest.raises(Stop):
+        with pytest.raises(StopError):
             fit(broken, dataset, checkpoint=tmp_path / "run", checkpoint_steps=9, **settings)
     fit(fresh, dataset, checkpoint=tmp_path / "run", checkpoint_steps=9, resume=True, **settings)
     assert all(torch.equal(a, b) for a, b in zip(weights_of(whole), weights_of(fresh), strict=True))

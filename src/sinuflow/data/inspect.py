@@ -66,14 +66,11 @@ def inspect_codes(name: str, codes: Array, categories: tuple[Any, ...], type_nam
 
 def _refuse_absurd(name: str, values: Array) -> None:
     """A value that dwarfs all others would leave them as one point."""
-    middle = float(np.median(values))
-    spread = np.quantile(values, [0.01, 0.25, 0.75, 0.99])
-    width = max(float(spread[2] - spread[1]), float(spread[3] - spread[0]) / 4)
+    quarter, middle, three = (float(q) for q in np.quantile(values, [0.25, 0.5, 0.75]))
     distance = np.abs(values - middle)
     worst = int(distance.argmax())
-    if width == 0:
-        rest = distance[distance < distance[worst]]
-        width = float(rest.max()) if len(rest) and rest.max() > 0 else abs(middle) + 1
+    # Where most values are equal, the others say what is usual.
+    width = three - quarter if three > quarter else float(np.median(distance[distance > 0]))
     if distance[worst] > _ABSURD * width:
         raise DataError(
             f"column {name!r} holds {values[worst]:g}, absurdly far from its other values, which are around "

@@ -156,9 +156,9 @@ def translated(name: str) -> Iterator[None]:
     except UnicodeDecodeError as error:
         raise DataError(f"{name} is not UTF-8 text: save it as UTF-8") from error
     except (arrow.ArrowException, OSError) as error:
-        text = _first_line(error)
-        if "UTF8" in text or "UTF-8" in text:
+        if "UTF8" in str(error):
             raise DataError(f"{name} is not UTF-8 text: save it as UTF-8") from error
+        text = _first_line(error)
         if "Empty CSV" in text:
             raise DataError(f"{name} is empty") from error
         raise DataError(f"cannot read {name}: {text}") from error
@@ -166,7 +166,7 @@ def translated(name: str) -> Iterator[None]:
 
 def _first_line(error: Exception) -> str:
     text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:300]
+    return text.split("Invalid: ")[-1].splitlines()[0][:300]  # Arrow says first where it noticed, then what
 
 
 def _arrow() -> tuple[Any, Any]:

@@ -1,0 +1,224 @@
+"""Maps of columns: chosen by their values, reversible, with the right Jacobian."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sinuflow import DataError
+from sinuflow.data import Column, Preprocessor
+from sinuflow.data.inspect import inspect_codes, inspect_numbers
+from sinuflow.data.whitening import whitening
+from sinuflow.training.sources import seeded
+
+RANDOM = np.random.default_rng(0)
+NORMAL = RANDOM.normal(size=500)
+
+
+def column_of(values, type_name="double", wish=None):
+    return inspect_numbers("c", np.asarray(values, dtype=np.float64), type_name, wish=wish)
+
+
+# ---------------------------------------------------------------- which map
+
+
+def test_plain_numbers_are_standardised():
+    column = column_of(3 + 2 * NORMAL)
+    assert column.map == "linear"
+    assert column.step == 0
+    assert column.centre == pytest.approx(3, abs=0.3)
+    assert column.scale == pytest.approx(2, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("values", "step"),
+    [
+        (RANDOM.integers(0, 100, 500), 1.0),
+        (RANDOM.integers(0, 50, 500) * 10, 10.0),
+        (RANDOM.integers(0, 60, 500) / 10, 0.1),
+        (np.float32(RANDOM.integers(0, 60, 500) / 100).astype(float), 0.01),
+        (RANDOM.integers(0, 2, 500), 1.0),
+    ],
+    ids=["integers", "tens", "tenths", "hundredths in single precision", "zero and one"],
+)
+def test_grids_are_found(values, step):
+    column = column_of(values)
+    assert column.step == pytest.approx(step)
+    assert column.rounded
+
+
+def test_many_zeros_among_real_numbers_are_spread():
+    values = np.where(RANDOM.random(500) < 0.3, 0.0, NORMAL * math.pi)
+    column = column_of(values)
+    assert 0 < column.step < 0.2
+    assert not column.rounded
+
+
+def test_heavy_tails_take_a_log_and_signs_do_not():
+    assert column_of(np.exp(1.5 * NORMAL)).map == "log"
+    assert column_of(np.floor(np.exp(1.5 * NORMAL + 3))).map == "log"
+    assert column_of(NORMAL * np.exp(1.5 * np.abs(NORMAL))).map == "linear"
+
+
+def test_shares_take_a_logit():
+    assert column_of(1 / (1 + np.exp(-3 * NORMAL))).map == "logit"
+    assert column_of(RANDOM.random(500) * 0.5 + 0.25).map == "linear"
+
+
+def test_wishes_are_followed_and_impossible_ones_refused():
+    assert column_of(np.exp(NORMAL), wish="linear").map == "linear"
+    assert column_of(NORMAL, wish="logit").map == "logit"
+    assert column_of(NORMAL**2 + 0.1, wish="log").map == "log"
+    with pytest.raises(DataError, match="cannot take a log"):
+        column_of(NORMAL, wish="log")
+    with pytest.raises(DataError, match="choose linear"):
+        column_of(NORMAL, wish="cube")
+
+
+def test_a_constant_column_keeps_its_value():
+    column = column_of([3.0] * 20, "int64")
+    assert column.kind == "constant"
+    assert column.categories == (3,)
+
+
+@pytest.mark.parametrize("value", [1e30, -1e25, 1e12])
+def test_an_absurd_value_is_refused_by_name(value):
+    values = NORMAL.copy()
+    values[17] = value
+    with pytest.raises(DataError, match="'c' holds"):
+        column_of(values)
+
+
+def test_heavy_but_honest_tails_are_not_refused():
+    column_of(RANDOM.standard_cauchy(5000))
+    column_of(np.exp(4 * RANDOM.normal(size=5000)))
+    column_of(np.where(RANDOM.random(500) < 0.01, 1000.0, 0.0))
+
+
+# ---------------------------------------------------------------- the maps themselves
+
+COLUMNS = {
+    "linear": (column_of(3 + 2 * NORMAL), 3 + 2 * NORMAL),
+    "log": (column_of(np.exp(1.5 * NORMAL)), np.exp(1.5 * NORMAL)),
+    "logit": (column_of(1 / (1 + np.exp(-3 * NORMAL))), 1 / (1 + np.exp(-3 * NORMAL))),
+    "heavy": (column_of(RANDOM.standard_cauchy(500)), RANDOM.standard_cauchy(500)),
+    "integer": (column_of(RANDOM.integers(-5, 90, 500), "int64"), RANDOM.integers(-5, 90, 500)),
+    "tenths": (column_of(RANDOM.integers(0, 60, 500) / 10), RANDOM.integers(0, 60, 500) / 10),
+    "counts": (column_of(np.floor(np.exp(NORMAL + 2))), np.floor(np.exp(NORMAL + 2))),
+    "category": (inspect_codes("c", RANDOM.integers(0, 4, 500) * 1.0, ("a", "b", "c", "d"), "string", "feature"), None),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_the_jacobian_is_that_of_autograd(name):
+    column, values = COLUMNS[name]
+    x = RANDOM.integers(0, 4, 20) * 1.0 if values is None else np.asarray(values[:20], dtype=float)
+    x = torch.from_numpy(np.clip(x, column.low, column.high)).unsqueeze(1)
+    inside = x.requires_grad_()
+    preprocessor = Preprocessor([column])
+    y, ladj = preprocessor.forward(inside)
+    (slope,) = torch.autograd.grad(y.sum(), inside)
+    torch.testing.assert_close(ladj.detach(), slope.log().squeeze(1), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["linear", "log", "logit", "heavy"])
+def test_real_columns_come_back(name):
+    column, values = COLUMNS[name]
+    x = torch.from_numpy(np.clip(values, column.low + 1e-12, column.high)).unsqueeze(1)
+    preprocessor = Preprocessor([column])
+    torch.testing.assert_close(preprocessor.inverse(preprocessor.forward(x)[0]), x, rtol=1e-9, atol=1e-9)
+
+
+@given(
+    st.lists(st.integers(-1000, 1000), min_size=20, max_size=60).filter(lambda v: len(set(v)) > 1), st.integers(0, 99)
+)
+@settings(max_examples=60, deadline=None)
+def test_integers_come_back_exactly_from_anywhere_in_their_cells(values, seed):
+    x = torch.tensor(values, dtype=torch.float64).unsqueeze(1)
+    preprocessor = Preprocessor([column_of(values, "int64")])
+    y, _ = preprocessor.forward(preprocessor.dequantise(x, seeded(seed)))
+    assert torch.equal(preprocessor.inverse(y), x)
+
+
+@pytest.mark.parametrize("name", ["integer", "tenths", "counts", "category"])
+def test_grids_come_back_exactly(name):
+    column, values = COLUMNS[name]
+    x = np.arange(4.0) if values is None else np.unique(np.clip(values, column.low, column.high))
+    rows = torch.from_numpy(np.asarray(x, dtype=float)).unsqueeze(1)
+    preprocessor = Preprocessor([column])
+    y, _ = preprocessor.forward(preprocessor.dequantise(rows, seeded(0)))
+    torch.testing.assert_close(preprocessor.inverse(y), rows, rtol=0, atol=1e-12)
+
+
+def test_samples_from_beyond_stay_on_the_grid():
+    column, _ = COLUMNS["category"]
+    back = Preprocessor([column]).inverse(torch.tensor([[-50.0], [50.0]], dtype=torch.float64))
+    assert back.flatten().tolist() == [0.0, 3.0]
+
+
+def test_values_that_are_far_away_are_drawn_in():
+    column, _ = COLUMNS["linear"]
+    y, ladj = Preprocessor([column]).forward(torch.tensor([[1e5], [1e30]], dtype=torch.float64))
+    assert y.abs().max() < 120
+    assert ladj.isfinite().all()
+
+
+def test_noise_is_one_step_wide_and_centred():
+    column, _ = COLUMNS["tenths"]
+    x = torch.full((10_000, 1), 3.0, dtype=torch.float64)
+    spread = Preprocessor([column]).dequantise(x, seeded(1)) - 3.0
+    assert float(spread.min()) >= -0.05
+    assert float(spread.max()) <= 0.05
+    assert float(spread.mean()) == pytest.approx(0, abs=1e-3)
+    assert float(spread.std()) == pytest.approx(0.1 / math.sqrt(12), rel=0.03)
+
+
+def test_context_is_standardised_or_one_hot():
+    columns = [
+        Column("x", "number", "double"),
+        Column("a", "number", "double", "context", centre=1.0, scale=2.0),
+        Column("b", "category", "string", "context", step=1.0, categories=("u", "v", "w")),
+    ]
+    preprocessor = Preprocessor(columns)
+    assert preprocessor.context_width == 4
+    context = preprocessor.context(torch.tensor([[5.0, 2.0]], dtype=torch.float64))
+    assert context.tolist() == [[2.0, 0.0, 0.0, 1.0]]
+
+
+def test_it_survives_json():
+    columns = [column for column, _ in COLUMNS.values()]
+    mean, factor = torch.randn(8, dtype=torch.float64), torch.eye(8, dtype=torch.float64) * 2
+    preprocessor = Preprocessor(columns, mean, factor)
+    again = Preprocessor.from_dict(preprocessor.as_dict(), preprocessor.tensors())
+    assert again.columns == columns
+
+
+# ---------------------------------------------------------------- whitening
+
+
+def test_whitening_makes_rows_uncorrelated():
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(5000, 3, generator=generator, dtype=torch.float64)
+    y = y @ torch.tensor([[1.0, 0.9, 0.2], [0.0, 0.3, 0.5], [0.0, 0.0, 0.7]], dtype=torch.float64) + 5
+    mean, factor = whitening(y)
+    z = torch.linalg.solve_triangular(factor, (y - mean).T, upper=False)
+    torch.testing.assert_close(torch.cov(z), torch.eye(3, dtype=torch.float64), atol=1e-2, rtol=0)
+    assert torch.equal(factor, factor.tril())
+
+
+def test_few_rows_are_shrunk_and_duplicate_columns_survive():
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(15, 12, generator=generator, dtype=torch.float64)
+    _, factor = whitening(y)
+    fresh = torch.randn(1000, 12, generator=generator, dtype=torch.float64)
+    z = torch.linalg.solve_triangular(factor, fresh.T, upper=False)
+    assert float((z * z).mean()) < 5  # the plain covariance would be singular, or nearly so
+    y = torch.cat([y, y[:, :1]], dim=1)
+    _, factor = whitening(y)
+    assert factor.isfinite().all()
+    assert float(factor.diagonal().min()) > 1e-5
