@@ -59,7 +59,7 @@ def collect(model: TableModel, data: Any, seed: int = 0) -> ReportContent:
         z=z.numpy(),
         z_names=[c.name for c in preprocessor.features],
         model=_score("Sinuflow", log_density),
-        baselines=_baselines(model, rows, x, seed),
+        baselines=_baselines(model, rows, x, log_density, seed),
         features=len(preprocessor.features),
         round_trip=round_trip,
         residual=residual,
@@ -74,7 +74,6 @@ class _Held:
 
     def __init__(self, model: TableModel, table: Table) -> None:
         self.same = Path(table.name).name == model.facts["table"] and table.count() == model.facts["rows"]
-        test, validation = set(model.split.test.tolist()), set(model.split.validation.tolist())
         parts: dict[str, list[Any]] = {"x": [], "given": [], "ids": [], "train": []}
         train_rows = 0
         for rows in read_rows(table, model.preprocessor):
@@ -85,7 +84,7 @@ class _Held:
             if rows.given is not None:
                 parts["given"].append(rows.given[torch.from_numpy(chosen)])
             if self.same and train_rows < _ROWS:
-                other = np.array([i not in test and i not in validation for i in ids]) & rows.whole
+                other = rows.whole & ~np.isin(ids, model.split.test) & ~np.isin(ids, model.split.validation)
                 parts["train"].append(rows.x[torch.from_numpy(other)])
                 train_rows += int(other.sum())
         self.ids: Ids = np.concatenate(parts["ids"])[:_ROWS] if parts["ids"] else np.empty(0, dtype=np.int64)
@@ -127,18 +126,25 @@ def _view(column: Column, data: np.ndarray, samples: np.ndarray) -> ColumnView:
     return ColumnView(column.name, kind, data, samples, column.describe())
 
 
-def _score(name: str, log_density: np.ndarray) -> Score:
-    error = float(log_density.std(ddof=1) / np.sqrt(len(log_density))) if len(log_density) > 1 else float("nan")
-    return Score(name, float(-log_density.mean()), error, float(log_density.min()))
+def _score(name: str, log_density: np.ndarray, model: np.ndarray | None = None) -> Score:
+    lead = None if model is None else _standard_error(model - log_density)
+    worst = float(log_density.min())
+    return Score(name, float(-log_density.mean()), _standard_error(log_density), worst, lead)
 
 
-def _baselines(model: TableModel, rows: _Held, x: Tensor, seed: int) -> list[Score]:
+def _standard_error(values: np.ndarray) -> float:
+    if len(values) < 2 or not np.isfinite(values).all():
+        return float("nan")
+    return float(values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def _baselines(model: TableModel, rows: _Held, x: Tensor, log_density: np.ndarray, seed: int) -> list[Score]:
     if rows.train_x is None or model.preprocessor.given or len(rows.train_x) < 2:
         return []
     train, _ = model.preprocessor.prepare(model.preprocessor.dequantise(rows.train_x, seeded(seed, 2)))
     test, ladj = model.preprocessor.prepare(x)
     return [
-        _score(name, density(train.numpy(), test.numpy()) + ladj.numpy())
+        _score(name, density(train.numpy(), test.numpy()) + ladj.numpy(), log_density)
         for name, density in (("Gaussian, full covariance", gaussian_log_density), ("kernel density", kde_log_density))
     ]
 

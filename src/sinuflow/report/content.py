@@ -41,12 +41,15 @@ class Score:
         nll: the mean over rows of −log p(x).
         standard_error: of that mean.
         worst: the lowest log density of any row; None where it is unknown.
+        lead_error: the standard error of the model's lead over this density, row by row on the same
+            rows; None where it is unknown, and for the model itself.
     """
 
     name: str
     nll: float
     standard_error: float
     worst: float | None
+    lead_error: float | None = None
 
 
 @dataclass(frozen=True)

@@ -67,10 +67,15 @@ def _score(score: Score, content: ReportContent) -> ScoreRow:
         error=number(score.standard_error),
         bits=number(score.nll / math.log(2)),
         nats_per_column=number(score.nll / max(content.features, 1)),
-        behind="" if is_model else ("+" if behind > 0 else "") + number(behind),
+        behind="" if is_model else _behind(behind, score.lead_error),
         worst=number(score.worst, 1),
         is_model=is_model,
     )
+
+
+def _behind(difference: float, error: float | None) -> str:
+    text = ("+" if difference > 0 else "") + number(difference)
+    return text if error is None else f"{text} ± {number(error)}"
 
 
 def verdict(content: ReportContent) -> str:
@@ -82,7 +87,9 @@ def verdict(content: ReportContent) -> str:
         return "There is no baseline to compare with."
     rival = min(known, key=lambda score: score.nll)
     lead = rival.nll - content.model.nll
-    error = math.hypot(rival.standard_error, content.model.standard_error)
+    error = rival.lead_error
+    if error is None:  # as if the scores had nothing in common, which errs on the cautious side
+        error = math.hypot(rival.standard_error, content.model.standard_error)
     name = rival.name
     if abs(lead) < 2 * error:
         return f"The model and the best baseline, {name}, are too close to call: {number(abs(lead))} nats apart."

@@ -94,7 +94,7 @@ class Trainer:
 
     def _step(self, batch: Batch) -> float:
         for group in self._optimizer.param_groups:
-            group["lr"] = self._settings.learning_rate * self._rate_factor * self._schedule.share(self.step)
+            group["lr"] = self._rate(self.step)
         loss = -self._flow(batch.context, validate_args=False).log_prob(batch.x).mean()
         loss.backward()
         if self._settings.clip is not None:
@@ -112,6 +112,9 @@ class Trainer:
             self._return()
         self._optimizer.zero_grad()
         return value
+
+    def _rate(self, step: int) -> float:
+        return self._settings.learning_rate * self._rate_factor * self._schedule.share(step)
 
     def _next_batch(self) -> Batch:
         seed, size = self._settings.seed, self._settings.batch_size
@@ -139,12 +142,11 @@ class Trainer:
 
     def _validate(self, rows_per_second: float) -> None:
         nll = self._validation_nll()
-        value = nll if self._validation is not None else math.nan
         record = {
             "step": self.step,
             "train_nll": self._loss_sum / self._loss_count if self._loss_count else math.nan,
-            "val_nll": value if self._validation is not None else None,
-            "learning_rate": self._optimizer.param_groups[0]["lr"],
+            "val_nll": nll if self._validation is not None else None,
+            "learning_rate": self._rate(max(0, self.step - 1)),
             "seconds": round(self._seconds, 3),
             "rows_per_second": round(rows_per_second, 1),
             "skipped": self._guard.skipped,
