@@ -81,6 +81,10 @@ def test_score_keeps_the_order_and_adds_two_columns(place, tmp_path):
     np.testing.assert_allclose(same["log_density"], model.log_prob(make_frame()), rtol=1e-12)
     np.testing.assert_allclose(same["log_density"], scored["log_density"], rtol=1e-12)
     assert same["anomaly_percentile"].between(0, 100).all()
+    succeeds("score", place / "m.safetensors", place / "people.csv", "-o", tmp_path / "t.parquet", cwd=tmp_path)
+    typed = pd.read_parquet(tmp_path / "t.parquet")
+    assert [typed[name].dtype.kind for name in ("height", "weight", "children")] == ["f", "f", "f"]
+    np.testing.assert_allclose(typed["weight"], make_frame()["weight"])
 
 
 def test_sample_is_repeatable_and_conditional(place, tmp_path):

@@ -10,8 +10,9 @@ import numpy as np
 import typer
 
 from ..data import open_table
-from ..data.reader import read_rows
+from ..data.reader import Rows, read_rows
 from ..data.tables import Table
+from ..data.values import is_text
 from ..errors import DataError
 from ..tables import TableModel
 from .files import check_rows_output, load_table_model, write_rows
@@ -58,7 +59,23 @@ def scored(model: TableModel, table: Table, allow_missing: bool) -> Iterator[Any
                 "such rows empty with --missing drop"
             )
         score = model.score_rows(rows)
-        batch = rows.batch
+        batch = _numbers_for_texts(model, rows)
         for name, values in zip(_ADDED, (score, model.anomaly_percentile(score)), strict=True):
             batch = batch.append_column(name, pyarrow.array(values, mask=np.isnan(values)))
         yield batch
+
+
+def _numbers_for_texts(model: TableModel, rows: Rows) -> Any:
+    """The batch as it was read, but with numbers where a text file held numbers."""
+    import pyarrow
+
+    batch = rows.batch
+    known = [*zip(model.preprocessor.features, rows.x.unbind(1), strict=True)]
+    if rows.given is not None:
+        known += zip(model.preprocessor.given, rows.given.unbind(1), strict=True)
+    for column, numbers in known:
+        if column.kind == "number" and is_text(str(batch.schema.field(column.name).type)):
+            values = numbers.numpy()
+            array = pyarrow.array(values, mask=np.isnan(values))
+            batch = batch.set_column(batch.schema.get_field_index(column.name), column.name, array)
+    return batch

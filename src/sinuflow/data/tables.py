@@ -38,7 +38,11 @@ class Table:
         """Record batches in the order of the rows."""
         with translated(self.name):
             yield from self.dataset.to_batches(
-                columns=self.columns if columns is None else columns, batch_size=size, use_threads=False
+                columns=self.columns if columns is None else columns,
+                batch_size=size,
+                use_threads=False,
+                batch_readahead=1,  # reading ahead is only memory when scoring is the slower part
+                fragment_readahead=1,
             )
 
     def count(self) -> int:
@@ -99,7 +103,10 @@ def _open_parquet(path: Path) -> Table:
         raise DataError(f"{path} is a folder without .parquet files")
     with translated(str(path)):
         files: Any = sorted(map(str, path.rglob("*.parquet"))) if path.is_dir() else str(path)
-        return Table(str(path), datasets.dataset(files, format="parquet"))
+        # Buffering ahead would keep all of a file in memory.
+        options = datasets.ParquetFragmentScanOptions(pre_buffer=False)
+        form = datasets.ParquetFileFormat(default_fragment_scan_options=options)
+        return Table(str(path), datasets.dataset(files, format=form))
 
 
 def _open_csv(path: Path, delimiter: str) -> Table:

@@ -41,8 +41,10 @@ def training(content: ReportContent) -> Gallery:
     """The curves of training."""
     curve = figures.training_curve("training", content.history, content.best_step)
     rate = figures.learning_rate_curve("rate", content.history)
-    note = f"The dashed line marks step {content.best_step:,}, whose weights were kept. The curves are in the units of the prepared "
-    note += "columns, the scores above in those of the table."
+    note = (
+        f"The dashed line marks step {content.best_step:,}, whose weights were kept. The curves are in the units "
+        "of the prepared columns, the scores above in those of the table."
+    )
     if cut_off(content.history):
         note += " High values, as in the first steps, are cut off."
     pictures = [Picture(curve, "Negative log-likelihood", note)] if curve else []

@@ -127,11 +127,11 @@ def _numbers(data: Any, dtype: torch.dtype, name: str) -> Tensor:
         if not (np.issubdtype(array.dtype, np.number) or array.dtype == bool):
             raise ArgumentError(f"{name} must be numeric; got {array.dtype}. For tables with text, use `sinuflow fit`")
         data = torch.from_numpy(np.array(array, dtype=np.float64))
-    if data.dim() != 2:
-        raise ArgumentError(f"{name} must have two dimensions, rows and columns; got shape {tuple(data.shape)}")
-    data = data.detach().to(dtype)
-    finite = data.isfinite().all(1)
+    numbers: Tensor = data.detach().to(dtype)
+    if numbers.dim() != 2:
+        raise ArgumentError(f"{name} must have two dimensions, rows and columns; got shape {tuple(numbers.shape)}")
+    finite = numbers.isfinite().all(1)
     if not bool(finite.all()):
         first = int((~finite).nonzero()[0])
         raise ArgumentError(f"{name} is NaN or infinite in {int((~finite).sum())} rows, the first of them row {first}")
-    return data
+    return numbers

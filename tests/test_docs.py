@@ -1,0 +1,44 @@
+"""The snippets of the documentation run as they stand."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def snippets(page: str) -> str:
+    return "\n".join(re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", ["docs/guide.md", "docs/tables.md"])
+def test_snippets_run_one_after_the_other(page, tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    code = snippets(page)
+    assert code
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_quick_start_of_the_readme_runs(tmp_path):
+    code = snippets("README.md")
+    start = "import numpy as np\nfrom sklearn.datasets import load_iris\n"
+    start += "data = load_iris(as_frame=True).data\ndata.to_csv('tumours.csv', index=False)\nX = data.to_numpy()\n"
+    code = code.replace("SinusoidalDensity().fit", "SinusoidalDensity(steps=20).fit")
+    result = subprocess.run(
+        [sys.executable, "-c", start + code],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
