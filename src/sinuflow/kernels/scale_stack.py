@@ -107,9 +107,8 @@ def _shared_forward(
     chunk: slice, waves: Waves, scratch: Scratch, inputs: Tensor, slopes: Tensor, tables: Sequence[Tensor | None]
 ) -> None:
     a, p, q, d = (t[:, chunk] for t in waves)
-    value_row = torch.cat([q / a, -p / a], dim=-2)
-    slope_row = torch.cat([2 * p, 2 * q], dim=-2)
-    coefficients = torch.cat([value_row, slope_row], dim=-1).mT  # (n, D, 2, 2K)
+    coefficients = torch.cat([q / a, p / -a, 2 * p, 2 * q], dim=-1).view(*a.shape[:3], 2, 2)
+    coefficients = coefficients.permute(0, 1, 3, 4, 2).flatten(3)  # (n, D, 2, 2K)
     constants = torch.stack([d, 1 - p.sum(-2)], dim=-2)
     starts, ends = inputs[:-1, chunk], inputs[1:, chunk]
     for fa, constant, coefficient, start, end, slope, table in zip(
@@ -123,26 +122,29 @@ def _shared_forward(
 def _shared_backward(trace: Trace, waves: Waves, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor, Waves]:
     a, p, q, d = waves
     count, features, width, _ = a.shape
+    rows = grad_z.shape[-1]
     curvature_row = torch.cat([-4 * a * q, 4 * a * p], dim=-2).mT
     curvature_constant = (2 * a * q).sum(-2, keepdim=True)
     moments = a.new_empty((count, features, 4, 2 * width))
     sums = a.new_empty((count, features, 4))
     grad_x = torch.empty_like(grad_z)
     with torch.inference_mode():
-        for chunk in feature_chunks(features, grad_z.shape[-1], width):
-            scratch = Scratch(grad_z[chunk], width)
-            grad = grad_z[chunk]
-            stacks = (a, trace.inputs[:-1], trace.slopes, curvature_constant, curvature_row, moments, sums)
-            tables = _kept(trace, chunk)
-            for fa, start, slope, constant, coefficient, moment, total in _backwards(chunk, *stacks):
-                table = tables.pop() if tables else scratch.fill(fa, start)
-                grad_slope = grad_ladj / slope
-                rows = torch.stack([grad, grad_slope, start * grad, start * grad_slope], dim=1)
-                torch.bmm(rows, table.mT, out=moment)
-                torch.sum(rows, -1, out=total)
-                curvature = torch.baddbmm(constant, coefficient, table)
-                grad = torch.addcmul(grad * slope, grad_slope, curvature.squeeze(1))
-            grad_x[chunk] = grad
+        for chunk in feature_chunks(features, rows, width):
+            table = _all_tables(trace, waves, chunk).flatten(0, 1)  # (n D, 2K, B)
+            constant, row = curvature_constant[:, chunk].flatten(0, 1), curvature_row[:, chunk].flatten(0, 1)
+            start, slope = trace.inputs[:-1, chunk], trace.slopes[:, chunk]
+            # The incoming gradients of value and slope, and both times x, of every transformer.
+            incoming = grad_z.new_empty((*start.shape[:2], 4, rows))
+            grad, grad_slope = incoming[:, :, 0], incoming[:, :, 1]
+            torch.div(grad_ladj, slope, out=grad_slope)
+            bent = torch.baddbmm(constant, row, table).view(start.shape).mul_(grad_slope)
+            grad[-1] = grad_z[chunk]
+            for i in range(count - 1, 0, -1):
+                torch.addcmul(bent[i], grad[i], slope[i], out=grad[i - 1])
+            torch.addcmul(bent[0], grad[0], slope[0], out=grad_x[chunk])
+            torch.mul(start.unsqueeze(2), incoming[:, :, :2], out=incoming[:, :, 2:])
+            moments[:, chunk] = torch.bmm(incoming.flatten(0, 1), table.mT).view(moments[:, chunk].shape)
+            torch.sum(incoming, -1, out=sums[:, chunk])
     square, product = moments.unsqueeze(-1).split(width, dim=-2)  # (n, D, 4, K, 1)
     s_value, s_slope, s_xvalue, s_xslope = sums[..., None, None].unbind(2)
     value_a, slope_a, xvalue_a, xslope_a = square.unbind(2)
@@ -153,6 +155,18 @@ def _shared_backward(trace: Trace, waves: Waves, grad_z: Tensor, grad_ladj: Tens
     grad_u = grad_u + 4 * p * xslope_b + 2 * q * (s_xslope - 2 * xslope_a)
     grad_a = grad_u - (q * value_a - p * value_b) / (a * a)
     return grad_x, Waves(grad_a, grad_p, grad_q, s_value.squeeze(-1).sum_to_size(d.shape))
+
+
+def _all_tables(trace: Trace, waves: Waves, chunk: slice) -> Tensor:
+    """The tables of some features for all transformers, (n, D, 2K, B): those that were kept, or made again."""
+    if trace.tables.numel():
+        return trace.tables[:, chunk]
+    starts = trace.inputs[:-1, chunk]
+    scratch = Scratch(starts[0], waves.frequency.shape[-2])
+    tables = starts.new_empty((len(starts), *scratch.table.shape))
+    for frequency, start, table in zip(waves.frequency[:, chunk], starts, tables, strict=True):
+        scratch.fill(frequency, start, table)
+    return tables
 
 
 # ---------------------------------------------------------------- every row has its own waves
