@@ -81,6 +81,15 @@ def test_it_survives_a_file(tmp_path):
         SinusoidalDensity.load(tmp_path / "f.safetensors")
 
 
+def test_its_file_is_good_for_the_command_line_and_numpy_numbers_are_numbers(tmp_path):
+    frame = pd.DataFrame(X, columns=["a", "b", "c"])
+    density = quick(steps=np.int64(5), blocks=np.int64(1), learning_rate=np.float32(1e-3)).fit(frame)
+    density.save(tmp_path / "d.safetensors")
+    model = sinuflow.load(tmp_path / "d.safetensors")
+    np.testing.assert_allclose(model.log_prob(frame), density.score_samples(frame), atol=1e-4)
+    assert SinusoidalDensity.load(tmp_path / "d.safetensors").random_state == 0
+
+
 def test_constant_columns_are_restored():
     density = quick().fit(np.c_[X, np.full(len(X), 7.0)])
     assert (density.sample(5)[:, 3] == 7).all()

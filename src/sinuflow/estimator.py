@@ -98,7 +98,7 @@ class SinusoidalDensity(DensityMixin, BaseEstimator):
         numbers = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.model_ = fit_table(
-            numbers,
+            self._table(numbers),
             conditioning=self.conditioning,
             seed=seed,
             device=self.device,
@@ -115,8 +115,7 @@ class SinusoidalDensity(DensityMixin, BaseEstimator):
         """The log-density of every row of X, in nats."""
         check_is_fitted(self)
         numbers = validate_data(self, X, dtype=np.float64, reset=False)
-        names = [f"x{i}" for i in range(numbers.shape[1])]
-        chosen = [names.index(c.name) for c in self.model_.preprocessor.features]
+        chosen = [self.model_.columns.index(c.name) for c in self.model_.preprocessor.features]
         return self.model_.score_numbers(torch.from_numpy(numbers[:, chosen]), None).numpy()
 
     def score(self, X: ArrayLike, y: Any = None) -> float:
@@ -134,7 +133,7 @@ class SinusoidalDensity(DensityMixin, BaseEstimator):
         """Write the fitted estimator to one model file, which ``sinuflow score`` can use as well."""
         check_is_fitted(self)
         names = getattr(self, "feature_names_in_", None)
-        parameters = {**self.get_params(), "random_state": None}
+        parameters = {name: _plain(value) for name, value in self.get_params().items()}
         self.model_.facts["estimator"] = {
             "parameters": parameters,
             "features": self.n_features_in_,
@@ -158,9 +157,24 @@ class SinusoidalDensity(DensityMixin, BaseEstimator):
             estimator.feature_names_in_ = np.array(stored["names"], dtype=object)
         return estimator
 
+    def _table(self, numbers: NDArray[np.float64]) -> Any:
+        import pyarrow
+
+        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(numbers.shape[1])])
+        return pyarrow.table({str(name): numbers[:, i] for i, name in enumerate(names)})
+
     def _given(self, *names: str) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def _in_double_precision(self) -> None:
         # So that a row's score does not depend on which other rows are scored with it.
         self.model_.flow.double()
+
+
+def _plain(value: Any) -> Any:
+    """A parameter as JSON can hold it; a random generator cannot be kept."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return value if value is None or isinstance(value, (str, bool, int, float)) else None

@@ -50,9 +50,8 @@ def _build_table(
     try:
         flow = _build(path, config["flow"], groups["flow"])
         preprocessor = Preprocessor.from_dict(config["preprocessing"], groups["preprocessing"])
-        split = Split(
-            np.arange(0), *(groups["split"][name].numpy().astype(np.int64) for name in ("validation", "test"))
-        )
+        ids = {name: t.numpy().astype(np.int64) for name, t in groups["split"].items()}
+        split = Split.restored(config["facts"]["rows"], **ids)
         size = len(preprocessor.features)
         fits = flow.features == size and flow.context == preprocessor.context_width
         if not fits or preprocessor.factor.shape != (size, size) or preprocessor.mean.shape != (size,):

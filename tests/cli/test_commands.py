@@ -83,7 +83,7 @@ def test_score_keeps_the_order_and_adds_two_columns(place, tmp_path):
     assert same["anomaly_percentile"].between(0, 100).all()
     succeeds("score", place / "m.safetensors", place / "people.csv", "-o", tmp_path / "t.parquet", cwd=tmp_path)
     typed = pd.read_parquet(tmp_path / "t.parquet")
-    assert [typed[name].dtype.kind for name in ("height", "weight", "children")] == ["f", "f", "f"]
+    assert [typed[name].dtype.kind for name in ("height", "weight", "children")] == ["f", "f", "i"]
     np.testing.assert_allclose(typed["weight"], make_frame()["weight"])
 
 
@@ -169,6 +169,42 @@ def test_missing_values_are_counted_and_can_be_left_out(place, tmp_path):
     succeeds("score", place / "m.safetensors", "t.csv", "-o", "s.csv", "--missing", "drop", cwd=tmp_path)
     scored = pd.read_csv(tmp_path / "s.csv")
     assert scored["log_density"].isna().to_numpy().nonzero()[0].tolist() == [3, 8]
+
+
+def test_an_empty_table_does_not_replace_an_output(place, tmp_path):
+    (tmp_path / "h.csv").write_text("height,weight,children,city\n")
+    (tmp_path / "s.csv").write_text("precious")
+    arguments = ("score", place / "m.safetensors", "h.csv", "-o", "s.csv", "--force")
+    assert "no rows" in fails(*arguments, cwd=tmp_path)
+    assert (tmp_path / "s.csv").read_text() == "precious"
+
+
+def test_one_file_cannot_be_two_things(place, tmp_path):
+    make_frame().to_csv(tmp_path / "t.csv", index=False)
+    assert "different files" in fails("fit", "t.csv", "-o", "t.csv", "--force", cwd=tmp_path)
+    assert "different files" in fails("fit", "t.csv", "-o", "r.html", "--report", "r.html", cwd=tmp_path)
+    fails("fit", "t.csv", "-o", "m.safetensors", "--seed", "-1", cwd=tmp_path, code=2)
+
+
+def test_columns_that_the_model_does_not_know_pass_through_untouched(place, tmp_path):
+    frame = make_frame(20).assign(country="NA", id=[2**60 + i for i in range(20)])
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    succeeds("score", place / "m.safetensors", "t.csv", "-o", "s.csv", cwd=tmp_path)
+    scored = pd.read_csv(tmp_path / "s.csv", keep_default_na=False)
+    assert set(scored["country"]) == {"NA"}
+    assert scored["id"].tolist() == frame["id"].tolist()
+
+
+def test_booleans_and_odd_names_can_be_given(tmp_path):
+    frame = make_frame().assign(**{"a=b": np.arange(300) % 2 == 0})
+    frame.to_parquet(tmp_path / "t.parquet")
+    succeeds("fit", "t.parquet", "-o", "m.safetensors", "--context", "a=b", "--steps", 5, "-q", cwd=tmp_path)
+    succeeds("sample", "m.safetensors", "-n", 3, "--given", "a=b=true", "-o", "s.parquet", cwd=tmp_path)
+    assert pd.read_parquet(tmp_path / "s.parquet")["a=b"].tolist() == [True] * 3
+    frame.to_csv(tmp_path / "t.csv", index=False)  # there it is a text
+    succeeds("score", "m.safetensors", "t.csv", "-o", "s.csv", cwd=tmp_path)
+    twice = ("--given", "a=b=true", "--given", "a=b=false")
+    assert "twice" in fails("sample", "m.safetensors", "-n", 3, *twice, "-o", "x.csv", cwd=tmp_path)
 
 
 def test_outputs_are_replaced_only_by_force(place, tmp_path):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sinuflow import DataError
 from sinuflow.data import Column, Preprocessor
 from sinuflow.data.inspect import inspect_codes, inspect_numbers
+from sinuflow.data.values import to_arrow
 from sinuflow.data.whitening import whitening
 from sinuflow.training.sources import seeded
 
@@ -76,8 +77,6 @@ def test_wishes_are_followed_and_impossible_ones_refused():
     assert column_of(NORMAL**2 + 0.1, wish="log").map == "log"
     with pytest.raises(DataError, match="cannot take a log"):
         column_of(NORMAL, wish="log")
-    with pytest.raises(DataError, match="choose linear"):
-        column_of(NORMAL, wish="cube")
 
 
 def test_a_constant_column_keeps_its_value():
@@ -153,6 +152,37 @@ def test_grids_come_back_exactly(name):
     preprocessor = Preprocessor([column])
     y, _ = preprocessor.forward(preprocessor.dequantise(rows, seeded(0)))
     torch.testing.assert_close(preprocessor.inverse(y), rows, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("wish", ["linear", "log", "logit"])
+def test_integers_stay_within_what_was_seen_whatever_their_map(wish):
+    values = np.arange(11).repeat(3) * 1.0
+    preprocessor = Preprocessor([column_of(values, "int64", wish)])
+    rows = torch.from_numpy(np.arange(11.0)).unsqueeze(1)
+    y, ladj = preprocessor.forward(preprocessor.dequantise(rows, seeded(1)))
+    assert ladj.isfinite().all()
+    assert torch.equal(preprocessor.inverse(y), rows)
+    far = preprocessor.inverse(torch.tensor([[-90.0], [90.0]], dtype=torch.float64))
+    assert far.flatten().tolist() == [0.0, 10.0]
+
+
+def test_steps_larger_than_the_lowest_value_can_take_a_log():
+    values = 1 + 100 * np.floor(np.exp(1.2 * NORMAL + 1))
+    column = column_of(values, "int64")
+    assert column.map == "log"
+    y, _ = Preprocessor([column]).forward(torch.from_numpy(values - 49.9).unsqueeze(1))
+    assert y.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("origin", "step", "digits"), [(0.0, 0.125, 3), (0.123, 1.0, 3), (0.125, 0.5, 3), (2.0, 0.1, 1)]
+)
+def test_decimals_are_given_back_as_they_were(origin, step, digits):
+    values = origin + step * RANDOM.integers(0, 20, 300)
+    column = column_of(values)
+    assert column.digits == digits
+    drawn = to_arrow(column, values + 1e-9).to_numpy()
+    np.testing.assert_array_equal(drawn, np.round(values, digits))
 
 
 def test_samples_from_beyond_stay_on_the_grid():

@@ -160,7 +160,7 @@ def test_it_survives_a_file(which, request, tmp_path):
     frame = make_frame(50, seed=3)
     np.testing.assert_array_equal(again.log_prob(frame), model.log_prob(frame))
     assert again.history[-1]["step"] == model.history[-1]["step"]
-    assert again.split.test.tolist() == model.split.test.tolist()
+    assert [part.tolist() for part in again.split] == [part.tolist() for part in model.split]
     assert again.facts == model.facts
 
 
@@ -191,6 +191,28 @@ def test_large_tables_are_streamed_to_the_same_kind_of_model(monkeypatch, tmp_pa
     scores = model.log_prob(frame)
     assert np.isfinite(scores).all()
     assert model.history[-1]["val_nll"] < model.history[0]["val_nll"]
+
+
+def test_a_sorted_table_is_not_taken_for_its_beginning(monkeypatch):
+    fitting = sys.modules["sinuflow.tables.fitting"]
+    monkeypatch.setattr(fitting, "_ENOUGH", 300)
+    monkeypatch.setattr(fitting, "_VALIDATION", 50)
+    frame = make_frame(2000).sort_values("shift").reset_index(drop=True)
+    model = fit_table(frame, **QUICK)
+    usual = model.anomaly_percentile(model.log_prob(frame))
+    assert abs(np.median(usual) - 50) < 8
+
+
+def test_a_run_does_not_go_on_with_other_data(tmp_path):
+    fit_table(make_frame(), **QUICK, drop=["ok"], checkpoint=tmp_path)
+    with pytest.raises(sinuflow.TrainingError, match="other data"):
+        fit_table(make_frame(seed=5), **QUICK, drop=["ok"], checkpoint=tmp_path, resume=True)
+
+
+def test_booleans_are_categories(fitted):
+    column = next(c for c in fitted.preprocessor.columns if c.name == "ok")
+    assert column.kind == "category"
+    assert column.categories == (False, True)
 
 
 def test_the_split_is_exact_and_repeatable():

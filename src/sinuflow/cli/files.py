@@ -49,13 +49,16 @@ def write_rows(path: Path, batches: Iterable[Any]) -> int:
     """Write record batches to a CSV or Parquet file, all of them or nothing; how many rows there were."""
     rows = 0
     with _beside(path) as temporary:
-        writer = None
+        writer = schema = None
         try:
             for batch in batches:
                 if writer is None:
                     writer = _writer(path, temporary, batch.schema)
-                writer.write_batch(batch)
+                writer.write_batch(batch.cast(schema) if schema and batch.schema != schema else batch)
+                schema = schema or batch.schema
                 rows += len(batch)
+            if writer is None:
+                raise DataError("there are no rows, so nothing is written")
         finally:
             if writer is not None:
                 writer.close()
@@ -72,6 +75,12 @@ def _writer(path: Path, temporary: str, schema: Any) -> Any:
     return csv.CSVWriter(temporary, schema, write_options=csv.WriteOptions(quoting_style="needed"))
 
 
+def _arrow_errors() -> Any:
+    from pyarrow import ArrowException
+
+    return ArrowException
+
+
 @contextmanager
 def _beside(path: Path) -> Iterator[str]:
     """A temporary file that becomes ``path`` when all has gone well, and disappears when not."""
@@ -86,6 +95,8 @@ def _beside(path: Path) -> Iterator[str]:
         os.replace(temporary, path)
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+    except _arrow_errors() as error:
+        raise DataError(f"cannot write {path}: {str(error).splitlines()[0]}") from error
     finally:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)

@@ -50,7 +50,7 @@ def command(
         Conditioning.full
     ),
     steps: Annotated[int | None, typer.Option(min=1, help="The most training steps.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the split, the weights and the order of the rows.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the split, the weights and the row order.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
     device: Annotated[Device, typer.Option(help="Where to train.")] = Device.auto,
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report.")] = None,
@@ -61,6 +61,9 @@ def command(
     check_output(output, force)
     if report is not None:
         check_output(report, force, (".html", ".htm"))
+    places = [path.resolve() for path in (data, output, report) if path is not None]
+    if len(set(places)) < len(places):
+        raise StorageError("the table, the model and the report must be different files")
     run = checkpoint_folder(output)
     if run.exists() and not resume:
         if not force:

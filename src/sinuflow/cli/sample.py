@@ -19,17 +19,29 @@ def command(
         list[str] | None,
         typer.Option(metavar="COL=VALUE", help="The value of a context column; may be repeated."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same rows.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="The same seed gives the same rows.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
 ) -> None:
     """Draw rows from a model. They can resemble rows that the model was trained on."""
     check_rows_output(output, force)
     fitted = load_table_model(model)
-    values = {}
+    values: dict[str, str] = {}
     for text in given or []:
-        name, found, value = text.partition("=")
-        if not found:
-            raise DataError(f"--given takes COLUMN=VALUE, such as --given species=setosa; got {text!r}")
+        name, value = _assignment(text, fitted.columns)
+        if name in values:
+            raise DataError(f"--given names {name!r} twice")
         values[name] = value
     rows = write_rows(output, fitted.sample_batches(count, values, seed))
     typer.echo(f"drew {rows:,} rows: {output}")
+
+
+def _assignment(text: str, columns: list[str]) -> tuple[str, str]:
+    """COLUMN and VALUE; a column's name may itself have an equals sign in it."""
+    known = [name for name in columns if text.startswith(f"{name}=")]
+    if known:
+        name = max(known, key=len)
+        return name, text[len(name) + 1 :]
+    name, found, value = text.partition("=")
+    if not found:
+        raise DataError(f"--given takes COLUMN=VALUE, such as --given species=setosa; got {text!r}")
+    return name, value

@@ -42,8 +42,6 @@ def command(
     if taken:
         raise DataError(f"{data} has a column {taken[0]!r} already: rename or remove it first")
     rows = write_rows(output, scored(fitted, table, missing is Missing.drop))
-    if not rows:
-        raise DataError(f"{data} has no rows")
     typer.echo(f"scored {rows:,} rows: {output}")
 
 
@@ -77,5 +75,7 @@ def _numbers_for_texts(model: TableModel, rows: Rows) -> Any:
         if column.kind == "number" and is_text(str(batch.schema.field(column.name).type)):
             values = numbers.numpy()
             array = pyarrow.array(values, mask=np.isnan(values))
+            if "int" in column.type and bool((np.isnan(values) | (values == np.round(values))).all()):
+                array = array.cast(pyarrow.int64())
             batch = batch.set_column(batch.schema.get_field_index(column.name), column.name, array)
     return batch

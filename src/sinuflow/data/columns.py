@@ -26,7 +26,8 @@ class Column:
     """A column: what it holds, and how it is mapped.
 
     ``categories`` are the values of a category in the order of their codes; for a constant column
-    its only value. ``type`` is the Arrow type that values had, and get back.
+    its only value. ``type`` is the Arrow type that values had; samples are whole numbers, real
+    numbers, booleans or texts accordingly.
     """
 
     name: str
@@ -37,8 +38,11 @@ class Column:
     step: float = 0.0  # 0: not dequantised
     origin: float = 0.0  # values are origin + k step
     rounded: bool = False  # whether samples are put back on the grid
-    low: float = 0.0  # the smallest value seen; for a logit, the lower bound
-    high: float = 1.0
+    digits: int = 0  # after the decimal point, of values on the grid
+    low: float = 0.0  # the smallest value seen
+    high: float = 1.0  # the largest
+    lower: float = 0.0  # the bounds of a logit
+    upper: float = 1.0
     offset: float = 0.0  # log(x - offset)
     centre: float = 0.0
     scale: float = 1.0
@@ -54,12 +58,13 @@ class Column:
         """How the column is prepared, in a few words."""
         if self.kind == "constant":
             return "constant, left out"
-        if self.role == "context":
-            return "context, one-hot" if self.kind == "category" else "context, standardised"
         words = [f"{len(self.categories)} categories"] if self.kind == "category" else []
-        words += [f"dequantised, step {self.step:g}"] if self.step and self.kind == "number" else []
+        if self.role == "context":
+            words = ["context", *words]
+        elif self.step and self.kind == "number":
+            words = [f"dequantised, step {self.step:g}"]
         words += [self.map] if self.map != "linear" else []
-        return ", ".join([*words, "standardised"])
+        return ", ".join([*words, "one-hot" if self.role == "context" and self.kind == "category" else "standardised"])
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as JSON."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from .columns import WISHES, Column, Role
+from .columns import Column, Role
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -30,19 +30,24 @@ _FAR = 8.0
 
 
 def inspect_numbers(
-    name: str, values: Array, type_name: str, role: Role = "feature", wish: str | None = None
+    name: str,
+    values: Array,
+    type_name: str,
+    role: Role = "feature",
+    wish: str | None = None,
+    seen: tuple[float, float] | None = None,
 ) -> Column:
-    """The column for these numbers, all of which are finite."""
-    if wish is not None and wish not in WISHES:
-        raise DataError(f"column {name!r} cannot be mapped by {wish!r}: choose {', '.join(WISHES)}")
-    low, high = float(values.min()), float(values.max())
+    """The column for these numbers, all of which are finite.
+
+    ``seen`` are the smallest and the largest value of all rows, if these are only some of them.
+    """
+    low, high = (float(values.min()), float(values.max())) if seen is None else seen
     if low == high:
-        value = int(low) if "int" in type_name else bool(low) if type_name == "bool" else low
+        value = int(low) if "int" in type_name else low
         return Column(name, "constant", type_name, role, categories=(value,))
-    _refuse_absurd(name, values)
     column = Column(name, "number", type_name, role, low=low, high=high)
-    column = _with_grid(column, values)
-    column = _with_map(column, values, wish)
+    column = _with_map(_with_grid(column, values), values, wish)
+    _refuse_absurd(column, values)
     return _standardised(column, values)
 
 
@@ -64,17 +69,20 @@ def inspect_codes(name: str, codes: Array, categories: tuple[Any, ...], type_nam
     return _standardised(column, codes)
 
 
-def _refuse_absurd(name: str, values: Array) -> None:
+def _refuse_absurd(column: Column, values: Array) -> None:
     """A value that dwarfs all others would leave them as one point."""
+    ends = np.array([column.low, column.high])
+    values, given = apply_map(column, np.append(values, ends)), np.append(values, ends)
     quarter, middle, three = (float(q) for q in np.quantile(values, [0.25, 0.5, 0.75]))
     distance = np.abs(values - middle)
     worst = int(distance.argmax())
     # Where most values are equal, the others say what is usual.
-    width = three - quarter if three > quarter else float(np.median(distance[distance > 0]))
+    others = distance[distance > 0]
+    width = three - quarter if three > quarter else float(np.median(others)) if len(others) else np.inf
     if distance[worst] > _ABSURD * width:
         raise DataError(
-            f"column {name!r} holds {values[worst]:g}, absurdly far from its other values, which are around "
-            f"{middle:g}: remove such rows, or leave the column out with --drop {name}"
+            f"column {column.name!r} holds {given[worst]:g}, absurdly far from its other values, which are around "
+            f"{float(np.median(given)):g}: remove such rows, or leave the column out with --drop {column.name}"
         )
 
 
@@ -83,49 +91,48 @@ def _with_grid(column: Column, values: Array) -> Column:
     distinct = np.unique(values)
     repeated = 1 - len(distinct) / len(values)
     whole = bool((distinct == np.round(distinct)).all())
-    integers = "int" in column.type or column.type == "bool" or (whole and repeated > 0)
-    if integers or repeated >= _REPEATED_DECIMALS:
-        step = 1.0 if integers else _decimal_step(distinct)
-        if step:
-            steps = np.round((distinct - distinct[0]) / step)
-            if steps[-1] < 2**53:
-                step *= float(np.gcd.reduce(steps[1:].astype(np.int64)))
-                return replace(column, step=step, origin=float(distinct[0]), rounded=True)
-    if repeated >= _REPEATED:
+    integers = "int" in column.type or (whole and repeated > 0)
+    if len(distinct) > 1 and (integers or repeated >= _REPEATED_DECIMALS):
+        digits = 0 if integers else _digits(distinct)
+        if digits is not None:
+            ends = np.append(distinct, [column.low, column.high])
+            units = np.round((ends - column.low) * 10.0**digits)
+            if units.max() < 2**53:
+                step = float(np.gcd.reduce(units[units > 0].astype(np.int64))) / 10.0**digits
+                return replace(column, step=step, origin=column.low, rounded=True, digits=digits)
+    if len(distinct) > 1 and repeated >= _REPEATED:
         gap = float(np.median(np.diff(distinct)))
         return replace(column, step=gap, origin=float(distinct[0]))
     return column
 
 
-def _decimal_step(distinct: Array) -> float:
-    """10 to the power of minus the digits after the point, or 0 if there are too many."""
+def _digits(distinct: Array) -> int | None:
+    """How many digits after the decimal point the values have, or None if that are too many."""
     largest = float(np.abs(distinct).max())
     for digits in range(1, _DIGITS):
         scaled = distinct * 10.0**digits
         # Numbers that were once stored in single precision are a little off.
         slack = max(1e-6, 2e-7 * largest * 10.0**digits)
         if slack > 0.02:
-            return 0.0
+            return None
         if bool((np.abs(scaled - np.round(scaled)) <= slack).all()):
-            return float(10.0**-digits)
-    return 0.0
+            return digits
+    return None
 
 
 def _with_map(column: Column, values: Array, wish: str | None) -> Column:
-    offset = column.low - column.step if column.step else 0.0
+    # The logarithm's argument must be positive in all of the lowest cell.
+    offset = min(0.0, column.low - column.step) if column.low > 0 else column.low - column.step
     if wish == "log":
         if not column.step and column.low <= 0:
-            raise DataError(
-                f"column {column.name!r} cannot take a log: it holds {column.low:g}, and needs to be above 0"
-            )
-        return replace(column, map="log", offset=min(offset, 0.0) if column.low > 0 else offset)
+            raise DataError(f"column {column.name!r} cannot take a log: it holds {column.low:g}, not above 0")
+        return replace(column, map="log", offset=offset)
     if wish == "logit" or (wish is None and _fills_the_unit_interval(column, values)):
-        if column.low >= 0 and column.high <= 1 and not column.step and column.low > 0 and column.high < 1:
-            return replace(column, map="logit", low=0.0, high=1.0)
+        if column.low > 0 and column.high < 1 and not column.step:
+            return replace(column, map="logit")
         margin = column.step or 1e-3 * (column.high - column.low)
-        return replace(column, map="logit", low=column.low - margin, high=column.high + margin)
+        return replace(column, map="logit", lower=column.low - margin, upper=column.high + margin)
     if wish is None and column.low >= 0 and (column.low > 0 or column.step) and len(values) >= 50:
-        offset = 0.0 if column.low > 0 else offset
         skew, skew_of_log = _skewness(values), _skewness(np.log(values - offset))
         if skew > _SKEWED and abs(skew_of_log) < skew / 2:
             return replace(column, map="log", offset=offset)
@@ -162,6 +169,6 @@ def apply_map(column: Column, values: Array) -> Array:
     if column.map == "log":
         return np.log(values - column.offset)
     if column.map == "logit":
-        share = (values - column.low) / (column.high - column.low)
+        share = (values - column.lower) / (column.upper - column.lower)
         return np.log(share) - np.log1p(-share)
     return values

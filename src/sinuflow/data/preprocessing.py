@@ -110,8 +110,8 @@ class _Maps:
         self._log = [i for i, c in enumerate(columns) if c.map == "log"]
         self._offset = vector([columns[i].offset for i in self._log])
         self._logit = [i for i, c in enumerate(columns) if c.map == "logit"]
-        self._low = vector([columns[i].low for i in self._logit])
-        self._high = vector([columns[i].high for i in self._logit])
+        self._lower = vector([columns[i].lower for i in self._logit])
+        self._upper = vector([columns[i].upper for i in self._logit])
         self._rounded = [(i, c) for i, c in enumerate(columns) if c.rounded]
         self._log_scale = float(self._scale.log().sum())
 
@@ -130,8 +130,8 @@ class _Maps:
             ladj = ladj - x[:, self._log].sum(1)
         if self._logit:
             x = x.clone()
-            width = self._high - self._low
-            share = (x[:, self._logit] - self._low) / width
+            width = self._upper - self._lower
+            share = (x[:, self._logit] - self._lower) / width
             x[:, self._logit] = share.log() - (-share).log1p()
             ladj = ladj - (share * (1 - share) * width).log().sum(1)
         y = (x - self._centre) / self._scale
@@ -147,10 +147,9 @@ class _Maps:
         if self._log:
             x[:, self._log] = x[:, self._log].exp() + self._offset
         if self._logit:
-            x[:, self._logit] = self._low + (self._high - self._low) * x[:, self._logit].sigmoid()
+            x[:, self._logit] = self._lower + (self._upper - self._lower) * x[:, self._logit].sigmoid()
         for i, column in self._rounded:
-            steps = ((x[:, i] - column.origin) / column.step).round()
-            most = round((column.high - column.origin) / column.step) if column.map != "logit" else None
-            steps = steps.clamp(min=0) if most is None else steps.clamp(0, most)
+            most = round((column.high - column.origin) / column.step)
+            steps = ((x[:, i] - column.origin) / column.step).round().clamp(0, most)
             x[:, i] = column.origin + steps * column.step
         return x

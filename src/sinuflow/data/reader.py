@@ -49,9 +49,9 @@ def read_rows(table: Table, preprocessor: Preprocessor, all_columns: bool = Fals
     """The rows of a table, piece by piece, in order."""
     check_columns(table, preprocessor)
     wanted = [*preprocessor.features, *preprocessor.given]
-    names = table.columns if all_columns else [c.name for c in wanted]
+    needed = [c.name for c in wanted]
     first, split = 0, len(preprocessor.features)
-    for batch in table.batches(names):
+    for batch in table.batches(table.columns if all_columns else needed, known=needed):
         if not len(batch):
             continue
         numbers = torch.from_numpy(columns_to_numbers(wanted, batch, first, table.name))

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from .columns import Column, Role
+from .columns import WISHES, Column
 from .inspect import inspect_codes, inspect_numbers
 from .tables import Table
-from .values import is_number, is_text, parse_texts, to_floats, to_objects
+from .values import distinct_values, is_category, is_number, is_text, parse_texts, to_floats
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+Ids = np.ndarray[Any, np.dtype[np.int64]]
 
 #: Tables up to this many values are held in memory; of larger ones, a sample of rows.
 IN_MEMORY = 50_000_000
@@ -25,30 +26,19 @@ _MOST_CATEGORIES = 100
 _MOSTLY_NUMBERS = 0.5
 
 
-@dataclass
-class Survey:
-    """What was found: all columns, their rows as numbers (or a sample of them), and row numbers."""
-
-    columns: list[Column]
-    numbers: Array  # (rows, columns) with codes for categories; NaN nowhere
-    rows: np.ndarray[Any, np.dtype[np.int64]]  # which rows of the table these are
-    total: int  # rows in the table, those with missing values included
-    usable: np.ndarray[Any, np.dtype[np.int64]]  # rows without missing values
-    complete: bool  # whether ``numbers`` holds all usable rows
-
-
-class _Looker:
+class Looker:
     """Looks at one column, piece by piece."""
 
     def __init__(self, name: str, type_name: str, table: str, wish: str | None) -> None:
         self.name, self.type, self.wish, self._table = name, type_name, wish, table
         self.text = is_text(type_name)
         self.missing = 0
-        self._parsed = self._bad = 0
-        self._first_bad: tuple[int, str] | None = None
+        self.low, self.high = np.inf, -np.inf
         self.categories: dict[Any, int] = {}
         self.taken_for_numbers = False
-        if not self.text and not is_number(type_name):
+        self._parsed = self._bad = 0
+        self._first_bad: tuple[int, str] | None = None
+        if not (self.text or is_number(type_name) or is_category(type_name)):
             raise DataError(
                 f"column {name!r} of {table} holds {type_name}, which is neither number nor text: "
                 f"leave it out with --drop {name}"
@@ -56,62 +46,97 @@ class _Looker:
 
     def look(self, array: Any, first_row: int) -> Array:
         """The piece as numbers, as far as can be told yet: codes for texts that are none."""
+        numbers = self._numbers(array, first_row)
+        self.missing += int(np.isnan(numbers).sum())
+        if len(numbers) and not np.isnan(numbers).all():
+            self.low, self.high = min(self.low, np.nanmin(numbers)), max(self.high, np.nanmax(numbers))
+        return numbers
+
+    def _numbers(self, array: Any, first_row: int) -> Array:
+        if self.wish == "category" or is_category(self.type) or self._bad:
+            return self._codes(array)
         if not self.text:
-            numbers = to_floats(array)
-        elif self.wish == "category":
-            numbers = np.full(len(array), np.nan)
-            self._bad += len(array)
+            numbers = self._floats(array)
         else:
             numbers, bad = parse_texts(array)
-            self._parsed += int((~np.isnan(numbers)).sum())
-            self._bad += int(bad.sum())
-            if bad.any() and self._first_bad is None:
+            if bad.any():
                 at = int(bad.argmax())
                 self._first_bad = (first_row + at + 1, str(array[at].as_py()))
+                return self._codes(array)
+            self._parsed += int((~np.isnan(numbers)).sum())
+            self.taken_for_numbers = True
         if np.isinf(numbers).any():
             at = int(np.isinf(numbers).argmax())
             raise DataError(f"{self._table}, row {first_row + at + 1}: column {self.name!r} holds an infinity")
-        if (self.text and self._bad) or self.wish == "category":
-            numbers = self._codes(array)
-        elif self.text:
-            self.taken_for_numbers = True
-        self.missing += array.null_count if self.text else int(np.isnan(numbers).sum())
         return numbers
 
+    def _floats(self, array: Any) -> Array:
+        try:
+            return to_floats(array)
+        except Exception as error:  # Arrow has many, and says what it could not convert, but not where
+            reason = str(error).splitlines()[0][:120]
+            raise DataError(
+                f"column {self.name!r} of {self._table} cannot be used as numbers ({reason}): leave it out with "
+                f"--drop {self.name}"
+            ) from error
+
     def _codes(self, array: Any) -> Array:
-        codes = np.full(len(array), np.nan)
-        for i, value in enumerate(to_objects(array)):
-            if value is not None:
-                codes[i] = self.categories.setdefault(value, len(self.categories))
+        values, codes = distinct_values(array)
+        if self.text and self.wish != "category":
+            counts = np.bincount(codes[~np.isnan(codes)].astype(np.int64), minlength=len(values))
+            numeric = np.array([_is_number(value) for value in values], dtype=bool)
+            self._parsed, self._bad = self._parsed + counts[numeric].sum(), self._bad + counts[~numeric].sum()
+        places = [np.nan if v is None else self.categories.setdefault(v, len(self.categories)) for v in values]
         if len(self.categories) > _MOST_CATEGORIES:
             self.refuse_mixed()
             raise DataError(
                 f"column {self.name!r} of {self._table} holds more than {_MOST_CATEGORIES} different texts: "
                 f"leave it out with --drop {self.name}"
             )
-        return codes
-
-    @property
-    def mixed(self) -> bool:
-        """Whether it is a column of numbers with some texts among them."""
-        return (
-            self.text
-            and self.wish != "category"
-            and self._bad > 0
-            and (self._parsed >= _MOSTLY_NUMBERS * (self._parsed + self._bad))
-        )
+        found: Array = np.array([*places, np.nan])[np.where(np.isnan(codes), len(values), codes).astype(np.int64)]
+        return found
 
     def refuse_mixed(self) -> None:
-        if self.mixed and self._first_bad is not None:
+        """Refuse a column of numbers that has some texts in it."""
+        if self._first_bad is not None and self._parsed >= _MOSTLY_NUMBERS * (self._parsed + self._bad):
             row, value = self._first_bad
-            raise DataError(
-                f"{self._table}, row {row}: column {self.name!r} holds numbers, but here {value!r}"
-                + (f", and {self._bad - 1} more texts" if self._bad > 1 else "")
-            )
+            raise DataError(f"{self._table}, row {row}: column {self.name!r} holds numbers, but here {value!r}")
 
-    @property
-    def is_category(self) -> bool:
-        return bool(self.categories)
+
+@dataclass
+class Survey:
+    """What was found: rows as numbers, or a sample of them, and where they stand in the table."""
+
+    numbers: Array  # (rows, columns) with codes for categories; NaN nowhere
+    rows: Ids  # which rows of the table these are
+    total: int  # rows in the table, those with missing values included
+    usable: Ids  # rows without missing values
+    complete: bool  # whether ``numbers`` holds all usable rows
+    lookers: list[Looker]
+    context: list[str]
+    codes: dict[str, tuple[Any, ...]]  # the categories of columns that are some
+
+    def columns(self, train: Ids) -> list[Column]:
+        """A map for every column, chosen by the values of these rows.
+
+        Only the smallest and the largest value, and which categories there are, come from all rows.
+        """
+        chosen = self.numbers[np.isin(self.rows, train, assume_unique=True)]
+        columns = [self._column(looker, chosen[:, i]) for i, looker in enumerate(self.lookers)]
+        if not any(c.role == "feature" and c.kind != "constant" for c in columns):
+            raise DataError("every column is constant: there is nothing to model")
+        return columns
+
+    def _column(self, looker: Looker, values: Array) -> Column:
+        role: Any = "context" if looker.name in self.context else "feature"
+        if looker.name in self.codes:
+            if looker.wish not in (None, "category"):
+                raise DataError(f"column {looker.name!r} holds categories, and cannot take the map {looker.wish!r}")
+            return inspect_codes(looker.name, values, self.codes[looker.name], looker.type, role)
+        # Numbers in a text file are integers if they all are whole.
+        whole = bool((values == np.round(values)).all()) and max(-looker.low, looker.high) < 2**53
+        kind = ("int64" if whole else "double") if looker.text else looker.type
+        return inspect_numbers(looker.name, values, kind, role, looker.wish, (float(looker.low), float(looker.high)))
 
 
 def survey(
@@ -122,15 +147,11 @@ def survey(
     wishes: dict[str, str] | None = None,
     seed: int = 0,
 ) -> Survey:
-    """Look at every value of a table, refuse what cannot be used, and choose a map for every column."""
+    """Look at every value of a table, and refuse what cannot be used."""
     wishes = wishes or {}
-    for name in [*context, *drop, *wishes]:
-        if name not in table.columns:
-            raise DataError(f"{table.name} has no column {name!r}; it has {', '.join(map(repr, table.columns[:20]))}")
+    _check_arguments(table, context, drop, missing, wishes)
     names = [c for c in table.columns if c not in drop]
-    if not [c for c in names if c not in context]:
-        raise DataError(f"{table.name} has no columns left to model")
-    lookers = [_Looker(name, table.type_of(name), table.name, wishes.get(name)) for name in names]
+    lookers = [Looker(name, table.type_of(name), table.name, wishes.get(name)) for name in names]
     gathered = _Gathered(len(names), seed)
     row = 0
     for batch in table.batches(names):
@@ -140,39 +161,43 @@ def survey(
             row += len(batch)
     for looker in lookers:
         looker.refuse_mixed()
-    late = [looker.name for looker in lookers if looker.is_category and looker.taken_for_numbers]
+    late = [looker.name for looker in lookers if looker.categories and looker.taken_for_numbers]
     if late:  # texts that began with a long stretch of numbers: now it is known what they are
         return survey(table, context, drop, missing, {**wishes, **dict.fromkeys(late, "category")}, seed)
     _check_rows(table.name, row, lookers, gathered, missing)
-    numbers, rows = gathered.numbers(), gathered.rows()
-    columns = []
-    for i, looker in enumerate(lookers):
-        role: Role = "context" if looker.name in context else "feature"
-        columns.append(_column(looker, numbers[:, i], role))
-    if not any(c.role == "feature" and c.kind != "constant" for c in columns):
-        raise DataError(f"every column of {table.name} is constant: there is nothing to model")
-    return Survey(columns, numbers, rows, row, gathered.usable(), gathered.complete)
+    numbers = gathered.numbers()
+    codes = {
+        looker.name: _sort_codes(looker, numbers[:, i], gathered.complete)
+        for i, looker in enumerate(lookers)
+        if looker.categories
+    }
+    return Survey(numbers, gathered.rows(), row, gathered.usable(), gathered.complete, lookers, context, codes)
 
 
-def _column(looker: _Looker, values: Array, role: Role) -> Column:
-    if not looker.is_category:
-        wish = None if looker.wish == "category" else looker.wish
-        return inspect_numbers(looker.name, values, _number_type(looker, values), role, wish)
-    # In a stable order, whatever row a value was first seen in.
-    order = sorted(looker.categories, key=str)
-    place = np.array([order.index(value) for value in looker.categories], dtype=np.float64)
-    values[:] = place[values.astype(np.int64)]
-    return inspect_codes(looker.name, values, tuple(order), looker.type, role)
+def _check_arguments(table: Table, context: list[str], drop: list[str], missing: str, wishes: dict[str, str]) -> None:
+    if missing not in ("refuse", "drop"):
+        raise DataError(f"missing must be 'refuse' or 'drop'; got {missing!r}")
+    for name in [*context, *drop, *wishes]:
+        if name not in table.columns:
+            raise DataError(f"{table.name} has no column {name!r}; it has {', '.join(map(repr, table.columns[:20]))}")
+    for name, wish in wishes.items():
+        if wish not in WISHES:
+            raise DataError(f"column {name!r} cannot be mapped by {wish!r}: choose {', '.join(WISHES)}")
+    if not [c for c in table.columns if c not in drop and c not in context]:
+        raise DataError(f"{table.name} has no columns left to model")
 
 
-def _number_type(looker: _Looker, values: Array) -> str:
-    """Numbers in a text file are integers if they all are whole."""
-    if not looker.text:
-        return looker.type
-    return "int64" if bool((values == np.round(values)).all()) and np.abs(values).max() < 2**53 else "double"
+def _sort_codes(looker: Looker, values: Array, complete: bool) -> tuple[Any, ...]:
+    """Number the categories in a stable order, whatever row one was first seen in; only those that are left."""
+    found = list(looker.categories)
+    present = {int(code) for code in np.unique(values)} if complete else set(range(len(found)))
+    order = sorted((value for i, value in enumerate(found) if i in present), key=str)
+    place = {looker.categories[value]: i for i, value in enumerate(order)}
+    values[:] = [place[int(code)] for code in values]
+    return tuple(order)
 
 
-def _check_rows(name: str, total: int, lookers: list[_Looker], gathered: _Gathered, missing: str) -> None:
+def _check_rows(name: str, total: int, lookers: list[Looker], gathered: _Gathered, missing: str) -> None:
     if total == 0:
         raise DataError(f"{name} has no rows")
     empty = [looker.name for looker in lookers if looker.missing == total]
@@ -188,6 +213,14 @@ def _check_rows(name: str, total: int, lookers: list[_Looker], gathered: _Gather
         raise DataError(f"{name} has {gathered.count} usable rows: a density needs at least 10, better hundreds")
 
 
+def _is_number(text: Any) -> bool:
+    try:
+        float(text)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 class _Gathered:
     """Complete rows: all of them while there is room, from then on a random sample."""
 
@@ -195,8 +228,8 @@ class _Gathered:
         self._width = width
         self._random = np.random.default_rng(seed)
         self._parts: list[Array] = []
-        self._at: list[np.ndarray[Any, np.dtype[np.int64]]] = []
-        self._usable: list[np.ndarray[Any, np.dtype[np.int64]]] = []
+        self._at: list[Ids] = []
+        self._usable: list[Ids] = []
         self._held = 0
         self._share = 1.0
         self.count = 0
@@ -228,8 +261,8 @@ class _Gathered:
     def numbers(self) -> Array:
         return np.concatenate(self._parts) if self._parts else np.empty((0, self._width))
 
-    def rows(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def rows(self) -> Ids:
         return np.concatenate(self._at) if self._at else np.empty(0, dtype=np.int64)
 
-    def usable(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def usable(self) -> Ids:
         return np.concatenate(self._usable) if self._usable else np.empty(0, dtype=np.int64)

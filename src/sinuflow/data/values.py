@@ -13,29 +13,47 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def is_text(type_name: str) -> bool:
-    """Whether an Arrow type holds categories rather than numbers."""
-    return type_name in ("string", "large_string", "string_view") or type_name.startswith("dictionary")
+    """Whether an Arrow type holds texts."""
+    return type_name in ("string", "large_string", "string_view")
+
+
+def is_category(type_name: str) -> bool:
+    """Whether an Arrow type can hold nothing but categories."""
+    return type_name == "bool" or type_name.startswith("dictionary")
 
 
 def is_number(type_name: str) -> bool:
-    """Whether an Arrow type holds numbers or booleans."""
-    return type_name == "bool" or type_name.startswith(("int", "uint", "float", "double", "halffloat", "decimal"))
-
-
-def to_objects(array: Any) -> list[Any]:
-    """The values as Python objects, None where they are missing."""
-    values: list[Any] = array.to_pylist()
-    return values
+    """Whether an Arrow type holds numbers."""
+    return type_name.startswith(("int", "uint", "float", "double", "halffloat", "decimal"))
 
 
 def to_floats(array: Any) -> Array:
-    """Numbers and booleans as float64, NaN where they are missing."""
+    """Numbers as float64, NaN where they are missing."""
     import pyarrow
 
-    if pyarrow.types.is_boolean(array.type):
-        array = array.cast(pyarrow.int8())
     floats: Array = array.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
     return floats
+
+
+def distinct_values(array: Any) -> tuple[list[Any], Array]:
+    """The different values of an array, and which of them stands where; NaN where one is missing."""
+    import pyarrow
+
+    if isinstance(array, pyarrow.ChunkedArray):
+        array = array.combine_chunks()
+    encoded = array if pyarrow.types.is_dictionary(array.type) else array.dictionary_encode()
+    values = [plain_value(value) for value in encoded.dictionary.to_pylist()]
+    codes = encoded.indices.cast(pyarrow.float64()).to_numpy(zero_copy_only=False).copy()
+    missing = [i for i, value in enumerate(values) if value is None]
+    codes[np.isin(codes, missing)] = np.nan
+    return values, codes
+
+
+def plain_value(value: Any) -> Any:
+    """A value that JSON can hold; None for one that is missing."""
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        return None
+    return value if isinstance(value, (str, bool, int, float)) else str(value)
 
 
 def parse_texts(array: Any) -> tuple[Array, np.ndarray[Any, np.dtype[np.bool_]]]:
@@ -58,25 +76,37 @@ def parse_texts(array: Any) -> tuple[Array, np.ndarray[Any, np.dtype[np.bool_]]]
 
 def codes_of(column: Column, array: Any, first_row: int, table: str) -> Array:
     """Codes of a category's values, NaN where they are missing; unknown values are refused."""
-    known = {_plain(value): float(i) for i, value in enumerate(column.categories)}
-    codes = np.full(len(array), np.nan)
-    for i, value in enumerate(to_objects(array)):
-        if value is None:
-            continue
-        code = known.get(_plain(value))
-        if code is None:
-            raise DataError(
-                f"{table}, row {first_row + i + 1}: column {column.name!r} holds {value!r}, which the model "
-                f"has never seen; it knows {_some(column.categories)}"
-            )
-        codes[i] = code
-    return codes
+    values, places = distinct_values(array)
+    codes = np.array([np.nan if value is None else _code(column, value) for value in values] + [np.nan])
+    found: Array = codes[np.where(np.isnan(places), len(values), places).astype(np.int64)]
+    unknown = (found < 0).nonzero()[0]
+    if len(unknown):
+        value = values[int(places[unknown[0]])]
+        raise DataError(
+            f"{table}, row {first_row + int(unknown[0]) + 1}: column {column.name!r} holds {value!r}, which the "
+            f"model has never seen; it knows {_some(column.categories)}"
+        )
+    return found
 
 
-def _plain(value: Any) -> Any:
-    """Equal values compare equal whichever file they come from: True in Parquet, 'true' in CSV."""
-    text = str(value).strip()
-    return text.lower() if text.lower() in ("true", "false") else text
+def code_of(column: Column, value: Any) -> int | None:
+    """The code of a category's value, or None if it has none.
+
+    Equal values are found whichever file they come from: True in Parquet is 'true' in a CSV file.
+    """
+    exact = [code for code, known in enumerate(column.categories) if str(known) == str(value)]
+    alike = [code for code, known in enumerate(column.categories) if _loose(known) == _loose(value)]
+    return next(iter([*exact, *alike]), None)
+
+
+def _loose(value: Any) -> str:
+    text = str(value)
+    return text.strip().lower() if text.strip().lower() in ("true", "false") else text
+
+
+def _code(column: Column, value: Any) -> float:
+    code = code_of(column, value)
+    return -1.0 if code is None else float(code)
 
 
 def _some(values: tuple[Any, ...]) -> str:
@@ -94,12 +124,8 @@ def to_arrow(column: Column, numbers: Array) -> Any:
         return pyarrow.array([column.categories[0]] * len(numbers))
     if "int" in column.type:
         return pyarrow.array(np.round(numbers).astype(np.int64))
-    if column.type == "bool":
-        return pyarrow.array(numbers > 0.5)
-    if column.step and column.rounded:
-        # 0.1 + 0.2 is not 0.3: print what was measured, not the arithmetic.
-        digits = max(0, int(np.ceil(-np.log10(column.step) - 1e-9)) + 1)
-        numbers = np.round(numbers, digits)
+    if column.rounded:
+        numbers = np.round(numbers, column.digits)  # 0.1 + 0.2 is not 0.3: the value, not the arithmetic
     if column.type in ("float", "halffloat"):
         return pyarrow.array(numbers.astype(np.float32))
     return pyarrow.array(numbers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +14,15 @@ from ..data.reader import read_rows
 from ..data.values import to_arrow
 from ..errors import DataError
 from ..tables import TableModel
+from ..tables.content import CONTENT_ROWS, content_hash
 from ..training.sources import seeded
 from .baselines import gaussian_log_density, kde_log_density
 from .content import Anomaly, ColumnView, ReportContent, Score
 
 #: Rows that figures and baselines are made from, at most.
 _ROWS = 20_000
-#: Rows that go there and back.
-_INVERTED = 2_000
+#: Rows that go there and back at a time.
+_AT_ONCE = 4_096
 _ANOMALIES = 10
 _RECORDED = ("step", "train_nll", "val_nll", "learning_rate", "seconds")
 
@@ -36,7 +36,7 @@ def collect(model: TableModel, data: Any, seed: int = 0) -> ReportContent:
     baselines are fitted to its training rows. Of another table all rows count.
     """
     table = open_table(data)
-    rows = _Held(model, table)
+    rows = _Held(model, table, seed)
     preprocessor = model.preprocessor
     noise = seeded(seed, 1)
     x = preprocessor.dequantise(rows.test_x, noise)
@@ -72,50 +72,78 @@ def collect(model: TableModel, data: Any, seed: int = 0) -> ReportContent:
 class _Held:
     """The rows that a report is about, as numbers, with their row numbers in the table."""
 
-    def __init__(self, model: TableModel, table: Table) -> None:
-        self.same = Path(table.name).name == model.facts["table"] and table.count() == model.facts["rows"]
+    def __init__(self, model: TableModel, table: Table, seed: int) -> None:
+        rows = table.count()
+        self.same = rows == model.facts["rows"] and _content(model, table) == model.facts["content"]
+        random = np.random.default_rng([seed, 2])
+        self._test = _some(model.split.test if self.same else np.arange(rows), random)
+        self._train = _some(model.split.train, random) if self.same else np.empty(0, dtype=np.int64)
         parts: dict[str, list[Any]] = {"x": [], "given": [], "ids": [], "train": []}
-        train_rows = 0
-        for rows in read_rows(table, model.preprocessor):
-            ids = rows.first + np.arange(len(rows.whole))
-            chosen = rows.whole & (np.isin(ids, model.split.test) if self.same else True)
-            parts["x"].append(rows.x[torch.from_numpy(chosen)])
+        for piece in read_rows(table, model.preprocessor):
+            ids = piece.first + np.arange(len(piece.whole))
+            chosen = piece.whole & np.isin(ids, self._test)
+            parts["x"].append(piece.x[torch.from_numpy(chosen)])
             parts["ids"].append(ids[chosen])
-            if rows.given is not None:
-                parts["given"].append(rows.given[torch.from_numpy(chosen)])
-            if self.same and train_rows < _ROWS:
-                other = rows.whole & ~np.isin(ids, model.split.test) & ~np.isin(ids, model.split.validation)
-                parts["train"].append(rows.x[torch.from_numpy(other)])
-                train_rows += int(other.sum())
-        self.ids: Ids = np.concatenate(parts["ids"])[:_ROWS] if parts["ids"] else np.empty(0, dtype=np.int64)
+            if piece.given is not None:
+                parts["given"].append(piece.given[torch.from_numpy(chosen)])
+            parts["train"].append(piece.x[torch.from_numpy(piece.whole & np.isin(ids, self._train))])
+        self.ids: Ids = np.concatenate(parts["ids"]) if parts["ids"] else np.empty(0, dtype=np.int64)
         if not len(self.ids):
             raise DataError(f"{table.name} has no complete rows to report on")
-        self.test_x = torch.cat(parts["x"])[:_ROWS]
-        self.test_given = torch.cat(parts["given"])[:_ROWS] if parts["given"] else None
-        self.train_x = torch.cat(parts["train"])[:_ROWS] if parts["train"] else None
+        x = torch.cat(parts["x"])
+        given = torch.cat(parts["given"]) if parts["given"] else None
+        inside = model.score_numbers(x, given).isfinite()
+        self.outside = int((~inside).sum())
+        if not bool(inside.any()):
+            raise DataError(f"no row of {table.name} is within the range of the model's columns")
+        self.ids = self.ids[inside.numpy()]
+        self.test_x, self.test_given = x[inside], None if given is None else given[inside]
+        self.train_x = torch.cat(parts["train"]) if self.same else None
+
+
+def _content(model: TableModel, table: Table) -> str:
+    """The fingerprint of the table's first complete rows."""
+    found: list[Tensor] = []
+    for rows in read_rows(table, model.preprocessor):
+        both = rows.x if rows.given is None else torch.cat([rows.x, rows.given], dim=1)
+        found.append(both[torch.from_numpy(rows.whole)])
+        if sum(map(len, found)) >= CONTENT_ROWS:
+            break
+    return content_hash(torch.cat(found)[:CONTENT_ROWS].numpy()) if found else ""
+
+
+def _some(ids: Ids, random: np.random.Generator) -> Ids:
+    return ids if len(ids) <= _ROWS else np.sort(random.choice(ids, _ROWS, replace=False))
 
 
 def _there_and_back(model: TableModel, x: Tensor, given: Tensor | None) -> tuple[Tensor, float, float, int]:
-    dtype = next(model.flow.parameters()).dtype
-    y = model.preprocessor.forward(x)[0].to(dtype)
-    context = None if given is None else model.preprocessor.context(given).to(dtype)
+    """The rows as noise, and how far from where they were they come back."""
+    home = next(model.flow.parameters())
+    y = model.preprocessor.forward(x)[0].to(home)
+    context = None if given is None else model.preprocessor.context(given).to(home)
+    noise, error, residual = [], 0.0, 0.0
     with torch.no_grad():
-        z, _ = model.flow.bijection(y, context)
-        some = slice(0, _INVERTED)
-        inverse = model.flow.invert(z[some], None if context is None else context[some], on_failure="return")
-    return z, float((inverse.x - y[some]).abs().max()), float(inverse.residual.max()), len(z[some])
+        for start in range(0, len(y), _AT_ONCE):
+            rows = slice(start, start + _AT_ONCE)
+            side = None if context is None else context[rows]
+            z, _ = model.flow.bijection(y[rows], side)
+            inverse = model.flow.invert(z, side, on_failure="return")
+            error = max(error, float((inverse.x - y[rows]).abs().max()))
+            residual = max(residual, float(inverse.residual.max()))
+            noise.append(z.cpu())
+    return torch.cat(noise), error, residual, len(y)
 
 
 def _samples(model: TableModel, given: Tensor | None, count: int, seed: int) -> Tensor:
     """Samples, for a conditional model given the contexts of the rows that they stand beside."""
-    generator = torch.Generator().manual_seed(seed)
-    dtype = next(model.flow.parameters()).dtype
+    home = next(model.flow.parameters())
+    generator = torch.Generator(home.device).manual_seed(seed)
     context = None
     if given is not None:
-        chosen = torch.randint(len(given), (count,), generator=generator)
-        context = model.preprocessor.context(given[chosen]).to(dtype)
+        chosen = torch.randint(len(given), (count,), generator=seeded(seed))
+        context = model.preprocessor.context(given[chosen]).to(home)
     shape = (count,) if context is None else ()
-    return model.preprocessor.inverse(model.flow(context).sample(shape, generator=generator))
+    return model.preprocessor.inverse(model.flow(context).sample(shape, generator=generator).cpu())
 
 
 def _view(column: Column, data: np.ndarray, samples: np.ndarray) -> ColumnView:
@@ -190,10 +218,22 @@ def _facts(model: TableModel, rows: _Held) -> dict[str, str]:
 
 def _notes(model: TableModel, rows: _Held) -> list[str]:
     notes = []
+    if rows.outside:
+        notes.append(
+            f"{rows.outside:,} rows are outside of the range of a column's map, have no density, and are left out."
+        )
     if not rows.same:
-        notes.append("The rows are not from the table that the model was trained on, so there are no baselines.")
+        notes.append(
+            "The rows are not from the table that the model was trained on, as far as its first rows tell. So all of "
+            "them count as held out, and there are no baselines."
+        )
     elif model.preprocessor.given:
         notes.append("The model is conditional; the baselines know no context, and are left out.")
+    else:
+        notes.append(
+            "The baselines are fitted to the training rows after the columns' own maps (logarithms, dequantisation, "
+            "standardisation), which makes them stronger than on the raw values."
+        )
     if any(c.step for c in model.preprocessor.features):
         notes.append(
             "Integers, categories and repeated values are spread evenly over their cells before they are scored "

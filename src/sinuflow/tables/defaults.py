@@ -24,8 +24,8 @@ def recipe(rows: int, features: int, conditioning: str = "full") -> Recipe:
         size: dict[str, Any] = {"hidden": (32, 32), "blocks": 3, "scales": 1, "dropout": 0.2}
         steps, rate, decay = 1_500, 1e-3, 1e-2
     elif rows < 2_000:
-        size = {"hidden": (64, 64), "blocks": 3, "scales": 1, "dropout": 0.2}
-        steps, rate, decay = 1_500, 1e-3, 1e-2
+        size = {"hidden": (128, 128), "blocks": 4, "scales": 2, "dropout": 0.2}
+        steps, rate, decay = 3_000, 2e-3, 1e-2
     elif rows < 10_000:
         size = {"hidden": (128, 128), "blocks": 4, "scales": 2, "dropout": 0.1}
         steps, rate, decay = 4_000, 1e-3, 1e-3

@@ -14,9 +14,11 @@ from torch import Tensor
 from ..data import Preprocessor, Survey, Table, open_table, survey
 from ..data.reader import columns_to_numbers
 from ..data.whitening import whitening
+from ..errors import ArgumentError
 from ..flow import SinusoidalFlow
 from ..training import ArrowRows, MemoryRows, RowSource, fit
 from ..training.sources import seeded
+from .content import CONTENT_ROWS, content_hash
 from .defaults import recipe
 from .model import QUANTILES, TableModel
 from .split import Ids, Split, split_rows
@@ -67,11 +69,13 @@ def fit_table(
 
     Of the rows, a tenth is kept for validation and a tenth for testing (15 % of small tables).
     """
+    if not 0 <= seed < 2**63:
+        raise ArgumentError(f"seed must be a whole number, 0 or more; got {seed}")
     started = time.monotonic()
     table = open_table(data)
     found = survey(table, context or [], drop or [], missing, maps, seed)
     split = split_rows(found.usable, seed, test)
-    rows = _Rows(table, found, split)
+    rows = _Rows(table, found, split, seed)
     preprocessor = rows.preprocessor
     chosen = recipe(len(split.train), len(preprocessor.features), conditioning)
     with torch.random.fork_rng(devices=[]):
@@ -83,7 +87,7 @@ def fit_table(
     result = fit(
         flow,
         rows.source(split.train),
-        rows.source(split.validation[:_VALIDATION]),
+        rows.source(_some(split.validation, _VALIDATION, seed)),
         checkpoint=checkpoint,
         resume=resume,
         progress=progress,
@@ -92,11 +96,12 @@ def fit_table(
         **settings,
     )
     model = TableModel(flow, preprocessor, split, torch.zeros(QUANTILES), result.history, {})
-    scores = model.score_numbers(*rows.sample(split.train))
+    scores = model.score_numbers(*rows.sample)
     model.quantiles = torch.quantile(scores, torch.linspace(0, 1, QUANTILES, dtype=torch.float64))
     model.facts = {
         "table": Path(table.name).name,
         "rows": found.total,
+        "content": rows.content,
         "used_rows": len(found.usable),
         "train_rows": len(split.train),
         "seed": seed,
@@ -110,33 +115,39 @@ def fit_table(
     return model
 
 
+def _some(ids: Ids, most: int, seed: int) -> Ids:
+    """These rows, or a random choice of them: tables are often sorted."""
+    if len(ids) <= most:
+        return ids
+    return np.sort(np.random.default_rng([seed, 1]).choice(ids, most, replace=False))
+
+
 class _Rows:
     """The rows of a surveyed table as training data, in memory or streamed."""
 
-    def __init__(self, table: Table, found: Survey, split: Split) -> None:
+    def __init__(self, table: Table, found: Survey, split: Split, seed: int) -> None:
         self._table, self._found = table, found
-        plain = Preprocessor(found.columns)
-        names = [c.name for c in found.columns]
+        plain = Preprocessor(found.columns(split.train))
+        names = [c.name for c in plain.columns]
         self._order = [names.index(c.name) for c in [*plain.features, *plain.given]]
         self._size = len(plain.features)
-        self.preprocessor = plain
-        y, _ = plain.prepare(plain.dequantise(self.sample(split.train)[0], seeded(0)))
+        train = _some(split.train, _ENOUGH, seed)
+        #: Training rows, at most as many as are enough to see what they are like.
+        self.sample = self._split(found.numbers[np.isin(found.rows, train, assume_unique=True)])
+        self.content = content_hash(found.numbers[:CONTENT_ROWS, self._order])
+        y, _ = plain.prepare(plain.dequantise(self.sample[0], seeded(0)))
         self.preprocessor = plain.with_whitening(*whitening(y))
 
-    def sample(self, ids: Ids) -> tuple[Tensor, Tensor | None]:
-        """Rows of numbers among those that are held in memory; at most as many as are enough."""
-        held = np.isin(self._found.rows, ids, assume_unique=True)
-        numbers = torch.from_numpy(self._found.numbers[held][:_ENOUGH][:, self._order])
-        return numbers[:, : self._size], numbers[:, self._size :] if self.preprocessor.given else None
+    def _split(self, numbers: np.ndarray) -> tuple[Tensor, Tensor | None]:
+        ordered = torch.from_numpy(numbers[:, self._order])
+        return ordered[:, : self._size], ordered[:, self._size :] if len(self._order) > self._size else None
 
     def source(self, ids: Ids) -> RowSource:
         """These rows, to train on or to validate with."""
         encode = self.preprocessor.encode
         if self._found.complete:
             held = np.isin(self._found.rows, ids, assume_unique=True)
-            numbers = torch.from_numpy(self._found.numbers[held][:, self._order])
-            given = numbers[:, self._size :] if self.preprocessor.given else None
-            return MemoryRows(numbers[:, : self._size], given, encode)
+            return MemoryRows(*self._split(self._found.numbers[held]), encode)
         keep = np.zeros(self._found.total, dtype=bool)
         keep[ids] = True
         wanted = [*self.preprocessor.features, *self.preprocessor.given]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..data import Preprocessor, open_table
 from ..data.reader import Rows, read_rows
-from ..data.values import to_arrow
+from ..data.values import code_of, to_arrow
 from ..errors import DataError
 from ..flow import SinusoidalFlow
 from ..storage import Model, write_model
@@ -87,11 +87,11 @@ class TableModel:
             for start in range(0, len(x), _ROWS):
                 rows = slice(start, start + _ROWS)
                 y, ladj = self.preprocessor.forward(x[rows])
-                context = None if given is None else self.preprocessor.context(given[rows]).to(self._dtype)
+                context = None if given is None else self.preprocessor.context(given[rows]).to(self._home)
                 # What is outside of a logarithm's or logit's range has no density at all.
                 inside = y.isfinite().all(1) & ladj.isfinite()
                 y = torch.where(inside.unsqueeze(1), y, 0.0)
-                score = self.flow(context, validate_args=False).log_prob(y.to(self._dtype)).double() + ladj
+                score = self.flow(context, validate_args=False).log_prob(y.to(self._home)).double().cpu() + ladj
                 parts.append(torch.where(inside, score, -torch.inf))
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 
@@ -113,12 +113,12 @@ class TableModel:
         import pyarrow
 
         context = self._context(given or {})
-        generator = torch.Generator()
+        generator = torch.Generator(self._home.device)
         generator.seed() if seed is None else generator.manual_seed(seed)
         for start in range(0, count, _ROWS):
             size = min(_ROWS, count - start)
             y = self.flow(context).sample((size,), generator=generator).reshape(size, -1)
-            x = self.preprocessor.inverse(y).numpy()
+            x = self.preprocessor.inverse(y.cpu()).numpy()
             arrays = []
             features = {c.name: i for i, c in enumerate(self.preprocessor.features)}
             for column in self.preprocessor.columns:
@@ -135,7 +135,8 @@ class TableModel:
 
     def _context(self, given: Mapping[str, Any]) -> Tensor | None:
         names = [c.name for c in self.preprocessor.given]
-        unknown = [name for name in given if name not in names]
+        constant = [c.name for c in self.preprocessor.columns if c.role == "context" and c.kind == "constant"]
+        unknown = [name for name in given if name not in names and name not in constant]
         if unknown:
             known = f"its context columns are {', '.join(map(repr, names))}" if names else "it has no context columns"
             raise DataError(f"the model cannot be conditioned on {unknown[0]!r}: {known}")
@@ -145,16 +146,22 @@ class TableModel:
         if not names:
             return None
         numbers = torch.tensor([[self._given_number(name, given) for name in names]], dtype=torch.float64)
-        return self.preprocessor.context(numbers).to(self._dtype)
+        context = self.preprocessor.context(numbers)
+        if not bool(context.isfinite().all()):
+            at = names[int((~context.isfinite()).any(0).nonzero()[0]) if len(names) == context.shape[1] else 0]
+            raise DataError(f"{at!r} cannot be {given[at]!r}: it is outside of the range of its map")
+        return context.to(self._home)
 
     def _given_number(self, name: str, given: Mapping[str, Any]) -> float:
         column = next(c for c in self.preprocessor.given if c.name == name)
         value = given[name]
         if column.kind == "category":
-            codes = {str(v): i for i, v in enumerate(column.categories)}
-            if str(value) not in codes:
-                raise DataError(f"{name!r} cannot be {value!r}: the model knows {', '.join(codes)}")
-            return float(codes[str(value)])
+            code = code_of(column, value)
+            if code is None:
+                raise DataError(
+                    f"{name!r} cannot be {value!r}: the model knows {', '.join(map(str, column.categories))}"
+                )
+            return float(code)
         try:
             number = float(value)
         except (TypeError, ValueError):
@@ -164,8 +171,9 @@ class TableModel:
         return number
 
     @property
-    def _dtype(self) -> torch.dtype:
-        return next(self.flow.parameters()).dtype
+    def _home(self) -> Tensor:
+        """A tensor of the dtype and on the device that the flow computes with."""
+        return next(self.flow.parameters())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to one safetensors file, atomically; :func:`sinuflow.load` reads it."""
@@ -177,7 +185,7 @@ class TableModel:
         }
         tensors = {f"flow/{name}": t for name, t in self.flow.state_dict().items()}
         tensors |= {f"preprocessing/{name}": t for name, t in self.preprocessor.tensors().items()}
-        tensors |= {f"split/{name}": _compact(ids) for name, ids in self.split._asdict().items() if name != "train"}
+        tensors |= {f"split/{name}": _compact(ids) for name, ids in self.split.stored(self.facts["rows"]).items()}
         tensors["quantiles"] = self.quantiles
         write_model(path, Model("table", config, tensors))
 

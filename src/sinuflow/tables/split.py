@@ -21,6 +21,18 @@ class Split(NamedTuple):
     validation: Ids
     test: Ids
 
+    def stored(self, rows: int) -> dict[str, Ids]:
+        """What tells the split of a table of so many rows: all but the training rows, which are the rest."""
+        used = np.concatenate(self)
+        unused = np.setdiff1d(np.arange(rows), used, assume_unique=True)
+        return {"validation": self.validation, "test": self.test, "unused": unused}
+
+    @classmethod
+    def restored(cls, rows: int, validation: Ids, test: Ids, unused: Ids) -> Split:
+        """The split that :meth:`stored` told."""
+        rest = np.concatenate([validation, test, unused])
+        return cls(np.setdiff1d(np.arange(rows), rest, assume_unique=True), validation, test)
+
 
 def split_rows(usable: Ids, seed: int, test: bool = True) -> Split:
     """Divide the rows at random, the same way for the same seed; without ``test``, none are kept.

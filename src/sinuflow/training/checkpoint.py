@@ -58,6 +58,8 @@ class CheckpointFolder:
         differences = sorted(k for k in fingerprint.keys() | stored.keys() if fingerprint.get(k) != stored.get(k))
         if differences:
             first = differences[0]
+            if first == "data":
+                raise TrainingError(f"{self.folder} holds a run with other data: use another folder to start anew")
             raise TrainingError(
                 f"{self.folder} holds a run with other settings ({first} was {stored.get(first)!r}, "
                 f"now {fingerprint.get(first)!r}): use the same ones to go on, or another folder to start anew"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ from .interrupt import Interrupt
 from .progress import make_progress
 from .schedules import ScheduleName
 from .settings import OptimizerName, Settings
-from .sources import as_source
+from .sources import RowSource, as_source
 from .trainer import Trainer
 
 #: Rows that data-dependent parameters are initialised from.
 _INITIAL_ROWS = 10_000
+#: Rows that tell data from others.
+_GLIMPSE = 256
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ def fit(
             )
     record = Path(history) if history is not None else folder.history if folder is not None else None
     log = History(record, None if tensorboard is None else Path(tensorboard))
-    fingerprint = {**settings.as_dict(), "flow": flow.config, "rows": rows.rows}
+    fingerprint = {**settings.as_dict(), "flow": flow.config, "rows": rows.rows, "data": _glimpse(rows)}
     cuda = [torch.cuda.current_device() if place.index is None else place.index] if place.type == "cuda" else []
     shown = make_progress(progress)
     with torch.random.fork_rng(devices=cuda), Interrupt() as interrupt:
@@ -160,6 +163,15 @@ def fit(
     flow.to(home)
     best = trainer.best_nll if watched is not None else None
     return FitResult(flow, log.records, trainer.best_step, best, trainer.step)
+
+
+def _glimpse(rows: RowSource) -> str:
+    """A few rows as a fingerprint: a run does not go on with other data."""
+    digest = hashlib.sha256()
+    for part in rows.head(_GLIMPSE):
+        if part is not None:
+            digest.update(part.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 class _Saver:

@@ -52,7 +52,7 @@ class Guard:
 
     def restart(self) -> None:
         """Forget what was usual."""
-        self.__init__(self._slack)  # type: ignore[misc]
+        self.seen, self.mean, self.deviation, self.bad_in_a_row = 0, 0.0, 0.0, 0
 
     def state(self) -> dict[str, float]:
         """Everything as numbers, to be stored."""

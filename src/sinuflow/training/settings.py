@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 from ..errors import ArgumentError
@@ -49,13 +50,13 @@ class Settings:
             raise ArgumentError(f"{name} must be {what}; got {getattr(self, name)!r}")
 
     def as_dict(self) -> dict[str, Any]:
-        """All settings by name."""
-        return asdict(self)
+        """All settings by name, as plain numbers."""
+        return {k: v.item() if hasattr(v, "item") else v for k, v in asdict(self).items()}
 
 
 def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return not isinstance(value, bool) and isinstance(value, Integral)
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)

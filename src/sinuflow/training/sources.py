@@ -57,9 +57,15 @@ class MemoryRows:
         encode: applied to every batch.
     """
 
-    def __init__(self, x: Tensor, context: Tensor | None = None, encode: Encoder | None = None) -> None:
+    def __init__(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        encode: Encoder | None = None,
+        device: torch.device | None = None,
+    ) -> None:
         self.rows = len(x)
-        self._x, self._context, self._encode = x, context, encode
+        self._x, self._context, self._encode, self._device = x, context, encode, device
 
     def epoch(self, number: int, batch_size: int, seed: int, skip: int = 0) -> Iterator[Batch]:
         order = torch.randperm(self.rows, generator=seeded(seed, number)).to(self._x.device)
@@ -75,13 +81,18 @@ class MemoryRows:
             yield self._batch(slice(start, start + batch_size), seeded(0, start))
 
     def to(self, device: torch.device) -> MemoryRows:
+        if self._encode is not None:  # it works on the CPU, and its results are moved
+            return MemoryRows(self._x, self._context, self._encode, device)
         context = None if self._context is None else self._context.to(device)
-        return MemoryRows(self._x.to(device), context, self._encode)
+        return MemoryRows(self._x.to(device), context)
 
     def _batch(self, rows: Tensor | slice, generator: torch.Generator) -> Batch:
         x = self._x[rows]
         context = None if self._context is None else self._context[rows]
-        return Batch(x, context) if self._encode is None else self._encode(x, context, generator)
+        if self._encode is None:
+            return Batch(x, context)
+        encoded, side = self._encode(x, context, generator)
+        return Batch(encoded.to(self._device), None if side is None else side.to(self._device))
 
 
 def seeded(*numbers: int) -> torch.Generator:

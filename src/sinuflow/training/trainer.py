@@ -97,10 +97,8 @@ class Trainer:
             group["lr"] = self._rate(self.step)
         loss = -self._flow(batch.context, validate_args=False).log_prob(batch.x).mean()
         loss.backward()
-        if self._settings.clip is not None:
-            norm = float(nn.utils.clip_grad_norm_(self._parameters, self._settings.clip))
-        else:
-            norm = 0.0
+        limit = math.inf if self._settings.clip is None else self._settings.clip
+        norm = float(nn.utils.clip_grad_norm_(self._parameters, limit))
         value = float(loss.detach())
         if self._guard.good(value, norm):
             self._optimizer.step()
