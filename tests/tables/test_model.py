@@ -226,8 +226,10 @@ def test_the_split_is_exact_and_repeatable():
 
 def test_defaults_grow_with_the_table():
     sizes = [recipe(rows, 10) for rows in (100, 1_000, 5_000, 50_000)]
-    widths = [r.architecture["hidden"][0] for r in sizes]
-    assert widths == sorted(widths)
+    counts = [sum(p.numel() for p in sinuflow.SinusoidalFlow(10, **r.architecture).parameters()) for r in sizes[:3]]
+    assert counts == sorted(counts)
+    assert sizes[0].architecture["dropout"] > 0
+    assert [r.training["steps"] for r in sizes] == sorted(r.training["steps"] for r in sizes)
     assert all(r.architecture["conditioning"] == "full" for r in sizes)
     assert recipe(100, 10, "shift").architecture["conditioning"] == "shift"
 

@@ -27,14 +27,13 @@ def recipe(rows: int, features: int, conditioning: str = "full") -> Recipe:
         size = {"hidden": (128, 128), "blocks": 4, "scales": 2, "dropout": 0.2}
         steps, rate, decay = 3_000, 2e-3, 1e-2
     elif rows < 10_000:
-        size = {"hidden": (128, 128), "blocks": 4, "scales": 2, "dropout": 0.1}
+        size = {"hidden": (256, 256), "blocks": 4, "scales": 1, "waves": 8, "dropout": 0.3}
         steps, rate, decay = 4_000, 1e-3, 1e-3
     else:
         size = {"hidden": (128, 128), "blocks": 5, "scales": 2, "dropout": 0.0}
         steps, rate, decay = 8_000, 2e-3, 1e-4
     if conditioning == "shift":
-        size = {**size, "blocks": 2 * size["blocks"], "scales": 4}
-    size["waves"] = 4
+        size = {**size, "blocks": 2 * size["blocks"], "scales": 4, "waves": 4}
     training = {
         "steps": steps,
         "batch_size": 512 if rows >= 10_000 else 256 if rows >= 1_000 else 64,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 from ..errors import ArgumentError
@@ -31,6 +30,9 @@ class Settings:
     seed: int
 
     def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if hasattr(value, "item"):  # NumPy's numbers are welcome, and stored as plain ones
+                object.__setattr__(self, name, value.item())
         for name in ("steps", "batch_size", "validate_every"):
             self._demand(name, _is_whole(getattr(self, name)) and getattr(self, name) >= 1, "a whole number, 1 or more")
         self._demand("warmup", _is_whole(self.warmup) and self.warmup >= 0, "a whole number, 0 or more")
@@ -50,13 +52,13 @@ class Settings:
             raise ArgumentError(f"{name} must be {what}; got {getattr(self, name)!r}")
 
     def as_dict(self) -> dict[str, Any]:
-        """All settings by name, as plain numbers."""
-        return {k: v.item() if hasattr(v, "item") else v for k, v in asdict(self).items()}
+        """All settings by name."""
+        return asdict(self)
 
 
 def _is_whole(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Integral)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_number(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
