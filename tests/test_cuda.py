@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 
+import sinuflow
 from tests.builders import CONDITIONINGS, batch, trained_flow
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -44,3 +46,29 @@ def test_float32_on_the_gpu():
         x = flow().sample((1000,))
         exact = copy.deepcopy(flow).double()().log_prob(x.double())
         assert ((flow().log_prob(x).double() - exact).abs() <= 1e-3 * (1 + exact.abs())).all()
+
+
+@pytest.mark.parametrize("context", [[], ["kind"]])
+def test_a_table_is_fitted_scored_and_sampled_on_the_gpu(context, tmp_path):
+    pytest.importorskip("pyarrow")
+    random = np.random.default_rng(0)
+    kind = random.integers(0, 2, 400)
+    columns = {"a": random.normal(size=400) + kind, "b": random.poisson(3, 400), "kind": kind}
+    import pyarrow as pa
+
+    table = pa.table(columns)
+    model = sinuflow.fit_table(table, context=context, steps=30, device="cuda", progress=False)
+    model.save(tmp_path / "m.safetensors")
+    on_gpu, on_cpu = (sinuflow.load(tmp_path / "m.safetensors", device=device) for device in ("cuda", "cpu"))
+    np.testing.assert_allclose(on_gpu.log_prob(table), on_cpu.log_prob(table), atol=1e-3)
+    given = {"kind": 1} if context else None
+    assert on_gpu.sample(50, given, seed=0).num_rows == 50
+
+
+def test_training_on_the_gpu_can_be_resumed(tmp_path):
+    x = torch.randn(500, 2)
+    flow = sinuflow.SinusoidalFlow(2, conditioning="full", blocks=2, hidden=(16,))
+    first = sinuflow.fit(flow, x, x, steps=40, device="cuda", progress=False, checkpoint=tmp_path)
+    again = sinuflow.fit(flow, x, x, steps=40, device="cuda", progress=False, checkpoint=tmp_path, resume=True)
+    assert again.best_nll == first.best_nll
+    assert next(flow.parameters()).device.type == "cpu"
