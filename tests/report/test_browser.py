@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import shutil
 
+import numpy as np
+import pandas as pd
 import pytest
 
+from sinuflow import fit_table
 from sinuflow.report import write
+from sinuflow.report.collect import collect
 
 from . import fake
 
@@ -30,11 +34,22 @@ def browser():
         browser.close()
 
 
-@pytest.fixture(scope="module", params=["usual", "wide"])
+@pytest.fixture(scope="module", params=["usual", "wide", "fitted"])
 def file(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
-    write(fake.content() if request.param == "usual" else fake.wide(), path)
+    made = {"usual": fake.content, "wide": fake.wide, "fitted": fitted_content}
+    write(made[request.param](), path)
     return path
+
+
+def fitted_content():
+    """What a real model of a table with hostile names gives."""
+    random = np.random.default_rng(0)
+    a = random.normal(size=300)
+    frame = pd.DataFrame({"<script>alert(1)</script>": a, "b": np.exp(a), "c": random.poisson(3, 300), "d": -a + 1e-3})
+    frame["kind"] = random.choice(["<b>x</b>", "$y^2$"], 300)
+    model = fit_table(frame, steps=40, progress=False, device="cpu")
+    return collect(model, frame)
 
 
 @pytest.fixture

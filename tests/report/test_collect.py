@@ -1,0 +1,76 @@
+"""What a report says of a real model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from sinuflow import DataError, fit_table
+from sinuflow.report import gaussian_log_density
+from sinuflow.report.collect import collect
+from sinuflow.training.sources import seeded
+
+
+def make_frame(rows: int = 400, seed: int = 0) -> pd.DataFrame:
+    random = np.random.default_rng(seed)
+    a = random.normal(size=rows)
+    return pd.DataFrame({"a": a, "b": np.exp(a) + 0.01 * random.normal(size=rows) ** 2, "k": random.poisson(3, rows)})
+
+
+@pytest.fixture(scope="module")
+def model():
+    return fit_table(make_frame(), steps=60, progress=False, device="cpu")
+
+
+def test_only_test_rows_count_in_the_training_table(model):
+    content = collect(model, make_frame())
+    assert content.inverted == len(model.split.test)
+    assert content.facts["rows in this report"] == "60 test rows"
+    rows = {anomaly.row - 1 for anomaly in content.anomalies}
+    assert rows <= set(model.split.test.tolist())
+    assert content.anomalies[0].log_density == min(a.log_density for a in content.anomalies)
+    assert content.round_trip < 1e-3
+
+
+def test_the_scores_are_those_of_the_test_rows_and_the_lead_is_paired(model):
+    frame = make_frame()
+    content = collect(model, frame)
+    rows = model.preprocessor
+    test, train = (np.asarray(frame)[ids].astype(float) for ids in (model.split.test, model.split.train))
+    x = rows.dequantise(torch.from_numpy(test), seeded(0, 1))
+    ours = model.score_numbers(x, None).numpy()
+    assert content.model.nll == pytest.approx(-ours.mean())
+    known, _ = rows.prepare(rows.dequantise(torch.from_numpy(train), seeded(0, 2)))
+    prepared, ladj = rows.prepare(x)
+    gaussian = gaussian_log_density(known.numpy(), prepared.numpy()) + ladj.numpy()
+    found = content.baselines[0]
+    assert found.nll == pytest.approx(-gaussian.mean())
+    assert found.lead_error == pytest.approx((ours - gaussian).std(ddof=1) / np.sqrt(len(ours)))
+
+
+def test_another_table_is_recognised_whatever_it_is_called(model):
+    content = collect(model, make_frame(seed=1))
+    assert content.inverted == 400
+    assert content.baselines == []
+    assert any("not from the table" in note for note in content.notes)
+
+
+def test_rows_without_a_density_are_counted_and_left_out():
+    positive = make_frame()[["b"]]
+    fitted = fit_table(positive, steps=20, maps={"b": "log"}, progress=False, device="cpu")
+    other = pd.DataFrame({"b": [*positive["b"][:50], -1.0, -2.0]})
+    content = collect(fitted, other)
+    assert content.inverted == 50
+    assert np.isfinite(content.model.nll)
+    assert any(note.startswith("2 rows are outside") for note in content.notes)
+    with pytest.raises(DataError, match="within the range"):
+        collect(fitted, pd.DataFrame({"b": [-1.0] * 20}))
+
+
+def test_a_conditional_model_is_reported_without_baselines():
+    fitted = fit_table(make_frame(), context=["k"], steps=20, progress=False, device="cpu")
+    content = collect(fitted, make_frame())
+    assert content.baselines == []
+    assert [c.name for c in content.columns] == ["a", "b"]
