@@ -1,6 +1,6 @@
 """Write a real table that comes with scikit-learn: 569 tumours, 30 measurements and a diagnosis.
 
-    python examples/write_table.py tumours.csv
+python examples/write_table.py tumours.csv
 """
 
 from __future__ import annotations
