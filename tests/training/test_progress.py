@@ -1,0 +1,83 @@
+"""What a user sees while a model trains."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from sinuflow.training import progress
+from sinuflow.training.progress import Bar, Lines, Silent, Standing, make_progress
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    return clock
+
+
+def standing(step: int) -> Standing:
+    return Standing(step, 100, 1.5, 1.25, 12_345.6)
+
+
+def test_lines_come_now_and_then_and_at_the_end(clock):
+    stream = io.StringIO()
+    lines = Lines(stream)
+    for step in range(1, 31):
+        clock.now = float(step)
+        lines.show(standing(step))
+    assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["10/100", "20/100", "30/100"]
+    assert "loss 1.5000  best validation 1.2500  12,346 rows/s" in stream.getvalue()
+    assert stream.getvalue().splitlines()[0].endswith("1:30 left")
+    lines.show(standing(100))
+    lines.close()
+    assert stream.getvalue().splitlines()[-1].startswith("step 100/100")
+    assert "left" not in stream.getvalue().splitlines()[-1]
+
+
+def test_hours_are_shown_as_such(clock):
+    stream = io.StringIO()
+    lines = Lines(stream)
+    clock.now = 600.0
+    lines.show(standing(1))
+    assert stream.getvalue().strip().endswith("16:30:00 left")
+
+
+def test_a_terminal_gets_a_bar_that_reaches_the_end(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    bar = make_progress(True)
+    assert isinstance(bar, Bar)
+    bar.show(standing(50))
+    bar.say("[hello]")
+    bar.show(standing(100))
+    bar.close()
+    shown = capsys.readouterr().err
+    assert "100/100" in shown
+    assert "[hello]" in shown
+
+
+def test_without_rich_a_terminal_gets_lines(monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert isinstance(make_progress(True), Lines)
+
+
+def test_silence_is_kept(capsys):
+    silent = make_progress(False)
+    assert isinstance(silent, Silent)
+    silent.show(standing(1))
+    silent.say("nothing")
+    silent.close()
+    assert capsys.readouterr().err == ""
