@@ -94,8 +94,7 @@ class Bar:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._progress = Progress(
-            TextColumn("training"),
-            BarColumn(),
+            BarColumn(bar_width=16),  # all of it fits 80 columns
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.description}"),
@@ -112,7 +111,9 @@ class Bar:
             self._task = self._progress.add_task("", total=standing.steps, completed=standing.step)
         if now - self._shown >= _TICK or standing.step == standing.steps:
             self._shown = now
-            self._progress.update(self._task, completed=standing.step, description=standing.text())
+            best = "" if standing.best is None else f" best {standing.best:.3f}"
+            text = f"loss {standing.loss:.3f}{best} {standing.rows_per_second:,.0f} rows/s"
+            self._progress.update(self._task, completed=standing.step, description=text)
 
     def say(self, message: str) -> None:
         self._progress.console.print(message, markup=False, highlight=False)
