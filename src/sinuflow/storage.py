@@ -10,6 +10,8 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,14 +69,21 @@ def read_model(path: Path) -> Model:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file under a temporary name beside ``path``, then rename it."""
+    """Write a file, all of it or nothing."""
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[str]:
+    """The name of a file beside ``path`` that takes its place when all has gone well, and disappears when not."""
     temporary = None
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.", suffix=".part")
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        os.close(handle)
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())  # on the disk before the old file is given up
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except OSError as error:

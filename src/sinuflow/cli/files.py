@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ..errors import DataError, StorageError
 from ..loading import load
+from ..storage import replacing
 from ..tables import TableModel
 
 #: What rows can be written as.
@@ -47,8 +46,10 @@ def check_rows_output(path: Path, force: bool) -> None:
 
 def write_rows(path: Path, batches: Iterable[Any]) -> int:
     """Write record batches to a CSV or Parquet file, all of them or nothing; how many rows there were."""
+    from pyarrow import ArrowException
+
     rows = 0
-    with _beside(path) as temporary:
+    with replacing(path) as temporary:
         writer = schema = None
         try:
             for batch in batches:
@@ -59,6 +60,8 @@ def write_rows(path: Path, batches: Iterable[Any]) -> int:
                 rows += len(batch)
             if writer is None:
                 raise DataError("there are no rows, so nothing is written")
+        except ArrowException as error:
+            raise DataError(f"cannot write {path}: {str(error).splitlines()[0]}") from error
         finally:
             if writer is not None:
                 writer.close()
@@ -73,30 +76,3 @@ def _writer(path: Path, temporary: str, schema: Any) -> Any:
     from pyarrow import csv
 
     return csv.CSVWriter(temporary, schema, write_options=csv.WriteOptions(quoting_style="needed"))
-
-
-def _arrow_errors() -> Any:
-    from pyarrow import ArrowException
-
-    return ArrowException
-
-
-@contextmanager
-def _beside(path: Path) -> Iterator[str]:
-    """A temporary file that becomes ``path`` when all has gone well, and disappears when not."""
-    temporary = None
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        os.close(handle)
-        yield temporary
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
-    except _arrow_errors() as error:
-        raise DataError(f"cannot write {path}: {str(error).splitlines()[0]}") from error
-    finally:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)

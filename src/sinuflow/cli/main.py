@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 
 
 def run() -> None:
@@ -14,43 +15,30 @@ def run() -> None:
         if error.name and error.name.split(".")[0] in ("typer", "rich"):
             sys.exit("the command line needs more than the library: pip install 'sinuflow[cli]'")
         raise
-    debug = "--debug" in sys.argv
-    if debug:
+    if "--debug" in sys.argv:
         sys.argv.remove("--debug")
-    sys.exit(_guarded(app, debug))
+        app()
+    warnings.simplefilter("ignore")
+    sys.exit(_in_one_line(app))
 
 
-def _guarded(app: object, debug: bool) -> int:
+def _in_one_line(app: Callable[[], object]) -> int:
+    """Run the command; whatever goes wrong is one line, and the exit code says so."""
     from ..errors import SinuflowError
 
-    warnings.simplefilter("default" if debug else "ignore")
     try:
-        app(standalone_mode=True)  # type: ignore[operator]
+        app()
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)  # noqa: T201
-        return 130
     except SinuflowError as error:
-        if debug:
-            raise
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
-        return 1
+        message = str(error)
     except MemoryError:
-        if debug:
-            raise
-        print("error: not enough memory for this", file=sys.stderr)  # noqa: T201
-        return 1
+        message = "not enough memory for this"
     except OSError as error:
-        if debug:
-            raise
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror or error}", file=sys.stderr)  # noqa: T201
-        return 1
+        message = (f"{error.filename}: " if error.filename else "") + str(error.strerror or error)
     except Exception as error:
-        if debug:
-            raise
-        text = " ".join(str(error).split())[:300]
-        print(f"error: {type(error).__name__}: {text} (run again with --debug for details)", file=sys.stderr)  # noqa: T201
-        return 1
-    return 0
+        message = f"{type(error).__name__}: {str(error)[:300]} (run again with --debug for details)"
+    else:
+        return 0
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
+    return 1

@@ -52,9 +52,7 @@ def collect(model: TableModel, data: Any, seed: int = 0) -> ReportContent:
         title=f"Density of {model.facts['table']}",
         facts=_facts(model, rows),
         columns=columns,
-        history=[
-            {k: r.get(k) for k in ("step", "train_nll", "val_nll", "learning_rate", "seconds")} for r in model.history
-        ],
+        history=[{name: record.get(name) for name in _RECORDED} for record in model.history],
         best_step=int(model.facts["best_step"]),
         z=z.numpy(),
         z_names=[c.name for c in preprocessor.features],
