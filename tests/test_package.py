@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import unmeasured
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -46,7 +48,9 @@ def test_the_wheel_works_without_extras(wheel, tmp_path):
         print("works", sinuflow.__version__)
         """
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=tmp_path, env=unmeasured()
+    )
     assert done.stdout.startswith("works 0."), done.stderr
     assert (tmp_path / "sinuflow" / "py.typed").exists()
 

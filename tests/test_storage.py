@@ -19,6 +19,7 @@ from safetensors.torch import save as to_safetensors
 import sinuflow
 from sinuflow import SinusoidalFlow, StorageError, storage
 from tests.builders import CONDITIONINGS, batch, trained_flow
+from tests.processes import unmeasured
 
 HERE = Path(__file__).parent
 CONFIG = (
@@ -204,7 +205,7 @@ def test_saving_is_atomic(path):
         sinuflow.SinusoidalFlow(2, blocks=2, hidden=(32,)).save({str(path)!r})
         """
     )
-    done = subprocess.run([sys.executable, "-c", script], check=False)
+    done = subprocess.run([sys.executable, "-c", script], check=False, env=unmeasured())
     assert done.returncode == -9
     assert path.read_bytes() == before
     assert sinuflow.load(path).config["blocks"] == 1

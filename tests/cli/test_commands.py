@@ -15,13 +15,16 @@ import pyarrow.parquet
 import pytest
 
 import sinuflow
+from tests.processes import unmeasured
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1"}
+PLAIN = {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1"}
+ENVIRONMENT = {**os.environ, **PLAIN}
 
 
 def sinuflow_command(*arguments: object, cwd: Path, **options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "sinuflow", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, check=False, **options)
+    options = {"env": ENVIRONMENT, "capture_output": True, "text": True, "check": False, **options}
+    return subprocess.run(command, cwd=cwd, **options)
 
 
 def succeeds(*arguments: object, cwd: Path) -> str:
@@ -225,13 +228,11 @@ def test_a_full_disk_leaves_the_old_file_whole(place, tmp_path):
     def small_files_only() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
+    limited = {"cwd": tmp_path, "preexec_fn": small_files_only, "env": unmeasured(**PLAIN)}
     arguments = ("score", place / "m.safetensors", "big.parquet", "-o", "s.csv", "--force")
-    assert "cannot write s.csv" in fails(*arguments, cwd=tmp_path, preexec_fn=small_files_only)
+    assert "cannot write s.csv" in fails(*arguments, **limited)
     assert (tmp_path / "s.csv").read_text() == "precious"
-    message = fails(
-        "fit", place / "people.csv", "-o", "m.safetensors", "--steps", 3, "-q",
-        cwd=tmp_path, preexec_fn=small_files_only,
-    )  # fmt: skip
+    message = fails("fit", place / "people.csv", "-o", "m.safetensors", "--steps", 3, "-q", **limited)
     assert "cannot write" in message
 
 

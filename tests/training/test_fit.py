@@ -23,6 +23,7 @@ import sinuflow
 from sinuflow import ArgumentError, SinusoidalFlow, StorageError, TrainingError, fit
 from sinuflow.training import ArrowRows, MemoryRows
 from sinuflow.training.trainer import Trainer
+from tests.processes import unmeasured
 
 
 def banana(rows: int, seed: int = 0) -> torch.Tensor:
@@ -272,7 +273,7 @@ SCRIPT = textwrap.dedent("""
 
 def test_kill_9_in_the_middle_of_a_save_loses_nothing(tmp_path):
     tests = os.path.dirname(os.path.dirname(__file__))
-    environment = {**os.environ, "TESTS": tests, "PYTHONPATH": os.pathsep.join([tests, *sys.path])}
+    environment = unmeasured(TESTS=tests, PYTHONPATH=os.pathsep.join([tests, *sys.path]))
 
     def run(kill_at):
         return subprocess.run(
