@@ -105,6 +105,7 @@ COLUMNS = {
     "linear": (column_of(3 + 2 * NORMAL), 3 + 2 * NORMAL),
     "log": (column_of(np.exp(1.5 * NORMAL)), np.exp(1.5 * NORMAL)),
     "logit": (column_of(1 / (1 + np.exp(-3 * NORMAL))), 1 / (1 + np.exp(-3 * NORMAL))),
+    "wide logit": (column_of(NORMAL * 30 - 7, wish="logit"), NORMAL * 30 - 7),
     "heavy": (column_of(RANDOM.standard_cauchy(500)), RANDOM.standard_cauchy(500)),
     "integer": (column_of(RANDOM.integers(-5, 90, 500), "int64"), RANDOM.integers(-5, 90, 500)),
     "tenths": (column_of(RANDOM.integers(0, 60, 500) / 10), RANDOM.integers(0, 60, 500) / 10),
@@ -125,7 +126,7 @@ def test_the_jacobian_is_that_of_autograd(name):
     torch.testing.assert_close(ladj.detach(), slope.log().squeeze(1), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["linear", "log", "logit", "heavy"])
+@pytest.mark.parametrize("name", ["linear", "log", "logit", "wide logit", "heavy"])
 def test_real_columns_come_back(name):
     column, values = COLUMNS[name]
     x = torch.from_numpy(np.clip(values, column.low + 1e-12, column.high)).unsqueeze(1)

@@ -378,7 +378,8 @@ def test_a_run_that_recovers_ends_well(monkeypatch):
 
     monkeypatch.setattr(Trainer, "_step", stepping)
     with pytest.warns(UserWarning, match="diverged at step"):
-        result = quick(flow, steps=120)
+        result = quick(flow, steps=120, schedule="constant", warmup=0)
+    assert result.history[-1]["learning_rate"] == pytest.approx(0.3 * result.history[0]["learning_rate"])
     assert math.isfinite(result.history[-1]["val_nll"])
     assert result.history[-1]["val_nll"] < result.history[0]["val_nll"]
 
