@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+# Without a GPU, Triton's kernels are run by its interpreter; it looks at this when they are defined.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # The draws that look trained are shared with the benchmarks.
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..errors import SinuflowError
 from ..kernels.degrees import Plan, plan
+from ..kernels.paths import use_triton
 from ..kernels.scale_stack import gradients, run
 from ..kernels.staircase import staircase_mask
 from ..kernels.waves import Waves
@@ -88,6 +89,10 @@ def _first_order_only(gradients: tuple[Any, ...], anchors: tuple[Tensor, ...]) -
 def _scale_inverse(
     z: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, method: str, rtol: float, atol: float, limit: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    if method == "certified" and a.shape[-1] == 1 and use_triton(z, z.shape[0]):
+        from ..kernels.triton import scale_stack as on_gpu
+
+        return on_gpu.inverse(z, Waves(a, p, q, d), limit)
     options = SolverOptions(method, rtol, atol, limit)  # type: ignore[arg-type]
     with torch.inference_mode():  # half of the time goes into small calls, which are cheaper so
         answer = _answer(invert_stack(z.contiguous(), Waves(a, p, q, d), options))

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .dispatch import fused_allowed, reference_backward
+from .paths import use_triton
 from .waves import ALPHA_MAX, FREQUENCY_MIN, Waves
 
 
@@ -50,10 +51,18 @@ class _Constrain(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *free: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ctx.save_for_backward(*free)
+        if use_triton(free[0]):
+            from .triton import constrain as triton_constrain
+
+            return triton_constrain.forward(*free)
         return reference(*free)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             return reference_backward(reference, ctx.saved_tensors, grads)
+        if use_triton(ctx.saved_tensors[0]):
+            from .triton import constrain as triton_constrain
+
+            return triton_constrain.backward(ctx.saved_tensors, *grads)
         return gradients(ctx.saved_tensors, *grads)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .dispatch import fused_allowed, reference_backward
+from .paths import use_triton
 from .waves import Scratch, Waves, feature_chunks, transform
 
 #: Tables of up to this many numbers are kept for the backward pass; larger ones are made again.
@@ -38,7 +39,8 @@ def scale_stack(x: Tensor, waves: Waves) -> tuple[Tensor, Tensor]:
     """The stack applied to ``x`` of shape (D, B), and its log-determinant of shape (B,)."""
     if not fused_allowed():
         return reference(x, *waves)
-    value, ladj = _Fused.apply(torch.is_grad_enabled(), x, *waves)
+    on_gpu = _is_shared(waves) and use_triton(x, x.shape[0])
+    value, ladj = (_OnGpu if on_gpu else _Fused).apply(torch.is_grad_enabled(), x, *waves)
     return value, ladj
 
 
@@ -93,6 +95,28 @@ class _Fused(torch.autograd.Function):
         if torch.is_grad_enabled():
             return None, *reference_backward(reference, (x, a, p, q, d), (grad_z, grad_ladj))
         grad_x, grad_waves = gradients(Trace(*trace), Waves(a, p, q, d), grad_z, grad_ladj)
+        return None, grad_x, *grad_waves
+
+
+class _OnGpu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, grad_enabled: bool, x: Tensor, *numbers: Tensor) -> tuple[Tensor, Tensor]:
+        from .triton import scale_stack as triton_stack
+
+        learning = grad_enabled and any(ctx.needs_input_grad)
+        value, ladj, inputs = triton_stack.forward(x, Waves(*numbers), keep=learning)
+        if learning:
+            ctx.save_for_backward(x, *numbers, inputs)
+        return value, ladj
+
+    @staticmethod
+    def backward(ctx: Any, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor | None, ...]:
+        from .triton import scale_stack as triton_stack
+
+        x, a, p, q, d, inputs = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return None, *reference_backward(reference, (x, a, p, q, d), (grad_z, grad_ladj))
+        grad_x, grad_waves = triton_stack.backward(inputs, Waves(a, p, q, d), grad_z, grad_ladj)
         return None, grad_x, *grad_waves
 
 

@@ -1,0 +1,61 @@
+"""Which version of a kernel runs where, and why.
+
+On a GPU the fused kernels are used when Triton is there and works, and plain PyTorch otherwise:
+slower, and the same results. ``SINUFLOW_KERNELS=plain`` in the environment asks for plain PyTorch.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .dispatch import fused_allowed
+
+#: Before this generation, Triton's kernels do not run.
+_OLDEST = (7, 0)
+#: One program takes all features of a row, and has registers for so many.
+MOST_FEATURES = 2048
+
+
+class Path(NamedTuple):
+    """Whether the fused kernels are used, and why or why not."""
+
+    fused: bool
+    reason: str
+
+
+def use_triton(x: Tensor, features: int = 1) -> bool:
+    """Whether a tensor with so many features is for the fused GPU kernels."""
+    return x.is_cuda and features <= MOST_FEATURES and fused_allowed() and gpu_path(x.device).fused
+
+
+@lru_cache(maxsize=64)
+def gpu_path(device: torch.device) -> Path:
+    """What runs on a GPU; found out once, by trying it."""
+    if os.environ.get("SINUFLOW_KERNELS", "").lower() == "plain":
+        return Path(False, "SINUFLOW_KERNELS=plain asks for plain PyTorch")
+    if find_spec("triton") is None:
+        return Path(False, "Triton is not installed")
+    capability = torch.cuda.get_device_capability(device)
+    if torch.version.hip is None and capability < _OLDEST:
+        return Path(False, f"compute capability {capability[0]}.{capability[1]} is too old for Triton")
+    try:
+        _try_triton(device)
+    except Exception as error:  # a missing C compiler, a driver that does not fit: whatever it is, go on without
+        return Path(False, f"Triton does not work here: {str(error).strip().splitlines()[0][:120]}")
+    return Path(True, "fused Triton kernels")
+
+
+def _try_triton(device: torch.device) -> None:
+    from .triton import constrain
+
+    with torch.cuda.device(device):
+        zeros = torch.zeros((1, 1, 1), device=device)
+        a, _, _ = constrain.forward(zeros, zeros, zeros, zeros[0])
+        if not 0.69 < float(a) < 0.70:
+            raise RuntimeError(f"a kernel gave {float(a)} for log 2")

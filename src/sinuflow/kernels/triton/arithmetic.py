@@ -1,0 +1,71 @@
+"""Device functions that the kernels share: sine and cosine, one wave, and its constrained parameters."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sin_cos(u):
+    """Sine and cosine. In float32 by a polynomial on [-π/4, π/4], good to about one unit in the last place."""
+    if u.dtype == tl.float64:
+        sine = tl.sin(u)
+        cosine = tl.cos(u)
+    else:
+        quarter = tl.floor(u * 0.6366197723675814 + 0.5)
+        # π/2 in three parts, so that the remainder keeps its digits.
+        r = u - quarter * 1.5707964
+        r = r - quarter * -4.371139e-08
+        r = r - quarter * -1.7151245e-15
+        # Beyond 2^24 the remainder is noise: hold it in range, so that slopes stay positive.
+        r = tl.minimum(tl.maximum(r, -0.7853982), 0.7853982)
+        turn = (quarter - 4.0 * tl.floor(quarter * 0.25)).to(tl.int32)
+        s = r * r
+        low = r + r * s * (-1.6666654611e-1 + s * (8.3321608736e-3 + s * -1.9515295891e-4))
+        high = 1.0 - 0.5 * s + s * s * (4.166664568298827e-2 + s * (-1.388731625493765e-3 + s * 2.443315711809948e-5))
+        odd = (turn & 1) == 1
+        sine = tl.where(odd, high, low)
+        cosine = tl.where(odd, low, high)
+        sine = tl.where(turn >= 2, -sine, sine)
+        cosine = tl.where((turn == 1) | (turn == 2), -cosine, cosine)
+    return sine, cosine
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + e^x) without overflow."""
+    return tl.maximum(x, 0.0) + log1p(tl.exp(-tl.abs(x)))
+
+
+@triton.jit
+def log1p(x):
+    """log(1 + x) for x in [0, 1]: with Kahan's correction for what 1 + x rounds away."""
+    y = 1.0 + x
+    return tl.log(y) - ((y - 1.0) - x) / y
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + e^-x) without overflow."""
+    e = tl.exp(-tl.abs(x))
+    return tl.where(x >= 0, 1.0, e) / (1.0 + e)
+
+
+@triton.jit
+def tanh(x):
+    """The hyperbolic tangent, exact to rounding near 0 as well."""
+    size = tl.abs(x)
+    e = tl.exp(-2.0 * size)
+    far = (1.0 - e) / (1.0 + e)
+    square = x * x
+    near = size * (1.0 + square * (-0.3333333333333333 + square * (0.13333333333333333 - square * 0.05396825396825397)))
+    result = tl.where(size < 0.02, near, far)
+    return tl.where(x < 0, -result, result)
+
+
+@triton.jit
+def wave_products(x, a):
+    """sin² u and sin u cos u for u = a x."""
+    sine, cosine = sin_cos(a * x)
+    return sine * sine, sine * cosine

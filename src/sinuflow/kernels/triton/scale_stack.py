@@ -1,0 +1,226 @@
+r"""The stack of sinusoidal transformers whose waves all rows share: forward, backward and inverse.
+
+The formulas are those of :mod:`sinuflow.kernels.waves`; the plain version is
+:mod:`sinuflow.kernels.scale_stack`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..waves import ALPHA_MAX, SLOW, Waves
+from .arithmetic import wave_products
+from .search import next_guess, working_precision
+from .tiles import tile, tiling
+
+
+def forward(x: Tensor, waves: Waves, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The value (D, B), the log-determinant (B,), and with ``keep`` the input of every transformer, (n, D, B)."""
+    x = x.contiguous()
+    count, features, width, _ = waves.frequency.shape
+    value, ladj = torch.empty_like(x), x.new_empty(x.shape[-1])
+    inputs = x.new_empty((count, *x.shape) if keep else (0,))
+    grid, padded, height = tiling(x)
+    _forward[grid](
+        x, *_contiguous(waves), value, ladj, inputs, x.shape[-1], features,
+        SCALES=count, WAVES=width, KEEP=keep, FEATURES=padded, ROWS=height,
+    )  # fmt: skip
+    return value, ladj, inputs
+
+
+def backward(inputs: Tensor, waves: Waves, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor, Waves]:
+    """The chain rule through :func:`forward`: gradients of x and of the waves."""
+    count, features, width, _ = waves.frequency.shape
+    grad_z, grad_ladj = grad_z.contiguous(), grad_ladj.contiguous()
+    grad_x = torch.empty_like(grad_z)
+    grid, padded, height = tiling(grad_z)
+    # One sum over its rows from every program: they are added up in a fixed order, so that results repeat.
+    sums = grad_z.new_empty((*grid, count, 3 * width + 1, features))
+    _backward[grid](
+        inputs, *_contiguous(waves), grad_z, grad_ladj, grad_x, sums, grad_z.shape[-1], features,
+        SCALES=count, WAVES=width, FEATURES=padded, ROWS=height,
+    )  # fmt: skip
+    total = sums.sum(0)
+    of_a, of_p, of_q = (total[:, i * width : (i + 1) * width].mT.unsqueeze(-1).contiguous() for i in range(3))
+    return grad_x, Waves(of_a, of_p, of_q, total[:, -1].unsqueeze(-1))
+
+
+def inverse(z: Tensor, waves: Waves, max_iterations: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """x (D, B); for every row the inverse's log-determinant, the iterations, the residual, and whether it converged."""
+    z = z.contiguous()
+    count, features, width, _ = waves.frequency.shape
+    x, row = torch.empty_like(z), z.new_empty(z.shape[-1])
+    ladj, residual = torch.empty_like(row), torch.empty_like(row)
+    iterations = torch.empty_like(row, dtype=torch.int32)
+    converged = torch.empty_like(row, dtype=torch.bool)
+    grid, padded, height = tiling(z)
+    _inverse[grid](
+        z, *_contiguous(waves), x, ladj, iterations, residual, converged, z.shape[-1], features, max_iterations,
+        SCALES=count, WAVES=width, EPSILON=torch.finfo(z.dtype).eps, ALPHA_MAX=ALPHA_MAX, SLOW=SLOW,
+        FEATURES=padded, ROWS=height,
+    )  # fmt: skip
+    return x, ladj, iterations, residual, converged
+
+
+def _contiguous(waves: Waves) -> tuple[Tensor, ...]:
+    return tuple(t.contiguous() for t in waves)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _forward(
+    x_at, a_at, p_at, q_at, d_at, value_at, ladj_at, inputs_at, rows, features,
+    SCALES: tl.constexpr, WAVES: tl.constexpr, KEEP: tl.constexpr, FEATURES: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    feature, row, place, inside = tile(rows, features, FEATURES, ROWS)
+    here = feature < features
+    x = tl.load(x_at + place, inside, 0.0)
+    log_slope = tl.zeros((FEATURES, ROWS), x.dtype)
+    for j in tl.static_range(SCALES):
+        if KEEP:
+            tl.store(inputs_at + j * features * rows.to(tl.int64) + place, x, inside)
+        rise = tl.zeros((FEATURES, ROWS), x.dtype) + tl.load(d_at + j * features + feature, here, 0.0)[:, None]
+        slope = tl.full((FEATURES, ROWS), 1.0, x.dtype)
+        for k in tl.static_range(WAVES):
+            at = (j * features + feature) * WAVES + k
+            a = tl.load(a_at + at, here, 1.0)[:, None]
+            p = tl.load(p_at + at, here, 0.0)[:, None]
+            q = tl.load(q_at + at, here, 0.0)[:, None]
+            square, product = wave_products(x, a)
+            rise += (q * square - p * product) / a
+            slope -= p * (1.0 - 2.0 * square) - 2.0 * q * product
+        x += rise
+        log_slope += tl.log(slope)
+    tl.store(value_at + place, x, inside)
+    tl.store(ladj_at + row, tl.sum(tl.where(inside, log_slope, 0.0), 0), row < rows)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _backward(
+    inputs_at, a_at, p_at, q_at, d_at, grad_z_at, grad_ladj_at, grad_x_at, sums_at, rows, features,
+    SCALES: tl.constexpr, WAVES: tl.constexpr, FEATURES: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    feature, row, place, inside = tile(rows, features, FEATURES, ROWS)
+    here = feature < features
+    grad = tl.load(grad_z_at + place, inside, 0.0)
+    of_ladj = tl.where(inside, tl.load(grad_ladj_at + row, row < rows, 0.0)[None, :], 0.0)
+    program = tl.program_id(0).to(tl.int64)
+    for backwards in tl.static_range(SCALES):
+        j = SCALES - 1 - backwards
+        x = tl.load(inputs_at + j * features * rows.to(tl.int64) + place, inside, 0.0)
+        slope = tl.full((FEATURES, ROWS), 1.0, x.dtype)
+        curvature = tl.zeros((FEATURES, ROWS), x.dtype)
+        for k in tl.static_range(WAVES):
+            at = (j * features + feature) * WAVES + k
+            a = tl.load(a_at + at, here, 1.0)[:, None]
+            p = tl.load(p_at + at, here, 0.0)[:, None]
+            q = tl.load(q_at + at, here, 0.0)[:, None]
+            square, product = wave_products(x, a)
+            cosine = 1.0 - 2.0 * square
+            slope -= p * cosine - 2.0 * q * product
+            curvature += 2.0 * a * (q * cosine + 2.0 * p * product)
+        of_slope = of_ladj / slope
+        sums = sums_at + (program * SCALES + j) * (3 * WAVES + 1) * features + feature
+        for k in tl.static_range(WAVES):
+            at = (j * features + feature) * WAVES + k
+            a = tl.load(a_at + at, here, 1.0)[:, None]
+            p = tl.load(p_at + at, here, 0.0)[:, None]
+            q = tl.load(q_at + at, here, 0.0)[:, None]
+            square, product = wave_products(x, a)
+            cosine = 1.0 - 2.0 * square
+            # By u = a x, the slope changes by the turn, and the rise by minus the bend over a.
+            turn = 2.0 * (q * cosine + 2.0 * p * product)
+            bend = p * cosine - 2.0 * q * product
+            rise = (q * square - p * product) / a
+            of_a = of_slope * x * turn - grad * (x * bend + rise) / a
+            of_p = -(grad * product / a + of_slope * cosine)
+            of_q = grad * square / a + 2.0 * of_slope * product
+            tl.store(sums + k * features, tl.sum(of_a, 1), here)
+            tl.store(sums + (WAVES + k) * features, tl.sum(of_p, 1), here)
+            tl.store(sums + (2 * WAVES + k) * features, tl.sum(of_q, 1), here)
+        tl.store(sums + 3 * WAVES * features, tl.sum(grad, 1), here)
+        grad = grad * slope + of_slope * curvature
+    tl.store(grad_x_at + place, grad, inside)
+
+
+@triton.jit(do_not_specialize=["rows", "limit"])
+def _inverse(
+    z_at, a_at, p_at, q_at, d_at, x_at, ladj_at, iterations_at, residual_at, converged_at, rows, features, limit,
+    SCALES: tl.constexpr, WAVES: tl.constexpr, EPSILON: tl.constexpr, ALPHA_MAX: tl.constexpr, SLOW: tl.constexpr,
+    FEATURES: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    feature, row, place, inside = tile(rows, features, FEATURES, ROWS)
+    here = feature < features
+    x = tl.load(z_at + place, inside, 0.0)
+    log_slope = tl.zeros((FEATURES, ROWS), x.dtype)
+    worst = tl.zeros((FEATURES, ROWS), x.dtype)
+    good = inside | True
+    most = tl.zeros((FEATURES, ROWS), tl.int32)
+    for backwards in tl.static_range(SCALES):
+        j = SCALES - 1 - backwards
+        # What is known of the function everywhere: bounds of its slope, and how far it is from x + centre.
+        spread = tl.zeros((FEATURES,), x.dtype)
+        centre = tl.load(d_at + j * features + feature, here, 0.0)
+        radius = tl.zeros((FEATURES,), x.dtype)
+        tilt = tl.full((FEATURES,), 1.0, x.dtype)
+        for k in tl.static_range(WAVES):
+            at = (j * features + feature) * WAVES + k
+            a = tl.load(a_at + at, here, 1.0)
+            p = tl.load(p_at + at, here, 0.0)
+            q = tl.load(q_at + at, here, 0.0)
+            size = tl.sqrt(p * p + q * q)
+            spread += size
+            centre += 0.5 * q / a
+            radius += 0.5 * size / a
+            slowness = (a / SLOW) * (a / SLOW)
+            tilt -= p / (1.0 + slowness * slowness)
+        shift = tl.load(d_at + j * features + feature, here, 0.0)[:, None]
+        lowest = (1.0 - tl.minimum(spread, ALPHA_MAX))[:, None] + tl.zeros((FEATURES, ROWS), x.dtype)
+        target = x
+        middle = target - centre[:, None]
+        slack = 16.0 * EPSILON * (tl.abs(middle) + tl.abs(target) + radius[:, None])
+        low = middle - radius[:, None] - slack
+        high = middle + radius[:, None] + slack
+        x = (target - shift) / tilt[:, None]
+        used = tl.zeros((FEATURES, ROWS), tl.int32)
+        last = tl.full((FEATURES, ROWS), float("inf"), x.dtype)
+        residual = last
+        slope = last
+        done = used > 0
+        evaluations = 0
+        left = 1
+        while left > 0:
+            value = x + shift
+            slope = tl.full((FEATURES, ROWS), 1.0, x.dtype)
+            curvature = tl.zeros((FEATURES, ROWS), x.dtype)
+            for k in tl.static_range(WAVES):
+                at = (j * features + feature) * WAVES + k
+                a = tl.load(a_at + at, here, 1.0)[:, None]
+                p = tl.load(p_at + at, here, 0.0)[:, None]
+                q = tl.load(q_at + at, here, 0.0)[:, None]
+                square, product = wave_products(x, a)
+                cosine = 1.0 - 2.0 * square
+                value += (q * square - p * product) / a
+                slope -= p * cosine - 2.0 * q * product
+                curvature += 2.0 * a * (q * cosine + 2.0 * p * product)
+            evaluations += 1
+            gap = value - target
+            residual = tl.abs(gap)
+            used = tl.where(done, used, evaluations)
+            done = residual <= working_precision(x, target, EPSILON)
+            stop = done | (residual != residual) | (evaluations >= limit)
+            left = tl.max(tl.max(tl.where(stop, 0, 1), 1), 0)
+            step, low, high = next_guess(x, gap, slope, curvature, lowest, low, high, last)
+            last = residual
+            x = tl.where(stop, x, step)
+        log_slope += tl.log(slope)
+        worst = tl.maximum(worst, tl.where(residual == residual, residual, float("inf")))
+        good = good & done
+        most = tl.maximum(most, used)
+    tl.store(x_at + place, x, inside)
+    tl.store(ladj_at + row, -tl.sum(tl.where(inside, log_slope, 0.0), 0), row < rows)
+    tl.store(iterations_at + row, tl.max(tl.where(inside, most, 0), 0), row < rows)
+    tl.store(residual_at + row, tl.max(tl.where(inside, worst, 0.0), 0), row < rows)
+    tl.store(converged_at + row, tl.min(tl.where(good | ~inside, 1, 0), 0) == 1, row < rows)

@@ -1,0 +1,31 @@
+"""Device functions of the certified search: the steps of :mod:`sinuflow.solvers.newton`, always inside a bracket."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def working_precision(x, target, EPSILON: tl.constexpr):
+    """The residual that rounding alone explains."""
+    return 8.0 * EPSILON * tl.maximum(tl.abs(x), tl.abs(target))
+
+
+@triton.jit
+def next_guess(x, gap, slope, curvature, lowest, low, high, last):
+    """Where to go from x, and a bracket narrowed by what the mean value theorem says.
+
+    The step goes to the nearer root of the local parabola. It is replaced by the middle of the
+    bracket if it leaves it, or if the residual has not halved since the step before.
+    """
+    highest = 2.0 - lowest
+    near = x - gap / highest
+    far = x - gap / lowest
+    low = tl.maximum(low, tl.where(gap > 0, far, near))
+    high = tl.minimum(high, tl.where(gap > 0, near, far))
+    divisor = slope + tl.sqrt(tl.abs(slope * slope - 2.0 * gap * curvature))
+    divisor = tl.minimum(tl.maximum(divisor, 2.0 * lowest), 2.0 * highest)
+    step = x - 2.0 * gap / divisor
+    trusted = (step >= low) & (step <= high) & (tl.abs(gap) <= 0.5 * last)
+    return tl.where(trusted, step, 0.5 * (low + high)), low, high

@@ -1,0 +1,39 @@
+"""How the work is cut: one program takes all features of a few rows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+#: Numbers in a tile, unless one row alone has more.
+_TILE = 512
+
+
+class Tiling(NamedTuple):
+    """Tiles of a batch of shape (features, rows)."""
+
+    grid: tuple[int]
+    features: int  # rounded up to a power of two
+    rows: int  # to a tile
+
+
+def tiling(x: Tensor) -> Tiling:
+    """The tiles of a feature-major batch; there is at least one."""
+    features, rows = x.shape
+    padded = triton.next_power_of_2(features)
+    # Eight rows are one sector of memory, the least that is fetched.
+    height = max(8, _TILE // padded)
+    return Tiling((max(1, triton.cdiv(rows, height)),), padded, height)
+
+
+@triton.jit
+def tile(rows, features, FEATURES: tl.constexpr, ROWS: tl.constexpr):
+    """This program's features and rows, where each number of the tile is, and which ones are there at all."""
+    feature = tl.arange(0, FEATURES)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    place = feature[:, None] * rows.to(tl.int64) + row[None, :]
+    inside = (feature < features)[:, None] & (row < rows)[None, :]
+    return feature, row, place, inside

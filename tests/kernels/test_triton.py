@@ -1,0 +1,170 @@
+"""The Triton kernels against plain PyTorch in float64: on a GPU if there is one, else by Triton's interpreter."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton")
+
+from sinuflow.bijections.scalar_inverse import invert_stack
+from sinuflow.bijections.transformers import ConditionalWaves
+from sinuflow.kernels import conditional_waves as plain_conditional
+from sinuflow.kernels import constrain as plain_constrain
+from sinuflow.kernels import scale_stack as plain_stack
+from sinuflow.kernels.conditional_waves import Shape
+from sinuflow.kernels.triton import conditional_waves, constrain, scale_stack
+from sinuflow.kernels.waves import Waves
+from sinuflow.solvers import SolverOptions
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
+
+DOUBLE = torch.float64
+shapes = {
+    "scales": st.integers(1, 3),
+    "features": st.integers(1, 9),
+    "waves": st.integers(1, 5),
+    "rows": st.sampled_from([0, 1, 7, 64, 70]),
+    "seed": st.integers(0, 10**6),
+}
+few = settings(max_examples=10)
+
+
+def randn(*shape, seed=0, dtype=DOUBLE):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE).to(dtype).to(DEVICE)
+
+
+def shared_waves(scales, features, waves, seed, dtype=DOUBLE):
+    free = [2 * randn(scales, features, waves, 1, seed=seed + i) for i in range(3)]
+    free += [2 * randn(scales, features, 1, seed=seed + 3), randn(scales, features, 1, seed=seed + 4)]
+    return Waves(*(t.to(dtype) for t in plain_constrain.constrain(*free)))
+
+
+def close(a, b, tolerance=1e-11):
+    """Equal but for rounding, measured by the largest number."""
+    assert a.shape == b.shape
+    scale = 1 + (b.abs().max().item() if b.numel() else 0)
+    torch.testing.assert_close(a, b, rtol=0, atol=tolerance * scale)
+
+
+# ---------------------------------------------------------------- waves that all rows share
+
+
+@few
+@given(**shapes)
+def test_the_stack_is_the_reference(scales, features, waves, rows, seed):
+    x, numbers = 3 * randn(features, rows, seed=seed), shared_waves(scales, features, waves, seed)
+    value, ladj, inputs = scale_stack.forward(x, numbers, keep=True)
+    expected = plain_stack.reference(x, *numbers)
+    close(value, expected[0])
+    close(ladj, expected[1])
+    assert inputs[0].equal(x)
+    grad_z, grad_ladj = randn(features, rows, seed=seed + 1), randn(rows, seed=seed + 2)
+    leaves = [t.clone().requires_grad_() for t in (x, *numbers)]
+    by_autograd = torch.autograd.grad(plain_stack.reference(*leaves), leaves, (grad_z, grad_ladj))
+    grad_x, grads = scale_stack.backward(inputs, numbers, grad_z, grad_ladj)
+    for ours, theirs in zip((grad_x, *grads), by_autograd, strict=True):
+        close(ours, theirs)
+
+
+@few
+@given(**shapes)
+def test_the_inverse_of_the_stack_is_certified(scales, features, waves, rows, seed):
+    x, numbers = 3 * randn(features, rows, seed=seed), shared_waves(scales, features, waves, seed)
+    z, ladj, _ = scale_stack.forward(x, numbers, keep=False)
+    found, inverse_ladj, iterations, residual, converged = scale_stack.inverse(z, numbers, 200)
+    assert bool(converged.all())
+    again, _ = plain_stack.reference(found, *numbers)
+    close(again, z, 1e-13)
+    root = invert_stack(z.clone(), numbers, SolverOptions())
+    close(found, root.x, 1e-9)
+    close(inverse_ladj, -root.slope.log().sum(0), 1e-9)
+    close(inverse_ladj, -ladj, 1e-9)
+    if rows:
+        assert int(iterations.min()) >= 1
+        assert int(iterations.max()) < 40
+        assert float(residual.max()) <= 1e-13 * (1 + z.abs().max().item())
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # NumPy's, in the interpreter
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_cannot_be_inverted_is_said(bad):
+    numbers = shared_waves(2, 3, 4, 0)
+    z = randn(3, 9)
+    z[1, 4] = bad
+    converged = scale_stack.inverse(z, numbers, 200)[-1]
+    assert converged.tolist() == [i != 4 for i in range(9)]
+    assert not bool(scale_stack.inverse(randn(3, 9), numbers, 1)[-1].any())
+
+
+def test_single_precision_is_as_good_as_plain_pytorch():
+    numbers = shared_waves(4, 6, 4, 0)
+    x = 3 * randn(6, 256)
+    exact = plain_stack.reference(x, *numbers)
+    rough = Waves(*(t.float() for t in numbers))
+    value, ladj, _ = scale_stack.forward(x.float(), rough, keep=False)
+    plain = plain_stack.reference(x.float(), *rough)
+    for ours, theirs, truth in zip((value, ladj), plain, exact, strict=True):
+        assert (ours - truth).abs().max() <= 2 * (theirs - truth).abs().max() + 1e-6
+
+
+def test_far_away_the_slope_stays_positive():
+    """In float32 the phase of a wave is lost from about 1e7 on; the map must stay monotone and finite."""
+    numbers = shared_waves(4, 2, 4, 1, torch.float32)
+    x = torch.tensor([1e6, 1e9, 1e20, 1e35, -1e30], device=DEVICE).expand(2, -1).contiguous()
+    value, ladj, _ = scale_stack.forward(x, numbers, keep=False)
+    assert bool(value.isfinite().all())
+    assert bool(ladj.isfinite().all())
+
+
+# ---------------------------------------------------------------- waves of every row's own
+
+
+@few
+@given(**shapes)
+def test_constraining_is_the_reference(scales, features, waves, rows, seed):
+    free = [3 * randn(scales, features, waves, rows, seed=seed + i) for i in range(3)]
+    free.append(randn(scales, features, rows, seed=seed + 3))
+    for ours, theirs in zip(constrain.forward(*free), plain_constrain.reference(*free), strict=True):
+        close(ours, theirs, 1e-14)
+    grads = [randn(scales, features, waves, rows, seed=seed + 4 + i) for i in range(3)]
+    leaves = [t.clone().requires_grad_() for t in free]
+    by_autograd = torch.autograd.grad(plain_constrain.reference(*leaves), leaves, grads)
+    for ours, theirs in zip(constrain.backward(tuple(free), *grads), by_autograd, strict=True):
+        close(ours, theirs, 1e-13)
+
+
+@few
+@given(**shapes)
+def test_conditional_waves_are_the_reference(scales, features, waves, rows, seed):
+    shape = Shape(scales, waves)
+    x = 3 * randn(features, rows, seed=seed)
+    parameters = 1.5 * randn(features, shape.parameters, rows, seed=seed + 1)
+    expected = plain_conditional.plain(x, parameters, shape)
+    for ours, theirs in zip(conditional_waves.forward(x, parameters, *shape), expected, strict=True):
+        close(ours, theirs)
+    grad_z, grad_ladj = randn(features, rows, seed=seed + 2), randn(rows, seed=seed + 3)
+    leaves = [t.clone().requires_grad_() for t in (x, parameters)]
+    by_autograd = torch.autograd.grad(plain_conditional.plain(*leaves, shape), leaves, (grad_z, grad_ladj))
+    found = conditional_waves.backward(x, parameters, *shape, grad_z, grad_ladj)
+    for ours, theirs in zip(found, by_autograd, strict=True):
+        close(ours, theirs)
+
+
+@few
+@given(**shapes)
+def test_the_inverse_of_conditional_waves_is_certified(scales, features, waves, rows, seed):
+    shape = Shape(scales, waves)
+    x = 3 * randn(features, rows, seed=seed)
+    parameters = 1.5 * randn(features, shape.parameters, rows, seed=seed + 1)
+    z, ladj = conditional_waves.forward(x, parameters, *shape)
+    found, slope, _, _, converged = conditional_waves.inverse(z, parameters, *shape, 200)
+    assert bool(converged.all())
+    close(plain_conditional.plain(found, parameters, shape)[0], z, 1e-12)
+    close(slope.log().sum(0), ladj, 1e-9)
+    close(found, ConditionalWaves(*shape).inverse(z.clone(), parameters, SolverOptions()).x, 1e-9)
