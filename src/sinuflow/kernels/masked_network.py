@@ -17,6 +17,8 @@ from torch import Tensor
 from .activations import activate, activation_slope
 from .degrees import Layer, Plan
 from .dispatch import fused_allowed, reference_backward
+from .network_on_gpu import NetworkOnGpu, fits
+from .paths import use_triton
 from .workspace import WORKSPACE
 
 
@@ -37,9 +39,13 @@ def masked_network(
     network: Network, h: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], masks: Sequence[Tensor]
 ) -> Tensor:
     """The network applied to the columns of ``h`` of shape (inputs, B)."""
-    if h.device.type != "cpu" or not fused_allowed():
+    if use_triton(h) and fits(network):
+        kernel: type[torch.autograd.Function] = NetworkOnGpu
+    elif h.device.type == "cpu" and fused_allowed():
+        kernel = _Blocked
+    else:
         return reference(network, h, weights, biases, masks)
-    result: Tensor = _Blocked.apply(torch.is_grad_enabled(), network, h, *weights, *biases, *masks)
+    result: Tensor = kernel.apply(torch.is_grad_enabled(), network, h, *weights, *biases, *masks)
     return result
 
 
