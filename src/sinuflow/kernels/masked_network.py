@@ -1,8 +1,9 @@
 r"""A masked network: layers :math:`(M \odot W) h + b` with activations between, masks being staircases.
 
 Units are sorted by degree in every layer, so what a mask removes is the upper right of the matrix:
-nearly half of it, and of the work, which the blocked version leaves out. That version is also one
-node for automatic differentiation, which lets its backward pass reuse memory.
+nearly half of it, and of the work, which the blocked version leaves out on a CPU. (A GPU is faster with
+one large product.) That version is also one node for automatic differentiation, which lets its
+backward pass reuse memory.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from torch import Tensor
 from .activations import activate, activation_slope
 from .degrees import Layer, Plan
 from .dispatch import fused_allowed, reference_backward
-from .network_on_gpu import NetworkOnGpu, fits
-from .paths import use_triton
 from .workspace import WORKSPACE
 
 
@@ -39,13 +38,9 @@ def masked_network(
     network: Network, h: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], masks: Sequence[Tensor]
 ) -> Tensor:
     """The network applied to the columns of ``h`` of shape (inputs, B)."""
-    if use_triton(h) and fits(network):
-        kernel: type[torch.autograd.Function] = NetworkOnGpu
-    elif h.device.type == "cpu" and fused_allowed():
-        kernel = _Blocked
-    else:
+    if not fused_allowed():
         return reference(network, h, weights, biases, masks)
-    result: Tensor = kernel.apply(torch.is_grad_enabled(), network, h, *weights, *biases, *masks)
+    result: Tensor = _Blocked.apply(torch.is_grad_enabled(), network, h, *weights, *biases, *masks)
     return result
 
 
@@ -124,7 +119,7 @@ class _Blocked(torch.autograd.Function):
 
 def _room(network: Network, i: int, like: Tensor) -> Tensor:
     """Where the gradient of layer i's input may go: it is handed out only if i is 0, or by a residual block."""
-    if i == 0 or any(network.skips):
+    if i == 0 or any(network.skips) or like.device.type != "cpu":
         return torch.empty_like(like)
     return WORKSPACE.take(f"gradient {i % 2}", like.shape, like)
 
@@ -163,6 +158,8 @@ def _differentiable_backward(
 
 def apply_layer(layer: Layer, h: Tensor, weight: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
     r""":math:`(M \odot W) h + b`."""
+    if h.device.type != "cpu":
+        return torch.addmm(bias.unsqueeze(-1), weight * mask, h)
     masked = weight if layer.stairs.exact else weight * mask
     first, *others = layer.stairs.steps
     before = first.columns
@@ -175,6 +172,8 @@ def apply_layer(layer: Layer, h: Tensor, weight: Tensor, bias: Tensor, mask: Ten
 
 def input_gradient(layer: Layer, grad: Tensor, weight: Tensor, mask: Tensor, out: Tensor) -> Tensor:
     r""":math:`(M \odot W)^T g`, written to ``out``."""
+    if grad.device.type != "cpu":
+        return torch.mm((weight * mask).mT, grad, out=out)
     masked = weight if layer.stairs.exact else weight * mask
     *others, (start, stop, columns) = layer.stairs.steps  # the last rows see all that any row sees
     torch.mm(masked[start:stop, :columns].mT, grad[start:stop], out=out[:columns])
@@ -186,6 +185,8 @@ def input_gradient(layer: Layer, grad: Tensor, weight: Tensor, mask: Tensor, out
 
 def weight_gradient(layer: Layer, grad: Tensor, h: Tensor, mask: Tensor) -> Tensor:
     r""":math:`M \odot g h^T`."""
+    if grad.device.type != "cpu":
+        return torch.mm(grad, h.mT).mul_(mask)
     steps, exact = layer.stairs
     if len(steps) == 1:
         # The product of a tall matrix with a flat one is faster the other way round.

@@ -80,7 +80,7 @@ def _softmax_parts(weights, stride, inside, WAVES: tl.constexpr):
 
 @triton.jit
 def _scale(
-    x, free_at, stride, inside, j: tl.constexpr,
+    x, free_at, stride, inside, j,
     SCALES: tl.constexpr, WAVES: tl.constexpr, ALPHA_MAX: tl.constexpr, FREQUENCY_MIN: tl.constexpr,
 ):  # fmt: skip
     """One transformer: its value and slope at x."""
@@ -113,7 +113,7 @@ def _forward(
     log_scale = 2.0 * tanh(0.5 * tl.load(free_at + stride, inside, 0.0))
     x = tl.load(x_at + place, inside, 0.0) * tl.exp(log_scale) + tl.load(free_at, inside, 0.0)
     ladj = log_scale
-    for j in tl.static_range(SCALES):
+    for j in range(SCALES):
         x, slope = _scale(x, free_at, stride, inside, j, SCALES, WAVES, ALPHA_MAX, FREQUENCY_MIN)
         ladj += tl.log(slope)
     tl.store(value_at + place, x, inside)
@@ -137,10 +137,10 @@ def _backward(
     x0 = tl.load(x_at + place, inside, 0.0)
     half = tanh(0.5 * tl.load(free_at + stride, inside, 0.0))
     scale = tl.exp(2.0 * half)
-    for backwards in tl.static_range(SCALES):
-        j: tl.constexpr = SCALES - 1 - backwards
+    for backwards in range(SCALES):
+        j = SCALES - 1 - backwards
         x = x0 * scale + tl.load(free_at, inside, 0.0)
-        for before in tl.static_range(j):
+        for before in range(j):
             x, _ = _scale(x, free_at, stride, inside, before, SCALES, WAVES, ALPHA_MAX, FREQUENCY_MIN)
         here = (2 + j * WAVES) * stride
         frequencies = free_at + here
@@ -205,8 +205,8 @@ def _inverse(
     worst = tl.zeros_like(x)
     good = inside | True
     most = tl.zeros((FEATURES, ROWS), tl.int32)
-    for backwards in tl.static_range(SCALES):
-        j: tl.constexpr = SCALES - 1 - backwards
+    for backwards in range(SCALES):
+        j = SCALES - 1 - backwards
         frequencies = free_at + (2 + j * WAVES) * stride
         phases, weights = frequencies + count * stride, frequencies + 2 * count * stride
         alpha = ALPHA_MAX * tanh(tl.load(free_at + (2 + 3 * count + j) * stride, inside, 0.0))

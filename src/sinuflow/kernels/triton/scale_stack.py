@@ -78,7 +78,7 @@ def _forward(
     here = feature < features
     x = tl.load(x_at + place, inside, 0.0)
     log_slope = tl.zeros((FEATURES, ROWS), x.dtype)
-    for j in tl.static_range(SCALES):
+    for j in range(SCALES):
         if KEEP:
             tl.store(inputs_at + j * features * rows.to(tl.int64) + place, x, inside)
         rise = tl.zeros((FEATURES, ROWS), x.dtype) + tl.load(d_at + j * features + feature, here, 0.0)[:, None]
@@ -107,7 +107,7 @@ def _backward(
     grad = tl.load(grad_z_at + place, inside, 0.0)
     of_ladj = tl.where(inside, tl.load(grad_ladj_at + row, row < rows, 0.0)[None, :], 0.0)
     program = tl.program_id(0).to(tl.int64)
-    for backwards in tl.static_range(SCALES):
+    for backwards in range(SCALES):
         j = SCALES - 1 - backwards
         x = tl.load(inputs_at + j * features * rows.to(tl.int64) + place, inside, 0.0)
         slope = tl.full((FEATURES, ROWS), 1.0, x.dtype)
@@ -158,32 +158,32 @@ def _inverse(
     worst = tl.zeros((FEATURES, ROWS), x.dtype)
     good = inside | True
     most = tl.zeros((FEATURES, ROWS), tl.int32)
-    for backwards in tl.static_range(SCALES):
+    for backwards in range(SCALES):
         j = SCALES - 1 - backwards
         # What is known of the function everywhere: bounds of its slope, and how far it is from x + centre.
-        spread = tl.zeros((FEATURES,), x.dtype)
-        centre = tl.load(d_at + j * features + feature, here, 0.0)
-        radius = tl.zeros((FEATURES,), x.dtype)
-        tilt = tl.full((FEATURES,), 1.0, x.dtype)
+        shift = tl.load(d_at + j * features + feature, here, 0.0)[:, None]
+        spread = tl.zeros_like(shift)
+        centre = shift
+        radius = tl.zeros_like(shift)
+        tilt = tl.zeros_like(shift) + 1.0
         for k in tl.static_range(WAVES):
             at = (j * features + feature) * WAVES + k
-            a = tl.load(a_at + at, here, 1.0)
-            p = tl.load(p_at + at, here, 0.0)
-            q = tl.load(q_at + at, here, 0.0)
+            a = tl.load(a_at + at, here, 1.0)[:, None]
+            p = tl.load(p_at + at, here, 0.0)[:, None]
+            q = tl.load(q_at + at, here, 0.0)[:, None]
             size = tl.sqrt(p * p + q * q)
             spread += size
             centre += 0.5 * q / a
             radius += 0.5 * size / a
             slowness = (a / SLOW) * (a / SLOW)
             tilt -= p / (1.0 + slowness * slowness)
-        shift = tl.load(d_at + j * features + feature, here, 0.0)[:, None]
-        lowest = (1.0 - tl.minimum(spread, ALPHA_MAX))[:, None] + tl.zeros((FEATURES, ROWS), x.dtype)
+        lowest = 1.0 - tl.minimum(spread, ALPHA_MAX)
         target = x
-        middle = target - centre[:, None]
-        slack = 16.0 * EPSILON * (tl.abs(middle) + tl.abs(target) + radius[:, None])
-        low = middle - radius[:, None] - slack
-        high = middle + radius[:, None] + slack
-        x = (target - shift) / tilt[:, None]
+        middle = target - centre
+        slack = 16.0 * EPSILON * (tl.abs(middle) + tl.abs(target) + radius)
+        low = middle - radius - slack
+        high = middle + radius + slack
+        x = (target - shift) / tilt
         used = tl.zeros((FEATURES, ROWS), tl.int32)
         last = tl.full((FEATURES, ROWS), float("inf"), x.dtype)
         residual = last
