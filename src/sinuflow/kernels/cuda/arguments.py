@@ -1,0 +1,127 @@
+"""The kernels' arguments, as the structures of the same names in the CUDA sources."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from torch import Tensor
+
+_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
+
+
+class Arguments(ctypes.Structure):
+    """A kernel's only parameter; tensors are given as they are, None for a null pointer."""
+
+    def __init__(self, **values: Any) -> None:
+        #: The tensors must live as long as their addresses are in use.
+        self.tensors = [value for value in values.values() if isinstance(value, Tensor)]
+        missing = {name for name, _ in self._fields_} ^ set(values)
+        assert not missing, missing
+        super().__init__(**{name: _address(value) for name, value in values.items()})
+
+
+def _address(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    assert value.is_contiguous()
+    return value.data_ptr()
+
+
+class ForwardArguments(Arguments):
+    """Of flow_forward."""
+
+    _fields_ = (
+        ("x", _POINTER),
+        ("context", _POINTER),
+        ("weights", _POINTER),
+        ("spans", _POINTER),
+        ("biases", _POINTER),
+        ("waves", _POINTER),
+        ("affine", _POINTER),
+        ("z", _POINTER),
+        ("ladj", _POINTER),
+        ("log_density", _POINTER),
+        ("kept_inputs", _POINTER),
+        ("kept_hidden", _POINTER),
+        ("kept_outputs", _POINTER),
+        ("kept_x", _POINTER),
+        ("batch", _INT),
+        ("network_size", _INT),
+    )
+
+
+class BackwardArguments(Arguments):
+    """Of flow_backward."""
+
+    _fields_ = (
+        ("z", _POINTER),
+        ("grad_z", _POINTER),
+        ("grad_ladj", _POINTER),
+        ("weights", _POINTER),
+        ("spans", _POINTER),
+        ("waves", _POINTER),
+        ("affine", _POINTER),
+        ("kept_inputs", _POINTER),
+        ("kept_hidden", _POINTER),
+        ("kept_outputs", _POINTER),
+        ("kept_x", _POINTER),
+        ("grad_x", _POINTER),
+        ("grad_context", _POINTER),
+        ("grad_outputs", _POINTER),
+        ("grad_hidden", _POINTER),
+        ("grad_values", _POINTER),
+        ("nll_scale", _FLOAT),
+        ("batch", _INT),
+        ("network_size", _INT),
+    )
+
+
+class WeightArguments(Arguments):
+    """Of weight_gradients."""
+
+    _fields_ = (
+        ("kept_inputs", _POINTER),
+        ("kept_hidden", _POINTER),
+        ("grad_outputs", _POINTER),
+        ("grad_hidden", _POINTER),
+        ("jobs", _POINTER),
+        ("reach", _POINTER),
+        ("weight_offsets", _POINTER),
+        ("bias_offsets", _POINTER),
+        ("gradient", _POINTER),
+        ("batch", _INT),
+    )
+
+
+class WaveArguments(Arguments):
+    """Of wave_gradients."""
+
+    _fields_ = (
+        ("parameters", _POINTER),
+        ("waves", _POINTER),
+        ("affine", _POINTER),
+        ("kept_x", _POINTER),
+        ("grad_values", _POINTER),
+        ("z", _POINTER),
+        ("grad_z", _POINTER),
+        ("grad_ladj", _POINTER),
+        ("offsets", _POINTER),
+        ("gradient", _POINTER),
+        ("nll_scale", _FLOAT),
+        ("batch", _INT),
+    )
+
+
+class PrepareArguments(Arguments):
+    """Of prepare."""
+
+    _fields_ = (
+        ("parameters", _POINTER),
+        ("index", _POINTER),
+        ("offsets", _POINTER),
+        ("packed", _POINTER),
+        ("waves", _POINTER),
+        ("affine", _POINTER),
+        ("count", _INT),
+    )

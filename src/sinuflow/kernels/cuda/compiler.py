@@ -1,0 +1,107 @@
+"""CUDA C++ to machine code, by NVIDIA's run-time compiler, which comes with PyTorch's GPU builds.
+
+What was compiled once is kept in a folder of the user's cache (``SINUFLOW_CACHE`` says another), so that
+the next process starts at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import hashlib
+import os
+import site
+import sys
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+
+class CompilerError(RuntimeError):
+    """There is no compiler, or it refuses."""
+
+
+def compiled(source: str, defines: dict[str, str], architecture: str) -> bytes:
+    """The machine code of a source, from the cache if it is there."""
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", *(f"-D{k}={v}" for k, v in defines.items())]
+    library = _library()
+    key = "\n".join([source, *options, _version(library)])
+    path = cache_folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
+    try:
+        return path.read_bytes()
+    except OSError:
+        code = _compile(library, source, options)
+    try:
+        _keep(path, code)
+    except OSError:  # a cache that cannot be written costs time, and nothing else
+        pass
+    return code
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept."""
+    named = os.environ.get("SINUFLOW_CACHE")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sinuflow"
+
+
+def _keep(path: Path, code: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(code)
+    os.replace(file.name, path)
+
+
+def _compile(library: ctypes.CDLL, source: str, options: list[str]) -> bytes:
+    program = ctypes.c_void_p()
+    created = library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"sinuflow.cu", 0, None, None)
+    if created:
+        raise CompilerError(f"the run-time compiler of CUDA cannot start (error {created})")
+    try:
+        encoded = [option.encode() for option in options]
+        failed = library.nvrtcCompileProgram(program, len(encoded), (ctypes.c_char_p * len(encoded))(*encoded))
+        if failed:
+            log = _text(library, program, "nvrtcGetProgramLogSize", "nvrtcGetProgramLog")
+            raise CompilerError(log.decode(errors="replace").strip() or f"error {failed}")
+        return _text(library, program, "nvrtcGetCUBINSize", "nvrtcGetCUBIN")
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _text(library: ctypes.CDLL, program: ctypes.c_void_p, size_of: str, get: str) -> bytes:
+    size = ctypes.c_size_t()
+    getattr(library, size_of)(program, ctypes.byref(size))
+    text = ctypes.create_string_buffer(size.value)
+    getattr(library, get)(program, text)
+    return text.raw
+
+
+def _version(library: ctypes.CDLL) -> str:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return f"{major.value}.{minor.value}"
+
+
+@lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL:
+    if sys.platform != "linux" or torch.version.cuda is None:
+        raise CompilerError("the CUDA kernels need Linux and a PyTorch that was built for CUDA")
+    major = torch.version.cuda.split(".")[0]
+    name = f"libnvrtc.so.{major}"
+    for path in [name, *_places(name)]:
+        try:
+            return ctypes.CDLL(path)
+        except OSError:
+            continue
+    raise CompilerError(f"{name}, the run-time compiler of CUDA, was not found")
+
+
+def _places(name: str) -> list[str]:
+    homes = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), "/usr/local/cuda"]
+    folders = [f"{home}/lib64" for home in homes if home]
+    for packages in [*site.getsitepackages(), str(Path(torch.__file__).parents[1])]:
+        folders += glob.glob(f"{packages}/nvidia/*/lib")
+    return [f"{folder}/{name}" for folder in folders if os.path.exists(f"{folder}/{name}")]

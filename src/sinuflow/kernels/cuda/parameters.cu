@@ -1,0 +1,220 @@
+// The gradients of the parameters, all at once, from what the other two kernels left behind.
+
+struct WeightArguments {
+    const float* kept_inputs;   // [NETWORKS][batch][INPUTS8]
+    const float* kept_hidden;   // [NETWORKS][DEPTH][batch][UNITS]
+    const float* grad_outputs;  // [NETWORKS][batch][HEAD16]
+    const float* grad_hidden;   // [NETWORKS][DEPTH][batch][UNITS]
+    const int* jobs;            // layer, first row, first column, unused
+    const int* reach;           // of every row of every layer
+    const int* weight_offsets;  // [NETWORKS][DEPTH + 1], into the gradient
+    const int* bias_offsets;
+    float* gradient;            // of all parameters of the flow
+    int batch;
+};
+
+constexpr int TILE = 64, CHUNK = 32, CHUNK_STRIDE = TILE + 8, WEIGHT_WARPS = 4;
+
+// A chunk of an operand, [CHUNK rows of the batch][TILE columns], held by the threads of a block.
+struct Chunk {
+    float4 part[CHUNK * TILE / 4 / (32 * WEIGHT_WARPS)];
+
+    __device__ __forceinline__ void load(const float* __restrict__ from, int width, int column, long row, long batch) {
+#pragma unroll
+        for (int i = 0; i < CHUNK * TILE / 4 / (32 * WEIGHT_WARPS); i++) {
+            const int e = threadIdx.x + i * 32 * WEIGHT_WARPS, n = e / (TILE / 4), c = column + e % (TILE / 4) * 4;
+            part[i] = row + n < batch && c < width ? __ldg(reinterpret_cast<const float4*>(from + (row + n) * width + c))
+                                                   : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+    }
+    __device__ __forceinline__ void store(float* to) const {
+#pragma unroll
+        for (int i = 0; i < CHUNK * TILE / 4 / (32 * WEIGHT_WARPS); i++) {
+            const int e = threadIdx.x + i * 32 * WEIGHT_WARPS, n = e / (TILE / 4), c = e % (TILE / 4) * 4;
+            *reinterpret_cast<float4*>(to + n * CHUNK_STRIDE + c) = part[i];
+        }
+    }
+};
+
+// One tile of the gradient of one matrix: the sum over the batch of g h^T.
+extern "C" __global__ void __launch_bounds__(32 * WEIGHT_WARPS) weight_gradients(const WeightArguments p) {
+    __shared__ __align__(16) float left[CHUNK * CHUNK_STRIDE], right[CHUNK * CHUNK_STRIDE];
+    const int* job = p.jobs + 4 * blockIdx.x;
+    const int layer = job[0], row = job[1], column = job[2], network = blockIdx.y;
+    const long batch = p.batch, hidden = static_cast<long>(network) * DEPTH * batch * UNITS;
+    const bool head = layer == DEPTH;
+    const int rows = head ? HEAD : HIDDEN, columns = layer == 0 ? INPUTS : HIDDEN;
+    const float* g = head ? p.grad_outputs + network * batch * HEAD16 : p.grad_hidden + hidden + layer * batch * UNITS;
+    const float* h = layer == 0 ? p.kept_inputs + network * batch * INPUTS8 : p.kept_hidden + hidden + (layer - 1) * batch * UNITS;
+    const int left_width = head ? HEAD16 : UNITS, right_width = layer == 0 ? INPUTS8 : UNITS;
+    const int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4;
+    const int top = threadIdx.x / 64 * 32, side = threadIdx.x / 32 % 2 * 32;  // of this warp's quarter
+
+    float sum[2][4][4] = {}, cross[2][4][4] = {}, of_bias = 0.0f;
+    Chunk next_left, next_right;
+    next_left.load(g, left_width, row, 0, batch);
+    next_right.load(h, right_width, column, 0, batch);
+    for (long n = 0; n < batch; n += CHUNK) {
+        __syncthreads();
+        next_left.store(left);
+        next_right.store(right);
+        __syncthreads();
+        next_left.load(g, left_width, row, n + CHUNK, batch);
+        next_right.load(h, right_width, column, n + CHUNK, batch);
+        if (column == 0 && threadIdx.x < TILE)
+            for (int k = 0; k < CHUNK; k++) of_bias += left[k * CHUNK_STRIDE + threadIdx.x];
+#pragma unroll
+        for (int k = 0; k < CHUNK; k += 8) {
+            float high[4][2], low[4][2];
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    split(right[(k + member + 4 * half) * CHUNK_STRIDE + side + 8 * j + group], high[j][half], low[j][half]);
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                float above[4], below[4];
+#pragma unroll
+                for (int c = 0; c < 4; c++)
+                    split(left[(k + member + 4 * (c / 2)) * CHUNK_STRIDE + top + 16 * i + group + 8 * (c % 2)], above[c], below[c]);
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    mma_tf32(sum[i][j], above, high[j]);
+                    mma_tf32(cross[i][j], above, low[j]);
+                    mma_tf32(cross[i][j], below, high[j]);
+                }
+            }
+        }
+    }
+    const int* reach = p.reach + layer * HIDDEN;
+    float* out = p.gradient + p.weight_offsets[network * (DEPTH + 1) + layer];
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                const int u = row + top + 16 * i + group + 8 * (c / 2), k = column + side + 8 * j + 2 * member + c % 2;
+                if (u < rows && k < reach[u]) out[static_cast<long>(u) * columns + k] = sum[i][j][c] + cross[i][j][c];
+            }
+    if (column == 0 && threadIdx.x < TILE && row + threadIdx.x < rows)
+        p.gradient[p.bias_offsets[network * (DEPTH + 1) + layer] + row + threadIdx.x] = of_bias;
+}
+
+struct WaveArguments {
+    const float* parameters;   // of the flow
+    const float* waves;        // constrained
+    const float* affine;
+    const float* kept_x;       // [blocks][SCALES][FEATURES][batch]
+    const float* grad_values;  // likewise
+    const float* z;            // [FEATURES][batch]
+    const float* grad_z;       // null for the negative log-likelihood, times nll_scale
+    const float* grad_ladj;
+    const int* offsets;        // [blocks][5]: frequency, phase, weight, strength, shift; then mean, log-scale
+    float* gradient;
+    float nll_scale;
+    int batch;
+};
+
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+    for (int distance = 16; distance; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
+    return value;
+}
+
+// The gradients of the shared waves, a warp for every transformer of every feature; then of the affine map.
+extern "C" __global__ void __launch_bounds__(128) wave_gradients(const WaveArguments p) {
+    constexpr int BLOCKS = NETWORKS / 2, TRANSFORMERS = BLOCKS * SCALES * FEATURES;
+    const int job = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
+    const long batch = p.batch;
+    if (job < TRANSFORMERS) {
+        const int feature = job % FEATURES, scale = job / FEATURES % SCALES, block = job / FEATURES / SCALES;
+        const Waves waves = shared_waves(p.waves + block * SCALES * (3 * WAVES + 1) * FEATURES, scale, feature);
+        WaveGradients sums;
+        sums.clear();
+        float of_shift = 0.0f;
+        for (long n = lane; n < batch; n += 32) {
+            const float x = p.kept_x[job * batch + n], grad = p.grad_values[job * batch + n];
+            const float of_ladj = p.grad_ladj ? p.grad_ladj[n] : -p.nll_scale;
+            sums.add(waves, x, grad, of_ladj / waves.at(x).slope);
+            of_shift += grad;
+        }
+        of_shift = warp_sum(of_shift);
+#pragma unroll
+        for (int k = 0; k < WAVES; k++) {
+            sums.a[k] = warp_sum(sums.a[k]);
+            sums.p[k] = warp_sum(sums.p[k]);
+            sums.q[k] = warp_sum(sums.q[k]);
+        }
+        if (lane == 0) {
+            const int* offset = p.offsets + 5 * block;
+            const int at = scale * FEATURES + feature;
+            FreeWaves free;
+            free.load(p.parameters + offset[0] + at * WAVES, p.parameters + offset[1] + at * WAVES,
+                      p.parameters + offset[2] + at * WAVES, p.parameters[offset[3] + at], 1);
+            FreeGradients of;
+            of.follow(free, sums);
+#pragma unroll
+            for (int k = 0; k < WAVES; k++) {
+                p.gradient[offset[0] + at * WAVES + k] = of.frequency[k];
+                p.gradient[offset[1] + at * WAVES + k] = of.phase[k];
+                p.gradient[offset[2] + at * WAVES + k] = of.weight[k];
+            }
+            p.gradient[offset[3] + at] = of.strength;
+            p.gradient[offset[4] + at] = of_shift;
+        }
+    } else if (job < TRANSFORMERS + FEATURES) {
+        const int i = job - TRANSFORMERS;
+        float sum = 0.0f, product = 0.0f, of_ladj = 0.0f;
+        for (long n = lane; n < batch; n += 32) {
+            const float z = p.z[i * batch + n], grad = p.grad_z ? p.grad_z[i * batch + n] : p.nll_scale * z;
+            sum += grad;
+            product = fmaf(grad, z, product);
+            of_ladj += p.grad_ladj ? p.grad_ladj[n] : -p.nll_scale;
+        }
+        sum = warp_sum(sum);
+        product = warp_sum(product);
+        of_ladj = warp_sum(of_ladj);
+        if (lane == 0) {
+            const int* offset = p.offsets + 5 * BLOCKS;
+            p.gradient[offset[0] + i] = -sum * expf(-p.affine[FEATURES + i]);
+            p.gradient[offset[1] + i] = -product - of_ladj;
+        }
+    }
+}
+
+struct PrepareArguments {
+    const float* parameters;  // of the flow, and a zero
+    const int* index;         // what to gather
+    const int* offsets;       // as above
+    float* packed;
+    float* waves;             // null if they are conditional
+    float* affine;
+    int count;
+};
+
+// The matrices in the order of the kernels, and the waves constrained.
+extern "C" __global__ void __launch_bounds__(256) prepare(const PrepareArguments p) {
+    constexpr int BLOCKS = NETWORKS / 2, TRANSFORMERS = BLOCKS * SCALES * FEATURES;
+    const int thread = blockIdx.x * 256 + threadIdx.x, threads = gridDim.x * 256;
+    for (int i = thread; i < p.count; i += threads) p.packed[i] = __ldg(p.parameters + __ldg(p.index + i));
+    if (!p.waves) return;
+    for (int job = thread; job < TRANSFORMERS; job += threads) {
+        const int feature = job % FEATURES, scale = job / FEATURES % SCALES, block = job / FEATURES / SCALES;
+        const int* offset = p.offsets + 5 * block;
+        const int at = scale * FEATURES + feature;
+        FreeWaves free;
+        free.load(p.parameters + offset[0] + at * WAVES, p.parameters + offset[1] + at * WAVES,
+                  p.parameters + offset[2] + at * WAVES, p.parameters[offset[3] + at], 1);
+        const Waves waves = free.constrained(p.parameters[offset[4] + at]);
+        float* to = p.waves + (block * SCALES + scale) * (3 * WAVES + 1) * FEATURES + feature;
+        for (int k = 0; k < WAVES; k++) {
+            to[k * FEATURES] = waves.a[k];
+            to[(WAVES + k) * FEATURES] = waves.p[k];
+            to[(2 * WAVES + k) * FEATURES] = waves.q[k];
+        }
+        to[3 * WAVES * FEATURES] = waves.shift;
+    }
+    for (int i = thread; i < 2 * FEATURES; i += threads)
+        p.affine[i] = p.parameters[p.offsets[5 * BLOCKS + i / FEATURES] + i % FEATURES];
+}

@@ -1,0 +1,178 @@
+// Runs CUDA C++ on a CPU, one thread of a block after the other, so that kernels can be tested without a GPU.
+//
+// Every CUDA thread is a fiber: it runs until it waits for the others (a barrier, a shuffle, a matrix
+// product of its warp), and the next one goes on. Slow and exact, for small shapes.
+#pragma once
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __restrict__
+#define __launch_bounds__(...)
+#define __shared__ static
+#define __align__(n) __attribute__((aligned(n)))
+
+struct Dim3 { int x = 1, y = 1, z = 1; };
+struct float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct int4 { int x, y, z, w; };
+
+namespace emulator {
+constexpr std::size_t STACK = 1 << 18;
+
+struct Barrier { int arrived = 0; long generation = 0; };
+struct Warp { Barrier barrier; float values[32]; uint32_t words[32]; float a[32][4], b[32][2]; };
+struct Fiber { ucontext_t context; std::vector<char> stack; bool done = false; };
+
+inline std::vector<Fiber> fibers;
+inline std::vector<Warp> warps;
+inline Barrier block;
+inline ucontext_t scheduler;
+inline int current = 0, threads = 0;
+inline void (*entry)(const void*);
+inline const void* arguments;
+inline std::vector<char> dynamic_shared;
+
+inline void yield() { swapcontext(&fibers[current].context, &scheduler); }
+
+inline void wait(Barrier& barrier, int size) {
+    const long mine = barrier.generation;
+    if (++barrier.arrived == size) {
+        barrier.arrived = 0;
+        barrier.generation++;
+    }
+    while (barrier.generation == mine) yield();
+}
+
+inline Warp& my_warp() { return warps[current / 32]; }
+inline int my_lane() { return current % 32; }
+inline void warp_wait() { wait(my_warp().barrier, std::min(32, threads - current / 32 * 32)); }
+inline void run_fiber() {
+    entry(arguments);
+    fibers[current].done = true;
+    yield();
+}
+
+inline Dim3 block_index, block_size, grid_size;
+
+inline void launch(void (*kernel)(const void*), const void* args, Dim3 grid, int size, std::size_t shared) {
+    entry = kernel;
+    arguments = args;
+    threads = size;
+    block_size = {size, 1, 1};
+    grid_size = grid;
+    for (int z = 0; z < grid.z; z++)
+        for (int y = 0; y < grid.y; y++)
+            for (int x = 0; x < grid.x; x++) {
+                block_index = {x, y, z};
+                dynamic_shared.assign(shared + 256, 0x7f);  // not zeros: nobody may rely on them
+                block = {};
+                warps.assign((size + 31) / 32, Warp{});
+                fibers.clear();
+                fibers.resize(size);
+                for (auto& fiber : fibers) {
+                    fiber.stack.resize(STACK);
+                    getcontext(&fiber.context);
+                    fiber.context.uc_stack.ss_sp = fiber.stack.data();
+                    fiber.context.uc_stack.ss_size = STACK;
+                    fiber.context.uc_link = &scheduler;
+                    makecontext(&fiber.context, run_fiber, 0);
+                }
+                for (bool left = true; left;) {
+                    left = false;
+                    for (current = 0; current < size; current++)
+                        if (!fibers[current].done) {
+                            left = true;
+                            swapcontext(&scheduler, &fibers[current].context);
+                        }
+                }
+            }
+}
+
+inline float tf32(float x) {  // what the hardware does with the low bits: it drops them
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    bits &= 0xffffe000u;
+    std::memcpy(&x, &bits, 4);
+    return x;
+}
+}  // namespace emulator
+
+struct ThreadIndex {
+    struct { operator int() const { return emulator::current; } } x;
+    int y = 0, z = 0;
+};
+inline ThreadIndex threadIdx;
+#define blockIdx emulator::block_index
+#define blockDim emulator::block_size
+#define gridDim emulator::grid_size
+
+inline void __syncthreads() { emulator::wait(emulator::block, emulator::threads); }
+inline void __syncwarp(unsigned = ~0u) { emulator::warp_wait(); }
+
+template <class T>
+inline T __shfl_sync(unsigned, T value, int source) {
+    auto& warp = emulator::my_warp();
+    warp.values[emulator::my_lane()] = value;
+    emulator::warp_wait();
+    const T found = warp.values[source & 31];
+    emulator::warp_wait();
+    return found;
+}
+template <class T>
+inline T __shfl_xor_sync(unsigned mask, T value, int distance) {
+    return __shfl_sync(mask, value, emulator::my_lane() ^ distance);
+}
+inline int __any_sync(unsigned, int predicate) {
+    auto& warp = emulator::my_warp();
+    warp.words[emulator::my_lane()] = predicate != 0;
+    emulator::warp_wait();
+    int any = 0;
+    for (uint32_t word : warp.words) any |= word;
+    emulator::warp_wait();
+    return any;
+}
+
+inline float __uint_as_float(uint32_t bits) { float x; std::memcpy(&x, &bits, 4); return x; }
+inline uint32_t __float_as_uint(float x) { uint32_t bits; std::memcpy(&bits, &x, 4); return bits; }
+inline float __ldg(const float* p) { return *p; }
+inline float4 __ldg(const float4* p) { return *p; }
+inline int __ldg(const int* p) { return *p; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline float atomicAdd(float* p, float v) { const float old = *p; *p = old + v; return old; }
+inline int atomicMax(int* p, int v) { const int old = *p; *p = std::max(old, v); return old; }
+inline int atomicOr(int* p, int v) { const int old = *p; *p = old | v; return old; }
+using std::max;
+using std::min;
+
+// A warp's product of a 16 x 8 by an 8 x 8 matrix of tf32 numbers, in the layout of the PTX manual.
+inline void mma_tf32(float (&c)[4], const float (&a)[4], const float (&b)[2]) {
+    auto& warp = emulator::my_warp();
+    const int lane = emulator::my_lane(), group = lane / 4, member = lane % 4;
+    for (int i = 0; i < 4; i++) warp.a[lane][i] = emulator::tf32(a[i]);
+    for (int i = 0; i < 2; i++) warp.b[lane][i] = emulator::tf32(b[i]);
+    emulator::warp_wait();
+    auto left = [&](int row, int k) { return warp.a[row % 8 * 4 + k % 4][row / 8 + 2 * (k / 4)]; };
+    auto right = [&](int k, int column) { return warp.b[column * 4 + k % 4][k / 4]; };
+    for (int i = 0; i < 4; i++) {
+        const int row = group + 8 * (i / 2), column = 2 * member + i % 2;
+        for (int k = 0; k < 8; k++) c[i] += left(row, k) * right(k, column);
+    }
+    emulator::warp_wait();
+}
+
+#define EMULATED 1
+#define DYNAMIC_SHARED(name) \
+    float* name = reinterpret_cast<float*>((reinterpret_cast<std::uintptr_t>(emulator::dynamic_shared.data()) + 127) & ~std::uintptr_t(127))
