@@ -16,7 +16,7 @@ class Arguments(ctypes.Structure):
     def __init__(self, **values: Any) -> None:
         #: The tensors must live as long as their addresses are in use.
         self.tensors = [value for value in values.values() if isinstance(value, Tensor)]
-        missing = {name for name, _ in self._fields_} ^ set(values)
+        missing = {field[0] for field in self._fields_} ^ set(values)
         assert not missing, missing
         super().__init__(**{name: _address(value) for name, value in values.items()})
 
@@ -124,4 +124,32 @@ class PrepareArguments(Arguments):
         ("waves", _POINTER),
         ("affine", _POINTER),
         ("count", _INT),
+    )
+
+
+class InverseArguments(Arguments):
+    """Of flow_inverse."""
+
+    _fields_ = (
+        ("z", _POINTER),
+        ("context", _POINTER),
+        ("weights", _POINTER),
+        ("spans", _POINTER),
+        ("inner", _POINTER),
+        ("groups", _POINTER),
+        ("pieces", _POINTER),
+        ("ends", _POINTER),
+        ("biases", _POINTER),
+        ("waves", _POINTER),
+        ("affine", _POINTER),
+        ("x", _POINTER),
+        ("ladj", _POINTER),
+        ("iterations", _POINTER),
+        ("residual", _POINTER),
+        ("converged", _POINTER),
+        ("batch", _INT),
+        ("network_size", _INT),
+        ("inner_size", _INT),
+        ("group_count", _INT),
+        ("limit", _INT),
     )

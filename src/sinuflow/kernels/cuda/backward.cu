@@ -71,7 +71,7 @@ __device__ __forceinline__ float through_waves(const float* __restrict__ mine, f
     return grad * scale;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) flow_backward(const BackwardArguments p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const BackwardArguments p) {
     DYNAMIC_SHARED(memory);
     float* grad = memory;  // [FEATURES][ROWS]
     float* of_context = grad + FEATURES * ROWS;

@@ -5,6 +5,8 @@
 // NETWORKS, ROWS (of the batch, to a block: 8, 16 or 32) and WARPS.
 #ifndef EMULATED
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(128) float name[]
+#define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fffffff)
 #endif
 
 constexpr int THREADS = 32 * WARPS;
@@ -55,18 +57,11 @@ __device__ __forceinline__ void sin_cos(float u, float& sine, float& cosine) {
 __device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-// What a network sees of a feature, and the derivative of that.
+// What a network sees of a feature.
 __device__ __forceinline__ float squashed(float x) {
     if (SQUASH == 0) return x;
     const float ratio = fminf(fmaxf(x * (1.0f / (SQUASH ? SQUASH : 1)), -1e6f), 1e6f);
     return SQUASH * ratio * rsqrtf(fmaf(ratio, ratio, 1.0f));
-}
-__device__ __forceinline__ float squash_slope(float x) {
-    if (SQUASH == 0) return 1.0f;
-    const float ratio = x * (1.0f / (SQUASH ? SQUASH : 1));
-    if (fabsf(ratio) > 1e6f) return 0.0f;
-    const float r = rsqrtf(fmaf(ratio, ratio, 1.0f));
-    return r * r * r;
 }
 
 // ---------------------------------------------------------------- products with masked matrices
@@ -113,15 +108,17 @@ struct Product {
     __device__ __forceinline__ void add(const float4* __restrict__ packed, const Span (&span)[TILES], int first, int end,
                                         const float* operand, int stride) {
         const int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4;
+        // With few sums at once, separate ones for every kind of product keep the tensor cores from waiting.
+        constexpr int KINDS = TILES * COLUMNS <= 4 ? 2 : 1;
         float4 ahead[TILES];
-        float cross[TILES][COLUMNS][4];
+        float cross[KINDS][TILES][COLUMNS][4];
 #pragma unroll
         for (int i = 0; i < TILES; i++) {
             ahead[i] = fetch(packed, span[i], first, lane);
 #pragma unroll
             for (int j = 0; j < COLUMNS; j++)
 #pragma unroll
-                for (int c = 0; c < 4; c++) cross[i][j][c] = 0.0f;
+                for (int c = 0; c < 4; c++) cross[0][i][j][c] = cross[KINDS - 1][i][j][c] = 0.0f;
         }
         for (int k = first; k < end; k++) {
             float4 now[TILES];
@@ -150,8 +147,8 @@ struct Product {
 #pragma unroll
                 for (int j = 0; j < COLUMNS; j++) {
                     mma_tf32(sum[i][j], above, high[j]);
-                    mma_tf32(cross[i][j], above, low[j]);
-                    mma_tf32(cross[i][j], below, high[j]);
+                    mma_tf32(cross[0][i][j], above, low[j]);
+                    mma_tf32(cross[KINDS - 1][i][j], below, high[j]);
                 }
             }
         }
@@ -160,7 +157,8 @@ struct Product {
 #pragma unroll
             for (int j = 0; j < COLUMNS; j++)
 #pragma unroll
-                for (int c = 0; c < 4; c++) sum[i][j][c] += cross[i][j][c];
+                for (int c = 0; c < 4; c++)
+                    sum[i][j][c] += KINDS == 1 ? cross[0][i][j][c] : cross[0][i][j][c] + cross[KINDS - 1][i][j][c];
     }
 
     // Call back with every number of the result: tile, row of the matrix, row of the batch, and the number.

@@ -6,6 +6,7 @@ the next process starts at once.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import glob
 import hashlib
@@ -33,10 +34,8 @@ def compiled(source: str, defines: dict[str, str], architecture: str) -> bytes:
         return path.read_bytes()
     except OSError:
         code = _compile(library, source, options)
-    try:
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, and nothing else
         _keep(path, code)
-    except OSError:  # a cache that cannot be written costs time, and nothing else
-        pass
     return code
 
 

@@ -50,7 +50,7 @@ __device__ __forceinline__ float* run_hidden(const ForwardArguments& p, int netw
     return (DEPTH - 1) % 2 ? there : here;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) flow_forward(const ForwardArguments p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const ForwardArguments p) {
     DYNAMIC_SHARED(memory);
     float* x = memory;  // [FEATURES][ROWS]
     float* ladj = x + FEATURES * ROWS;

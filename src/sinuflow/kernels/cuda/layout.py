@@ -22,7 +22,7 @@ GRADIENT_TILE = 64
 class Packing(NamedTuple):
     """One network's matrices in tiles."""
 
-    index: Tensor  # into the network's own numbers, -1 for a zero
+    places: Tensor  # among the matrix's own numbers, -1 for a zero
     spans: Tensor  # for every row of tiles: offset, first and last column of tiles, (tiles, 4), int32
 
 
@@ -54,24 +54,35 @@ def layout(shape: FlowShape, networks: list[NetworkOffsets], zero: int) -> Layou
     # The backward pass goes from the head down.
     backward = [_pack(layer, transposed=True) for layer in reversed(layers)]
     return Layout(
-        _gather(forward, [n.weights for n in networks], zero),
+        gather([p.places for p in forward], [n.weights for n in networks], zero),
         _joined_spans(forward),
-        sum(len(p.index) for p in forward) // 4,
-        _gather(backward, [n.weights[::-1] for n in networks], zero),
+        sum(len(p.places) for p in forward) // 4,
+        gather([p.places for p in backward], [n.weights[::-1] for n in networks], zero),
         _joined_spans(backward),
-        sum(len(p.index) for p in backward) // 4,
+        sum(len(p.places) for p in backward) // 4,
         _biases(shape, networks, zero),
         _jobs(layers),
         torch.cat([torch.tensor(layer.reach, dtype=torch.int32) for layer in layers]),
     )
 
 
-def _pack(layer: Layer, transposed: bool) -> Packing:
+def places_of(layer: Layer) -> Tensor:
+    """Where each number of a matrix is among them, -1 where it is masked."""
     rows, columns = len(layer.reach), layer.columns[-1]
     places = torch.arange(rows * columns).view(rows, columns)
-    matrix = torch.where(torch.arange(columns) < torch.tensor(layer.reach).unsqueeze(-1), places, -1)
-    matrix = matrix.mT if transposed else matrix
+    return torch.where(torch.arange(columns) < torch.tensor(layer.reach).unsqueeze(-1), places, -1)
+
+
+def _pack(layer: Layer, transposed: bool) -> Packing:
+    places = places_of(layer)
+    return pack(places.mT if transposed else places)
+
+
+def pack(matrix: Tensor) -> Packing:
+    """A matrix of places in tiles; it may be empty."""
     rows, columns = matrix.shape
+    if columns == 0:
+        return Packing(matrix.new_empty(0), torch.zeros((-(-rows // 16), 4), dtype=torch.int32))
     whole = torch.full((round_up(rows, 16), round_up(columns, 8)), -1)
     whole[:rows, :columns] = matrix
     # (row of tiles, half, group, column of tiles, half, member) to the order of a warp's lanes.
@@ -83,7 +94,7 @@ def _pack(layer: Layer, transposed: bool) -> Packing:
         parts.append(row[first:end].flatten())
         spans.append([offset, first, end, 0])
         offset += end - first
-    return Packing(torch.cat(parts), torch.tensor(spans, dtype=torch.int32))
+    return Packing(torch.cat([matrix.new_empty(0), *parts]), torch.tensor(spans, dtype=torch.int32).view(-1, 4))
 
 
 def _joined_spans(packings: list[Packing]) -> Tensor:
@@ -93,17 +104,18 @@ def _joined_spans(packings: list[Packing]) -> Tensor:
         spans = packing.spans.clone()
         spans[:, 0] += before
         joined.append(spans)
-        before += len(packing.index) // 128
+        before += len(packing.places) // 128
     return torch.cat(joined)
 
 
-def _gather(packings: list[Packing], offsets: list[tuple[int, ...]], zero: int) -> Tensor:
-    parts = [
-        torch.where(packing.index < 0, zero, packing.index + offset)
+def gather(parts: list[Tensor], offsets: list[tuple[int, ...]], zero: int) -> Tensor:
+    """An index into all parameters, network by network, from places in the matrices of one."""
+    found = [
+        torch.where(places < 0, zero, places + offset)
         for network in offsets
-        for packing, offset in zip(packings, network, strict=True)
+        for places, offset in zip(parts, network, strict=True)
     ]
-    return torch.cat(parts).to(torch.int32)
+    return torch.cat(found).to(torch.int32)
 
 
 def _biases(shape: FlowShape, networks: list[NetworkOffsets], zero: int) -> Tensor:

@@ -89,6 +89,11 @@ class FlowShape:
         each = self.features + self.context + 1 + stride_of(self.head) + 2 * stride_of(self.units)
         return 4 * (rows * each + parts_size(tiles, rows, warps))
 
+    def inverse_shared(self, rows: int, inner: int) -> int:
+        """Bytes of shared memory of the inverse kernel, with so many numbers of inner weights."""
+        each = 4 * self.features + stride_of(self.inputs) + len(self.hidden) * stride_of(self.units)
+        return 4 * (rows * (each + stride_of(self.head)) + inner)
+
     def fits(self, rows: int, warps: int) -> bool:
         """Whether a block can take so many rows."""
         return max(self.forward_shared(rows, warps), self.backward_shared(rows, warps)) <= _SHARED_BYTES
