@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, InversionError, SinuflowError
 from ..solvers import SolverOptions
+
+if TYPE_CHECKING:
+    from .whole_flow import WholeFlow
 
 CERTIFIED = SolverOptions()
 
@@ -218,6 +221,11 @@ class Chain(Bijection):
         return iter(self.bijections)  # type: ignore[arg-type]
 
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        whole = self._at_once(x)
+        return self.layer_by_layer(x, context) if whole is None else whole.transform(x, context)
+
+    def layer_by_layer(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What :meth:`transform` does, in any case one bijection after the other."""
         total = x.new_zeros(x.shape[-1])
         for bijection in self:
             x, ladj = bijection.transform(x, context if bijection.context else None)
@@ -230,6 +238,27 @@ class Chain(Bijection):
             layers += bijection.invert(z, context if bijection.context else None, options)
             z = layers[-1].x
         return layers
+
+    def certified(
+        self, z: Tensor, context: Tensor | None, options: SolverOptions
+    ) -> tuple[Tensor, Tensor, Certificate]:
+        needs_gradients = torch.is_grad_enabled() and any(
+            t.requires_grad for t in (z, *([] if context is None else [context]), *self.parameters())
+        )
+        whole = None if needs_gradients or options.method != "certified" else self._at_once(z)
+        if whole is None:
+            return super().certified(z, context, options)
+        self.refuse_dropout()
+        x, ladj, *certificate = whole.invert(z, context, options.limit)
+        return x, ladj, Certificate(tuple(self.layer_names()), *certificate)
+
+    def _at_once(self, x: Tensor) -> WholeFlow | None:
+        """Kernels that take all bijections at once, if there are any for this chain and this batch."""
+        if not x.is_cuda:
+            return None
+        from .whole_flow import whole_flow
+
+        return whole_flow(self, x)
 
     def initialize(self, x: Tensor, context: Tensor | None) -> Tensor:
         for bijection in self:

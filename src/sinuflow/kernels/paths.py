@@ -1,7 +1,8 @@
 """Which version of a kernel runs where, and why.
 
-On a GPU the fused kernels are used when Triton is there and works, and plain PyTorch otherwise:
-slower, and the same results. ``SINUFLOW_KERNELS=plain`` in the environment asks for plain PyTorch.
+On a GPU, a whole float32 flow goes through CUDA kernels if they fit it; otherwise its layers go through
+Triton kernels; and where neither works, through plain PyTorch: slower, and the same results.
+``SINUFLOW_KERNELS=plain`` (or ``triton``) in the environment asks for less than there is.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .cuda.compiler import CompilerError, find_compiler
 from .dispatch import fused_allowed
 
 #: Before this generation, Triton's kernels do not run.
 _OLDEST = (7, 0)
+#: The first generation whose tensor cores multiply tf32 numbers.
+_TENSOR_CORES = (8, 0)
 #: One program takes all features of a row, and has registers for so many.
 MOST_FEATURES = 2048
 
@@ -49,6 +53,23 @@ def gpu_path(device: torch.device) -> Path:
     except Exception as error:  # a missing C compiler, a driver that does not fit: whatever it is, go on without
         return Path(False, f"Triton does not work here: {str(error).strip().splitlines()[0][:120]}")
     return Path(True, "fused Triton kernels")
+
+
+@lru_cache(maxsize=64)
+def whole_flow_path(device: torch.device) -> Path:
+    """Whether a GPU can take a whole flow at once, by kernels in CUDA C++."""
+    if os.environ.get("SINUFLOW_KERNELS", "").lower() in ("plain", "triton"):
+        return Path(False, f"SINUFLOW_KERNELS={os.environ['SINUFLOW_KERNELS']} asks for others")
+    if device.type != "cuda" or torch.version.cuda is None:
+        return Path(False, "they need a GPU by NVIDIA")
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _TENSOR_CORES:
+        return Path(False, f"compute capability {capability[0]}.{capability[1]} has no tensor cores for them")
+    try:
+        find_compiler()
+    except CompilerError as error:
+        return Path(False, str(error))
+    return Path(True, "fused CUDA kernels for whole flows")
 
 
 def _try_triton(device: torch.device) -> None:

@@ -27,7 +27,7 @@ class CompilerError(RuntimeError):
 def compiled(source: str, defines: dict[str, str], architecture: str) -> bytes:
     """The machine code of a source, from the cache if it is there."""
     options = [f"--gpu-architecture={architecture}", "--std=c++17", *(f"-D{k}={v}" for k, v in defines.items())]
-    library = _library()
+    library = find_compiler()
     key = "\n".join([source, *options, _version(library)])
     path = cache_folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
     try:
@@ -85,7 +85,8 @@ def _version(library: ctypes.CDLL) -> str:
 
 
 @lru_cache(maxsize=1)
-def _library() -> ctypes.CDLL:
+def find_compiler() -> ctypes.CDLL:
+    """The compiler, as a library; or a :class:`CompilerError` that says why there is none."""
     if sys.platform != "linux" or torch.version.cuda is None:
         raise CompilerError("the CUDA kernels need Linux and a PyTorch that was built for CUDA")
     major = torch.version.cuda.split(".")[0]

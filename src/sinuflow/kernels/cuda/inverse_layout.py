@@ -39,7 +39,7 @@ def inverse_layout(shape: FlowShape, networks: list[NetworkOffsets], zero: int) 
     matrices = [places_of(layer) for layer in layers]
     tiles: list[tuple[int, Tensor]] = []  # the layer, and places in its matrix
     plain: list[tuple[int, Tensor]] = []
-    spans, groups, pieces = [], [], []
+    spans, groups, pieces = list[list[int]](), list[list[int]](), list[list[int]]()
     packed = inside = most = 0
     for begin, end in _degree_groups(shape):
         first_span, first_inner = len(spans), inside

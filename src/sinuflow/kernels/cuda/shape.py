@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..degrees import Plan, plan
 
 #: Bytes of shared memory that a block can have on the GPUs that these kernels are for, less a reserve.
-_SHARED_BYTES = 220 * 1024
+MOST_SHARED_BYTES = 220 * 1024
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class FlowShape:
 
     def fits(self, rows: int, warps: int) -> bool:
         """Whether a block can take so many rows."""
-        return max(self.forward_shared(rows, warps), self.backward_shared(rows, warps)) <= _SHARED_BYTES
+        return max(self.forward_shared(rows, warps), self.backward_shared(rows, warps)) <= MOST_SHARED_BYTES
 
 
 def round_up(number: int, multiple: int) -> int:

@@ -1,0 +1,219 @@
+"""A chain as one map on a GPU, where the CUDA kernels fit it."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..conditioners import MADE
+from ..kernels.cuda.compiler import CompilerError
+from ..kernels.cuda.driver import CudaLauncher
+from ..kernels.cuda.layout import NetworkOffsets
+from ..kernels.cuda.program import Inverted, Offsets, Program
+from ..kernels.cuda.shape import FlowShape
+from ..kernels.dispatch import fused_allowed
+from ..kernels.paths import whole_flow_path
+from .affine import ElementwiseAffine
+from .autoregressive import AutoregressiveLayer, AutoregressiveWaves
+from .ldu import LDUBlock
+from .sinusoidal import SinusoidalScale
+
+if TYPE_CHECKING:
+    from .base import Chain
+
+_WARPS, _LEAST_ROWS, _MOST_WAVES = 8, 8, 32
+
+
+class Anatomy(NamedTuple):
+    """A chain that the kernels know: its shape, and where its numbers are."""
+
+    shape: FlowShape
+    offsets: Offsets
+
+
+def anatomy(chain: Chain) -> Anatomy | None:
+    """The chain as the kernels see it, or None if they cannot compute it."""
+    layers: list[Any] = list(chain)
+    affine: ElementwiseAffine | None = None
+    if all(isinstance(layer, AutoregressiveWaves) for layer in layers):
+        networks, scales = layers, []
+    elif isinstance(layers[-1], ElementwiseAffine) and all(isinstance(layer, LDUBlock) for layer in layers[:-1]):
+        parts = [part for block in layers[:-1] for part in block]
+        networks = [part for part in parts if isinstance(part, AutoregressiveLayer)]
+        scales = [part for part in parts if isinstance(part, SinusoidalScale)]
+        affine = layers[-1]
+    else:
+        return None
+    shape = _common_shape(networks, scales, conditional=affine is None)
+    if shape is None or not shape.fits(_LEAST_ROWS, _WARPS):
+        return None
+    starts, total = dict[int, int](), 0
+    for parameter in chain.parameters():
+        starts[id(parameter)] = total
+        total += parameter.numel()
+    offsets = []
+    for network in networks:
+        made = [*network.conditioner.layers, network.conditioner.head]
+        offsets.append(NetworkOffsets(*(tuple(starts[id(p)] for p in ps) for ps in _weights_and_biases(made))))
+    waves = [p for s in scales for p in (s.frequency, s.phase, s.weight, s.strength, s.shift)]
+    waves += [] if affine is None else [affine.mean, affine.log_scale]
+    return Anatomy(shape, Offsets(offsets, [starts[id(p)] for p in waves], total))
+
+
+def _weights_and_biases(layers: list[Any]) -> tuple[list[Tensor], list[Tensor]]:
+    return [layer.weight for layer in layers], [layer.bias for layer in layers]
+
+
+def _common_shape(networks: list[Any], scales: list[Any], conditional: bool) -> FlowShape | None:
+    """The shape that all networks share, or None if they differ or are of another kind."""
+    if not networks:
+        return None
+    first, made = networks[0], networks[0].conditioner
+    widths = tuple(len(layer.reach) for layer in made.plan.hidden)
+    waves = [n.transformer for n in networks] if conditional else scales
+    kinds = {(n.conditioner.plan, n.conditioner.skips, n.conditioner.squash) for n in networks}
+    kinds_of_waves = {(w.scales, w.waves) for w in waves}
+    # Every second one is upside down: the upper shift of a block, or the second layer of conditional waves.
+    directions = [n.reverse for n in networks] == [i % 2 == (1 if conditional else 0) for i in range(len(networks))]
+    if len(set(widths)) != 1 or len(kinds) != 1 or len(kinds_of_waves) != 1 or not directions:
+        return None
+    # With a context, plain scales depend on the row; a lane of a warp has one wave.
+    if made.activation != "relu" or (first.context and not conditional) or waves[0].waves > _MOST_WAVES:
+        return None
+    return FlowShape(
+        features=first.features,
+        context=first.context,
+        hidden=widths,
+        residual=any(made.skips),
+        scales=waves[0].scales,
+        waves=waves[0].waves,
+        squash=made.squash or 0.0,
+        conditional=conditional,
+        networks=len(networks),
+    )
+
+
+class WholeFlow:
+    """A chain's kernels on one device."""
+
+    def __init__(self, chain: Chain, found: Anatomy, program: Program) -> None:
+        self.shape, self.program = found.shape, program
+        self._chain = weakref.ref(chain)  # the chain owns this, not the other way round
+        self._zero = torch.zeros(1, device=program.device)
+        self._may_drop = any(made.dropout for made in chain.modules() if isinstance(made, MADE))
+
+    @property
+    def chain(self) -> Chain:
+        """The chain itself."""
+        chain = self._chain()
+        assert chain is not None
+        return chain
+
+    def parameters(self) -> list[Tensor]:
+        """The chain's parameters, in the order of its offsets."""
+        return list(self.chain.parameters())
+
+    def joined(self, parameters: list[Tensor]) -> Tensor:
+        """All parameters one after the other, and a zero."""
+        return torch.cat([*(p.detach().reshape(-1) for p in parameters), self._zero])
+
+    def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        """z of shape (D, B) and the log-determinant of shape (B,)."""
+        z, ladj = _Transform.apply(torch.is_grad_enabled(), self, x, context, *self.parameters())
+        return z, ladj
+
+    def drops_out(self) -> bool:
+        """Whether dropout is active, which the kernels do not know."""
+        return self._may_drop and any(
+            made.training and made.dropout for made in self.chain.modules() if isinstance(made, MADE)
+        )
+
+    def plain_transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The same, layer by layer."""
+        return self.chain.layer_by_layer(x, context)
+
+    def invert(self, z: Tensor, context: Tensor | None, limit: int) -> Inverted:
+        """x, the inverse's log-determinant, and the certificate of every layer; without gradients."""
+        packed = self.program.pack_inverse(self.joined(self.parameters()))
+        given = None if context is None else context.contiguous()
+        return self.program.inverse(packed, z.contiguous(), given, limit)
+
+
+class _Transform(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, grad_enabled: bool, whole: WholeFlow, x: Tensor, context: Tensor | None, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        learning = grad_enabled and any(ctx.needs_input_grad)
+        given = None if context is None else context.contiguous()
+        packed = whole.program.pack(whole.joined(list(parameters)), learning)
+        scored = whole.program.forward(packed, x.contiguous(), given, keep=learning)
+        if learning:
+            ctx.whole, ctx.packed, ctx.kept = whole, packed, scored.kept
+            ctx.save_for_backward(scored.z, x, *([] if context is None else [context]), *parameters)
+        return scored.z, scored.ladj
+
+    @staticmethod
+    def backward(ctx: Any, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Any, ...]:
+        whole: WholeFlow = ctx.whole
+        z, x, *saved = ctx.saved_tensors  # PyTorch refuses if one of them was changed in place
+        context, parameters = (saved[0], saved[1:]) if whole.shape.context else (None, saved)
+        if torch.is_grad_enabled():
+            return None, None, *_differentiable(whole, x, context, parameters, (grad_z, grad_ladj))
+        found = whole.program.backward(ctx.packed, z, ctx.kept, grad_z.contiguous(), grad_ladj.contiguous())
+        pieces = found.parameters.split([p.numel() for p in parameters])
+        of_parameters = [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
+        return None, None, found.x, found.context, *of_parameters
+
+
+def _differentiable(
+    whole: WholeFlow, x: Tensor, context: Tensor | None, parameters: list[Tensor], grads: tuple[Tensor, ...]
+) -> tuple[Tensor | None, ...]:
+    """Gradients that can be differentiated again, layer by layer."""
+    with torch.enable_grad():
+        seen = x.view_as(x)
+        given = None if context is None else context.view_as(context)
+        outputs = whole.plain_transform(seen, given)
+    leaves = [seen, *([] if given is None else [given]), *parameters]
+    wanted = [t for t in leaves if t.requires_grad]
+    found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True, allow_unused=True))
+    result = [next(found) if t.requires_grad else None for t in leaves]
+    return tuple(result) if given is not None else (result[0], None, *result[1:])
+
+
+#: The kernels of the chains that are in use.
+_KNOWN: weakref.WeakKeyDictionary[Chain, dict[torch.device, WholeFlow | None]] = weakref.WeakKeyDictionary()
+
+
+def whole_flow(chain: Chain, x: Tensor) -> WholeFlow | None:
+    """The kernels for a chain and a batch, if there are any that fit."""
+    if not x.is_cuda or x.dtype != torch.float32 or not fused_allowed() or not whole_flow_path(x.device).fused:
+        return None
+    known = _KNOWN.setdefault(chain, {})
+    if x.device not in known:
+        known[x.device] = _build(chain, x.device)
+    whole = known[x.device]
+    return None if whole is None or whole.drops_out() else whole
+
+
+def _build(chain: Chain, device: torch.device) -> WholeFlow | None:
+    found = anatomy(chain)
+    if found is None:
+        return None
+    program = Program(found.shape, found.offsets, device, CudaLauncher(found.shape, device))
+    if not program.can_invert():
+        return None
+    whole = WholeFlow(chain, found, program)
+    tiny = torch.zeros((found.shape.features, 1), device=device)
+    given = torch.zeros((found.shape.context, 1), device=device) if found.shape.context else None
+    try:
+        with torch.no_grad():
+            whole.transform(tiny, given)
+    except CompilerError as error:
+        warnings.warn(f"the CUDA kernels cannot be used, and others will be: {error}", stacklevel=2)
+        return None
+    return whole

@@ -1,0 +1,79 @@
+"""Loading compiled kernels and starting them, through NVIDIA's driver."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from .arguments import Arguments
+from .compiler import CompilerError, compiled
+from .shape import FlowShape
+
+SOURCES = ("common.cuh", "waves.cuh", "forward.cu", "backward.cu", "parameters.cu", "inverse.cu")
+#: The driver's number for "most bytes of dynamic shared memory".
+_SHARED_LIMIT = 8
+
+
+class CudaLauncher:
+    """Starts the kernels of one flow on one GPU; compiles them when they are first wanted."""
+
+    def __init__(self, shape: FlowShape, device: torch.device) -> None:
+        self._shape, self._device = shape, device
+        self._functions: dict[tuple[str, int, int], ctypes.c_void_p] = {}
+        self.processors = torch.cuda.get_device_properties(device).multi_processor_count
+
+    def launch(
+        self, name: str, rows: int, warps: int, grid: tuple[int, ...], threads: int, shared: int, arguments: Arguments
+    ) -> None:
+        """Start a kernel on the current stream."""
+        with torch.cuda.device(self._device):
+            function = self._functions.get((name, rows, warps))
+            if function is None:
+                function = self._load(name, rows, warps, shared)
+            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+            pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+            sizes = [*grid, 1, 1][:3]
+            _check(_driver().cuLaunchKernel(function, *sizes, threads, 1, 1, shared, stream, pointers, None), name)
+
+    def _load(self, name: str, rows: int, warps: int, shared: int) -> ctypes.c_void_p:
+        torch.zeros(1, device=self._device)  # now there is a context
+        module = _module(self._shape, rows, warps, torch.cuda.get_device_capability())
+        function = ctypes.c_void_p()
+        _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()), name)
+        _check(_driver().cuFuncSetAttribute(function, _SHARED_LIMIT, shared), name)
+        self._functions[name, rows, warps] = function
+        return function
+
+
+@lru_cache(maxsize=256)
+def _module(shape: FlowShape, rows: int, warps: int, capability: tuple[int, int]) -> ctypes.c_void_p:
+    code = compiled(source(), shape.defines(rows, warps), f"sm_{capability[0]}{capability[1]}")
+    module = ctypes.c_void_p()
+    _check(_driver().cuModuleLoadData(ctypes.byref(module), code), "loading")
+    return module
+
+
+@lru_cache(maxsize=1)
+def source() -> str:
+    """All kernels, as one text."""
+    folder = Path(__file__).parent
+    return "\n".join((folder / name).read_text() for name in SOURCES)
+
+
+@lru_cache(maxsize=1)
+def _driver() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise CompilerError("libcuda.so.1, NVIDIA's driver, was not found") from error
+
+
+def _check(result: int, what: str) -> None:
+    if result:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(result, ctypes.byref(text))
+        said = (text.value or b"unknown error").decode()
+        raise CompilerError(f"{what}: {said} (CUDA error {result})")

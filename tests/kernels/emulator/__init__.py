@@ -1,0 +1,71 @@
+"""Running the CUDA kernels on a CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from sinuflow.kernels.cuda.arguments import Arguments
+from sinuflow.kernels.cuda.driver import source
+from sinuflow.kernels.cuda.shape import FlowShape
+
+KERNELS = {
+    "prepare": "PrepareArguments",
+    "flow_forward": "ForwardArguments",
+    "flow_backward": "BackwardArguments",
+    "weight_gradients": "WeightArguments",
+    "wave_gradients": "WaveArguments",
+    "flow_inverse": "InverseArguments",
+}
+
+
+class EmulatorLauncher:
+    """Runs the kernels of a flow by ``emulator.h``; few ``processors`` make for blocks of many rows."""
+
+    def __init__(self, shape: FlowShape, processors: int = 132) -> None:
+        self._shape, self.processors = shape, processors
+
+    def launch(
+        self, name: str, rows: int, warps: int, grid: tuple[int, ...], threads: int, shared: int, arguments: Arguments
+    ) -> None:
+        library = _library(self._shape, rows, warps)
+        sizes = [*grid, 1, 1][:3]
+        getattr(library, f"emulate_{name}")(ctypes.byref(arguments), *sizes, threads, ctypes.c_long(shared))
+
+
+@lru_cache(maxsize=64)
+def _library(shape: FlowShape, rows: int, warps: int) -> ctypes.CDLL:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("the emulator of CUDA needs g++")
+    header = Path(__file__).parent / "emulator.h"
+    defines = "\n".join(f"#define {name} {value}" for name, value in shape.defines(rows, warps).items())
+    wrappers = "\n".join(_wrapper(name, arguments) for name, arguments in KERNELS.items())
+    text = f'{defines}\n#include "{header}"\n{source()}\n{wrappers}\n'
+    folder = Path(tempfile.gettempdir()) / "sinuflow-emulator"
+    folder.mkdir(exist_ok=True)
+    key = hashlib.sha256((text + header.read_text()).encode()).hexdigest()[:20]
+    library = folder / f"{key}.so"
+    if not library.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            (Path(place) / "kernels.cpp").write_text(text)
+            made = Path(place) / "kernels.so"
+            command = [compiler, "-O1", "-std=c++17", "-shared", "-fPIC", "-w", "-o", str(made), f"{place}/kernels.cpp"]
+            subprocess.run(command, check=True, capture_output=True, text=True)
+            made.replace(library)
+    return ctypes.CDLL(str(library))
+
+
+def _wrapper(name: str, arguments: str) -> str:
+    return (
+        f'extern "C" void emulate_{name}(const void* a, int x, int y, int z, int threads, long shared) {{\n'
+        f"    emulator::launch([](const void* p) {{ {name}(*static_cast<const {arguments}*>(p)); }},\n"
+        f"                     a, {{x, y, z}}, threads, shared);\n}}"
+    )

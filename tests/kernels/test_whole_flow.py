@@ -1,0 +1,158 @@
+"""The CUDA kernels for whole flows against float64: run by an emulator on the CPU."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from looks_trained import look_trained
+from sinuflow import SinusoidalFlow
+from sinuflow.bijections.base import CERTIFIED
+from sinuflow.bijections.whole_flow import WholeFlow, anatomy
+from sinuflow.kernels.cuda.program import Program
+from tests.kernels.emulator import EmulatorLauncher
+
+FLOWS = {
+    "shift": {"features": 5, "blocks": 2, "hidden": (40, 40)},
+    "one hidden layer, many features": {
+        "features": 19, "blocks": 2, "hidden": (70,), "scales": 2, "waves": 3, "squash": 3.0,
+    },
+    "full": {"features": 5, "conditioning": "full", "blocks": 3, "hidden": (40, 40), "residual": True},
+    "context": {
+        "features": 4, "conditioning": "full", "blocks": 2, "hidden": (24, 24, 24), "context": 3, "waves": 3,
+        "scales": 3,
+    },
+    "many features": {"features": 18, "conditioning": "full", "blocks": 2, "hidden": (100, 100), "residual": True},
+    "one feature": {"features": 1, "conditioning": "full", "blocks": 2, "hidden": (20, 20)},
+    "two features": {"features": 2, "blocks": 1, "hidden": (16, 16), "scales": 1, "waves": 1},
+}  # fmt: skip
+BATCH = 21
+
+
+def emulated(name: str, processors: int) -> tuple[SinusoidalFlow, SinusoidalFlow, WholeFlow]:
+    """A flow, the same in float64, and its kernels; few processors make blocks of more rows."""
+    flow = look_trained(SinusoidalFlow(**FLOWS[name]))
+    found = anatomy(flow.bijection)
+    assert found is not None
+    program = Program(found.shape, found.offsets, torch.device("cpu"), EmulatorLauncher(found.shape, processors))
+    exact = SinusoidalFlow(**FLOWS[name]).double()
+    exact.load_state_dict(flow.state_dict())
+    return flow, exact, WholeFlow(flow.bijection, found, program)
+
+
+def draw(flow: SinusoidalFlow, batch: int = BATCH) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A batch, feature-major."""
+    return torch.randn(flow.features, batch), torch.randn(flow.context, batch) if flow.context else None
+
+
+def double(t: torch.Tensor | None) -> torch.Tensor | None:
+    return None if t is None else t.double()
+
+
+def error(ours: torch.Tensor, exact: torch.Tensor) -> float:
+    assert ours.shape == exact.shape
+    ours, exact = ours.detach(), exact.detach()
+    return float((ours - exact).abs().max() / (1 + exact.abs().max())) if exact.numel() else 0.0
+
+
+@pytest.mark.parametrize("processors", [132, 2, 1])
+@pytest.mark.parametrize("name", FLOWS)
+def test_the_map_and_its_gradients(name, processors):
+    flow, exact, whole = emulated(name, processors)
+    x, context = draw(flow)
+    leaves = [t.requires_grad_() for t in (x, context) if t is not None]
+    z, ladj = whole.transform(x, context)
+    grads = torch.randn_like(z), torch.randn_like(ladj)
+    found = torch.autograd.grad((z, ladj), [*leaves, *flow.parameters()], grads)
+    rough = [t.detach().double().requires_grad_() for t in leaves]
+    truth = exact.bijection.layer_by_layer(rough[0], rough[1] if context is not None else None)
+    expected = torch.autograd.grad(truth, [*rough, *exact.parameters()], [g.double() for g in grads])
+    assert error(z, truth[0]) < 1e-5
+    assert error(ladj, truth[1]) < 1e-5
+    for ours, theirs in zip(found, expected, strict=True):
+        assert error(ours, theirs) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["shift", "full"])
+def test_the_log_density_and_its_gradient_in_one_go(name):
+    """What the training loop uses: no gradients from outside, and memory that is its own."""
+    flow, exact, whole = emulated(name, 132)
+    x, _ = draw(flow)
+    packed = whole.program.pack(whole.joined(whole.parameters()), learning=True)
+    scored = whole.program.forward(packed, x, None, keep=True)
+    expected = exact().log_prob(x.mT.double())
+    assert error(scored.log_density, expected) < 1e-5
+    out = torch.zeros(sum(p.numel() for p in flow.parameters()))
+    whole.program.backward(packed, scored.z, scored.kept, None, None, nll_scale=1 / BATCH, out=out)
+    truth = torch.autograd.grad(-expected.mean(), list(exact.parameters()))
+    assert error(out, torch.cat([g.reshape(-1) for g in truth])) < 1e-5
+
+
+@pytest.mark.parametrize("processors", [132, 1])
+@pytest.mark.parametrize("name", FLOWS)
+def test_the_inverse_is_certified(name, processors):
+    flow, exact, whole = emulated(name, processors)
+    x, context = draw(flow)
+    with torch.no_grad():
+        z = exact.bijection.layer_by_layer(x.double(), double(context))[0].float()
+        again, ladj, certificate = exact.bijection.certified(z.double(), double(context), CERTIFIED)
+        found = whole.invert(z, context, limit=200)
+    assert error(found.x, again) < 2e-5
+    assert error(found.ladj, ladj) < 1e-4
+    assert bool(found.converged.all())
+    assert found.iterations.shape == certificate.iterations.shape
+    assert int(found.iterations.max()) < 20
+    assert float(found.residual.max()) < 1e-5
+
+
+def test_what_cannot_be_inverted_is_said_row_by_row():
+    flow, _, whole = emulated("full", 132)
+    z, _ = draw(flow)
+    z[2, 3], z[0, 11] = math.nan, math.inf
+    found = whole.invert(z, None, limit=200)
+    assert found.converged.all(0).tolist() == [n not in (3, 11) for n in range(BATCH)]
+    hurried = whole.invert(draw(flow)[0], None, limit=1)
+    assert not bool(hurried.converged.all(0).any())
+
+
+def test_an_empty_batch_is_an_empty_answer():
+    flow, _, whole = emulated("full", 132)
+    z, ladj = whole.transform(torch.zeros(flow.features, 0), None)
+    assert z.shape == (flow.features, 0)
+    assert ladj.shape == (0,)
+
+
+def test_second_derivatives_go_layer_by_layer():
+    flow, exact, whole = emulated("shift", 132)
+    x, _ = draw(flow, 3)
+    x.requires_grad_()
+    parameters = list(flow.parameters())
+
+    def penalty(transform, x, parameters):
+        z, ladj = transform(x, None)
+        (slope,) = torch.autograd.grad(z.sum() + ladj.sum(), x, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), [x, *parameters], allow_unused=True)
+
+    found = penalty(whole.transform, x, parameters)
+    other = x.detach().double().requires_grad_()
+    expected = penalty(exact.bijection.layer_by_layer, other, list(exact.parameters()))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            assert error(ours, theirs) < 1e-2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"activation": "tanh"},
+        {"hidden": (32, 48)},
+        {"context": 2},
+        {"conditioning": "none"},
+        {"hidden": (4096, 4096)},
+    ],
+)
+def test_other_flows_are_left_to_the_layers(options):
+    assert anatomy(SinusoidalFlow(**{"features": 3, "blocks": 1, "hidden": (32, 32), **options}).bijection) is None
