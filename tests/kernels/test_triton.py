@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +23,7 @@ from sinuflow.kernels.conditional_waves import Shape
 from sinuflow.kernels.triton import conditional_waves, constrain, scale_stack
 from sinuflow.kernels.waves import Waves
 from sinuflow.solvers import SolverOptions
+from tests.processes import unmeasured
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
@@ -168,3 +172,13 @@ def test_the_inverse_of_conditional_waves_is_certified(scales, features, waves, 
     close(plain_conditional.plain(found, parameters, shape)[0], z, 1e-12)
     close(slope.log().sum(0), ladj, 1e-9)
     close(found, ConditionalWaves(*shape).inverse(z.clone(), parameters, SolverOptions()).x, 1e-9)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
+def test_every_kernel_compiles_for_a_gpu():
+    """The interpreter takes much that the compiler does not."""
+    script = Path(__file__).parent / "compile_triton.py"
+    environment = {name: value for name, value in unmeasured().items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(done.stdout.splitlines()) == 2 * 11

@@ -32,7 +32,8 @@ def step(
     _decide[(1,)](
         control, rates, losses, parts, losses.numel(), len(parts),
         SIGN=sign, CLIPPED=rules.clip is not None, CLIP=rules.clip or 0.0, FAR=rules.far, SLACK=rules.slack,
-        LEARNING=rules.learning, MEMORY=rules.memory, LOG_BETA1=math.log(BETA1), LOG_BETA2=math.log(BETA2), BLOCK=_BLOCK,
+        LEARNING=rules.learning, MEMORY=rules.memory, LOG_BETA1=math.log(BETA1), LOG_BETA2=math.log(BETA2),
+        BLOCK=_BLOCK,
     )  # fmt: skip
     _update[(triton.cdiv(size, _BLOCK),)](
         control, parameters, gradient, first, second, parameters if average is None else average, size,

@@ -1,0 +1,46 @@
+"""Compiles every Triton kernel for a GPU of 2022, which needs none; prints the names of those that compile.
+
+A script of its own, because kernels that were defined for the interpreter cannot be compiled.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from triton.runtime.jit import JITFunction
+
+from sinuflow.kernels.triton import conditional_waves, constrain, flat_adam, scale_stack
+
+TARGET = GPUTarget("cuda", 90, 32)
+CONSTANTS = {
+    "SCALES": 2, "WAVES": 3, "FEATURES": 4, "ROWS": 16, "KEEP": True, "BLOCK": 128, "PART": 4096,
+    "ALPHA_MAX": 0.999, "FREQUENCY_MIN": 1e-4, "SLOW": 0.1, "SIGN": -1, "CLIPPED": True, "CLIP": 5.0, "FAR": 30.0,
+    "SLACK": 1.0, "LEARNING": 20, "MEMORY": 0.98, "LOG_BETA1": -0.1, "LOG_BETA2": -0.001, "BETA1": 0.9,
+    "BETA2": 0.999, "DECAY": 0.01, "DECOUPLED": True, "AVERAGED": True, "EPSILON": 1e-7,
+}  # fmt: skip
+KINDS = {"iterations_at": "*i32", "converged_at": "*i1", "control_at": "*fp64", "rates_at": "*fp64"}
+
+
+def signature(kernel: JITFunction, number: str) -> dict[str, str]:
+    """The types of a kernel's arguments: addresses end in ``_at``, constants are capitals, the rest are counts."""
+    kinds = {}
+    for name in kernel.arg_names:
+        other = KINDS.get(name, f"*{number}") if name.endswith("_at") else "i32"
+        kinds[name] = "constexpr" if name in CONSTANTS else other
+    return kinds
+
+
+for module in (conditional_waves, constrain, flat_adam, scale_stack):
+    for name, kernel in inspect.getmembers(module, lambda value: isinstance(value, JITFunction)):
+        addresses = [a for a in kernel.arg_names if a.endswith("_at")]
+        if not addresses or not name.startswith("_") or kernel.fn.__module__ != module.__name__:
+            continue  # a device function, which is compiled with those that call it
+        if name in ("_scale", "_softmax_parts", "_places"):
+            continue
+        for number in ("fp32", "fp64"):
+            kinds = signature(kernel, number)
+            constants = {a: CONSTANTS[a] for a, kind in kinds.items() if kind == "constexpr"}
+            compile(ASTSource(kernel, kinds, constants), target=TARGET)
+            print(module.__name__.rpartition(".")[2], name, number)  # noqa: T201
