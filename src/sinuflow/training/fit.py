@@ -154,7 +154,7 @@ def fit(
             log.start([])
         saver = _Saver(trainer, folder, fingerprint, checkpoint_steps, checkpoint_minutes, interrupt)
         try:
-            trainer.run(saver)
+            trainer.run(saver, checkpoint_steps)
             saver.save()
         finally:
             shown.close()

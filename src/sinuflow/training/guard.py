@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 #: Steps before the guard knows what a usual loss is.
-_LEARNING = 20
+LEARNING = 20
 #: How fast it forgets.
-_MEMORY = 0.98
+MEMORY = 0.98
 #: A loss this many usual deviations above the usual is no loss to learn from.
-_FAR = 30.0
+FAR = 30.0
 #: Bad steps in a row that mean more than bad luck.
 PERSISTENT = 10
 
@@ -22,7 +22,7 @@ class Guard:
     """
 
     def __init__(self, slack: float) -> None:
-        self._slack = slack
+        self.slack = slack
         self.seen = 0
         self.mean = 0.0
         self.deviation = 0.0
@@ -32,14 +32,14 @@ class Guard:
     def good(self, loss: float, gradient_norm: float) -> bool:
         """Whether to make the step."""
         good = math.isfinite(loss) and math.isfinite(gradient_norm)
-        if good and self.seen >= _LEARNING:
-            good = loss <= self.mean + _FAR * self.deviation + self._slack
+        if good and self.seen >= LEARNING:
+            good = loss <= self.mean + FAR * self.deviation + self.slack
         if not good:
             self.bad_in_a_row += 1
             self.skipped += 1
             return False
         self.bad_in_a_row = 0
-        weight = max(1 - _MEMORY, 1 / (self.seen + 1))
+        weight = max(1 - MEMORY, 1 / (self.seen + 1))
         self.deviation += weight * (abs(loss - self.mean) - self.deviation) if self.seen else 0.0
         self.mean += weight * (loss - self.mean)
         self.seen += 1
@@ -56,7 +56,7 @@ class Guard:
 
     def state(self) -> dict[str, float]:
         """Everything as numbers, to be stored."""
-        return {name: value for name, value in vars(self).items() if name != "_slack"}
+        return {name: value for name, value in vars(self).items() if name != "slack"}
 
     def restore(self, state: dict[str, float]) -> None:
         """Set what :meth:`state` gave."""

@@ -68,10 +68,24 @@ class MemoryRows:
         self._x, self._context, self._encode, self._device = x, context, encode, device
 
     def epoch(self, number: int, batch_size: int, seed: int, skip: int = 0) -> Iterator[Batch]:
-        order = torch.randperm(self.rows, generator=seeded(seed, number)).to(self._x.device)
+        order = self.order(number, seed)
         size = min(batch_size, self.rows)
         for i in range(skip, self.rows // size):
             yield self._batch(order[i * size : (i + 1) * size], seeded(seed, number, i))
+
+    def order(self, number: int, seed: int) -> Tensor:
+        """The order in which an epoch takes the rows."""
+        return torch.randperm(self.rows, generator=seeded(seed, number)).to(self._x.device)
+
+    @property
+    def resident(self) -> bool:
+        """Whether batches are rows as they are, so that they can be taken without asking the source."""
+        return self._encode is None
+
+    @property
+    def tensors(self) -> Batch:
+        """All rows, as they are held."""
+        return Batch(self._x, self._context)
 
     def head(self, rows: int) -> Batch:
         return self._batch(slice(0, rows), seeded(0))

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import TrainingError
+from ..flow import SinusoidalFlow
+from .batches import Batches
 from .checkpoint import Checkpoint
+from .device_engine import make_engine
+from .engine import Snapshot, Weights, copied
 from .guard import Guard
 from .history import History
 from .progress import Progress, Standing
 from .schedules import Schedule
 from .settings import Settings
-from .sources import Batch, RowSource
+from .sources import RowSource
 
 #: Rows that are scored at a time when validating.
 _VALIDATION_ROWS = 4096
 #: What is left of the learning rate after going back, and how often that is tried.
 _BACK_OFF, _MOST_RETURNS = 0.3, 3
-
-Weights = dict[str, Tensor]
 
 
 class Trainer:
@@ -39,7 +40,7 @@ class Trainer:
 
     def __init__(
         self,
-        flow: nn.Module,
+        flow: SinusoidalFlow,
         train: RowSource,
         validation: RowSource | None,
         settings: Settings,
@@ -47,17 +48,14 @@ class Trainer:
         progress: Progress,
         slack: float,
     ) -> None:
-        self._flow, self._train, self._validation, self._settings = flow, train, validation, settings
+        self._flow, self._validation, self._settings = flow, validation, settings
         self._history, self._progress = history, progress
-        self._parameters = list(flow.parameters())
-        self._optimizer = _optimizer(self._parameters, settings)
+        self._batches = Batches(train, settings.batch_size, settings.seed)
         self._schedule = Schedule(settings.schedule, settings.steps, settings.warmup)
         self._guard = Guard(slack)
-        self._average = _copy(flow.state_dict()) if settings.ema else None
+        self._engine = make_engine(flow, self._batches, settings, self._guard, self._rate)
         self._best: Weights | None = None
-        self._good: dict[str, Any] = self._snapshot()
-        self._position = [0, 0]  # epoch, batches taken from it
-        self._batches: Iterator[Batch] | None = None
+        self._good = self._engine.snapshot()
         self._rate_factor = 1.0
         self._returns = 0
         self._waited = 0
@@ -70,8 +68,11 @@ class Trainer:
 
     # ---------------------------------------------------------------- running
 
-    def run(self, save: Callable[[], None]) -> None:
-        """Train to the end; ``save`` is called between steps, and decides when to do something."""
+    def run(self, save: Callable[[], None], save_every: int | None = None) -> None:
+        """Train to the end; ``save`` is called between steps, and decides when to do something.
+
+        It is called at least after every ``save_every`` steps.
+        """
         settings = self._settings
         self._flow.train()
         started, rows = time.monotonic() - self._seconds, 0
@@ -79,62 +80,32 @@ class Trainer:
         if self.step == 0 and not self._history.records and self._validation is not None:
             self._validate(0.0)  # the start may be better than anything that follows
         while self.step < settings.steps and not self.finished:
-            batch = self._next_batch()
-            loss = self._step(batch)
-            rows += len(batch.x)
-            self.step += 1
+            brought = self._engine.advance(self.step, self._steps_until_something(save_every))
+            rows += brought.rows
+            self.step += brought.steps
+            self._loss_sum += brought.loss_sum
+            self._loss_count += brought.loss_count
             self._seconds = time.monotonic() - started
+            if self._guard.lost:
+                self._return()
             if self.step % settings.validate_every == 0 or self.step == settings.steps:
                 self._validate(rows / max(1e-9, time.monotonic() - begun))
             best = self.best_nll if math.isfinite(self.best_nll) else None
             speed = rows / max(1e-9, time.monotonic() - begun)
-            self._progress.show(Standing(self.step, settings.steps, loss, best, speed))
+            self._progress.show(Standing(self.step, settings.steps, brought.loss, best, speed))
             save()
         self.finished = True
 
-    def _step(self, batch: Batch) -> float:
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._rate(self.step)
-        loss = -self._flow(batch.context, validate_args=False).log_prob(batch.x).mean()
-        loss.backward()
-        limit = math.inf if self._settings.clip is None else self._settings.clip
-        norm = float(nn.utils.clip_grad_norm_(self._parameters, limit))
-        value = float(loss.detach())
-        if self._guard.good(value, norm):
-            self._optimizer.step()
-            if self._average is not None:
-                self._update_average()
-            self._loss_sum += value
-            self._loss_count += 1
-        elif self._guard.lost:
-            self._return()
-        self._optimizer.zero_grad()
-        return value
+    def _steps_until_something(self, save_every: int | None) -> int:
+        """How many steps there are until the next validation, checkpoint, or the end."""
+        left = self._settings.steps - self.step
+        for period in (self._settings.validate_every, save_every):
+            if period is not None:
+                left = min(left, period - self.step % period)
+        return left
 
     def _rate(self, step: int) -> float:
         return self._settings.learning_rate * self._rate_factor * self._schedule.share(step)
-
-    def _next_batch(self) -> Batch:
-        seed, size = self._settings.seed, self._settings.batch_size
-        while True:
-            epoch, taken = self._position
-            if self._batches is None:
-                self._batches = self._train.epoch(epoch, size, seed, skip=taken)
-            batch = next(self._batches, None)
-            if batch is not None:
-                self._position = [epoch, taken + 1]
-                return batch
-            if taken == 0:
-                raise TrainingError("the training data have run out: there are no rows in them")
-            self._position, self._batches = [epoch + 1, 0], None
-
-    def _update_average(self) -> None:
-        assert self._average is not None
-        # Early on, the average is over what there is so far.
-        decay = min(self._settings.ema or 0.0, (1 + self.step) / (10 + self.step))
-        state = self._flow.state_dict()
-        names = [name for name, t in state.items() if t.is_floating_point()]
-        torch._foreach_lerp_([self._average[n] for n in names], [state[n] for n in names], 1 - decay)
 
     # ---------------------------------------------------------------- looking how good it is
 
@@ -153,7 +124,7 @@ class Trainer:
         self._history.add(record)
         if self._validation is None:
             if self._guard.bad_in_a_row == 0:
-                self._good = self._snapshot()
+                self._good = self._engine.snapshot()
             self.best_step = self.step
             return
         if not math.isfinite(nll):
@@ -162,11 +133,11 @@ class Trainer:
         improved = nll < self.best_nll
         if improved:
             self.best_nll, self.best_step, self._waited = nll, self.step, 0
-            self._best = _copy(self._weights())
+            self._best = copied(self._weights())
         else:
             self._waited += 1
         if self._guard.bad_in_a_row == 0:
-            self._good = self._snapshot()
+            self._good = self._engine.snapshot()
         self._schedule.validated(improved)
         patience = self._settings.patience
         self.finished = patience is not None and self._waited >= patience
@@ -174,29 +145,24 @@ class Trainer:
     def _validation_nll(self) -> float:
         if self._validation is None:
             return math.nan
-        own = _copy(self._flow.state_dict()) if self._average is not None else None
-        if self._average is not None:
-            self._flow.load_state_dict(self._average)
+        average = self._engine.average
+        own = copied(self._flow.state_dict()) if average is not None else None
+        if average is not None:
+            self._flow.load_state_dict(average)
         self._flow.eval()
-        total, count = 0.0, 0
         with torch.no_grad():
+            sums, count = list[Tensor](), 0
             for batch in self._validation.in_order(_VALIDATION_ROWS):
                 log_density = self._flow(batch.context, validate_args=False).log_prob(batch.x)
-                total -= float(log_density.double().sum())
+                sums.append(log_density.double().sum())
                 count += len(batch.x)
         if own is not None:
             self._flow.load_state_dict(own)
         self._flow.train()
-        return total / count
+        total: float = sum(torch.stack(sums).tolist())
+        return -total / count
 
     # ---------------------------------------------------------------- when it goes wrong
-
-    def _snapshot(self) -> dict[str, Any]:
-        return {
-            "weights": _copy(self._flow.state_dict()),
-            "optimizer": copy.deepcopy(self._optimizer.state_dict()["state"]),
-            "average": None if self._average is None else _copy(self._average),
-        }
 
     def _return(self) -> None:
         """Go back to the last good weights, with a lower learning rate."""
@@ -208,9 +174,7 @@ class Trainer:
                 "in the data"
             )
         self._rate_factor *= _BACK_OFF
-        self._flow.load_state_dict(self._good["weights"])
-        self._load_optimizer(self._good["optimizer"])
-        self._average = None if self._good["average"] is None else _copy(self._good["average"])
+        self._engine.restore(self._good)
         self._guard.restart()
         message = (
             f"the loss diverged at step {self.step}: back to the last good weights, "
@@ -219,34 +183,31 @@ class Trainer:
         warnings.warn(message, stacklevel=2)
         self._progress.say(message)
 
-    def _load_optimizer(self, state: dict[int, dict[str, Tensor]]) -> None:
-        whole = self._optimizer.state_dict()
-        whole["state"] = copy.deepcopy(state)
-        self._optimizer.load_state_dict(whole)
-
     # ---------------------------------------------------------------- what there is in the end
 
     def _weights(self) -> Weights:
-        return self._flow.state_dict() if self._average is None else self._average
+        average = self._engine.average
+        return self._flow.state_dict() if average is None else average
 
     def finish(self) -> None:
         """Give the flow its best weights, for evaluation."""
         self._flow.load_state_dict(self._weights() if self._best is None else self._best)
+        self._engine.close()
         self._flow.eval()
 
     def state(self, fingerprint: dict[str, Any]) -> Checkpoint:
         """Everything, to be stored."""
         tensors: dict[str, Weights] = {
             "weights": self._flow.state_dict(),
-            "optimizer": _flatten(self._optimizer.state_dict()["state"]),
-            "good": self._good["weights"],
-            "good_optimizer": _flatten(self._good["optimizer"]),
+            "optimizer": self._engine.optimizer_state(),
+            "good": self._good.weights,
+            "good_optimizer": self._good.optimizer,
             "random": {"cpu": torch.get_rng_state()},
         }
         if self._best is not None:
             tensors["best"] = self._best
-        if self._average is not None:
-            tensors["average"], tensors["good_average"] = self._average, self._good["average"]
+        if self._engine.average is not None and self._good.average is not None:
+            tensors["average"], tensors["good_average"] = self._engine.average, self._good.average
         if torch.cuda.is_available():
             tensors["random"]["cuda"] = torch.cuda.get_rng_state()
         numbers = {
@@ -255,7 +216,7 @@ class Trainer:
             "best_step": self.best_step,
             "best_nll": self.best_nll if math.isfinite(self.best_nll) else None,
             "finished": self.finished,
-            "position": self._position,
+            "position": list(self._batches.position),
             "rate_factor": self._rate_factor,
             "returns": self._returns,
             "waited": self._waited,
@@ -270,22 +231,18 @@ class Trainer:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from what :meth:`state` gave."""
         numbers, tensors = checkpoint
-        self._flow.load_state_dict(tensors["weights"])
-        self._load_optimizer(_unflatten(tensors.get("optimizer", {})))
-        device = self._parameters[0].device
+        device = next(self._flow.parameters()).device
         self._best = _to(tensors.get("best"), device)
-        self._average = _to(tensors.get("average"), device)
-        self._good = {
-            "weights": _to(tensors["good"], device),
-            "optimizer": _unflatten(tensors.get("good_optimizer", {})),
-            "average": _to(tensors.get("good_average"), device),
-        }
+        average, good_average = (_to(tensors.get(name), device) for name in ("average", "good_average"))
+        self._good = Snapshot(_to(tensors["good"], device) or {}, tensors.get("good_optimizer", {}), good_average)
+        self._engine.restore(Snapshot(tensors["weights"], tensors.get("optimizer", {}), average))
         torch.set_rng_state(tensors["random"]["cpu"])
         if torch.cuda.is_available() and "cuda" in tensors["random"]:
             torch.cuda.set_rng_state(tensors["random"]["cuda"])
         self.step, self.best_step, self.finished = numbers["step"], numbers["best_step"], numbers["finished"]
         self.best_nll = math.inf if numbers["best_nll"] is None else numbers["best_nll"]
-        self._position, self._batches = list(numbers["position"]), None
+        epoch, taken = numbers["position"]
+        self._batches.position = (epoch, taken)
         self._rate_factor, self._returns = numbers["rate_factor"], numbers["returns"]
         self._waited, self._seconds = numbers["waited"], numbers["seconds"]
         self._loss_sum, self._loss_count = numbers["loss"]
@@ -294,26 +251,5 @@ class Trainer:
         self._history.start(numbers["history"])
 
 
-def _optimizer(parameters: list[nn.Parameter], settings: Settings) -> torch.optim.Optimizer:
-    kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
-    return kind(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
-
-
-def _copy(state: Weights) -> Weights:
-    return {name: t.detach().clone() for name, t in state.items()}
-
-
 def _to(state: Weights | None, device: torch.device) -> Weights | None:
     return None if state is None else {name: t.to(device) for name, t in state.items()}
-
-
-def _flatten(state: dict[int, dict[str, Tensor]]) -> Weights:
-    return {f"{index}/{name}": torch.as_tensor(t) for index, part in state.items() for name, t in part.items()}
-
-
-def _unflatten(tensors: Weights) -> dict[int, dict[str, Tensor]]:
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, t in tensors.items():
-        index, _, name = key.partition("/")
-        state.setdefault(int(index), {})[name] = t
-    return state

@@ -1,0 +1,40 @@
+"""Batch after batch, epoch after epoch, from any position on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..errors import TrainingError
+from .sources import Batch, RowSource
+
+
+class Batches:
+    """The batches of a run; ``position`` is the epoch, and how many batches were taken from it."""
+
+    def __init__(self, source: RowSource, size: int, seed: int) -> None:
+        self.source, self.size, self.seed = source, size, seed
+        self._position = (0, 0)
+        self._epoch: Iterator[Batch] | None = None
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The epoch, and how many batches were taken from it."""
+        return self._position
+
+    @position.setter
+    def position(self, position: tuple[int, int]) -> None:
+        self._position, self._epoch = position, None
+
+    def next(self) -> Batch:
+        """One more batch."""
+        while True:
+            epoch, taken = self._position
+            if self._epoch is None:
+                self._epoch = self.source.epoch(epoch, self.size, self.seed, skip=taken)
+            batch = next(self._epoch, None)
+            if batch is not None:
+                self._position = (epoch, taken + 1)
+                return batch
+            if taken == 0:
+                raise TrainingError("the training data have run out: there are no rows in them")
+            self.position = (epoch + 1, 0)

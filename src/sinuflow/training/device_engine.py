@@ -1,0 +1,275 @@
+"""Training that stays on the GPU: data, optimiser, guard and schedule, and steps that are recorded once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..bijections.whole_flow import whole_flow
+from ..flow import SinusoidalFlow
+from ..kernels import flat_adam
+from ..kernels.flat_adam import SLOTS, Rules, Slot
+from . import guard as guarding
+from .batches import Batches
+from .engine import Advance, Engine, PlainEngine, Snapshot, Weights, average_weight, copied
+from .flat import FlatParameters
+from .guard import Guard
+from .settings import Settings
+from .sources import Batch, MemoryRows
+
+#: Steps before the loop looks at what has become of them.
+_MOST_STEPS = 256
+#: Times that a step is made before it is recorded, so that everything is compiled and allocated.
+_REHEARSALS = 3
+
+Rate = Callable[[int], float]
+
+
+def make_engine(flow: SinusoidalFlow, batches: Batches, settings: Settings, guard: Guard, rate: Rate) -> Engine:
+    """The engine for where the flow is."""
+    first = next(flow.parameters())
+    wanted = os.environ.get("SINUFLOW_ENGINE", "").lower() != "plain"
+    if first.is_cuda and wanted and len({p.dtype for p in flow.parameters()}) == 1:
+        return DeviceEngine(flow, batches, settings, guard, rate, record=True)
+    return PlainEngine(flow, batches, settings, guard, rate)
+
+
+class _Inputs(NamedTuple):
+    """Where a step finds its batch: always in the same memory, feature-major."""
+
+    x: Tensor
+    context: Tensor | None
+
+
+class DeviceEngine:
+    """Makes many steps in a row without asking the device for anything.
+
+    Args:
+        flow: to be trained.
+        batches: where the rows come from. If they are on the device, batches are made there.
+        settings: of the run.
+        guard: its memory is on the device during steps, and brought up to date after them.
+        rate: the learning rate of a step.
+        record: whether to record a step as a CUDA graph.
+    """
+
+    def __init__(
+        self, flow: SinusoidalFlow, batches: Batches, settings: Settings, guard: Guard, rate: Rate, record: bool
+    ) -> None:
+        self._flow, self._batches, self._settings, self._guard, self._rate = flow, batches, settings, guard, rate
+        self._record = record
+        self._flat = FlatParameters(flow)
+        values = self._flat.values
+        self._gradient, self._first, self._second = (torch.zeros_like(values) for _ in range(3))
+        self._mean = values.clone() if settings.ema else None
+        self._control = torch.zeros(SLOTS, dtype=torch.float64, device=values.device)
+        self._rates = torch.zeros((_MOST_STEPS, 2), dtype=torch.float64, device=values.device)
+        self._made = 0
+        self._graphs: dict[int, tuple[_Inputs, Callable[[], None]]] = {}
+        source = batches.source
+        self._resident = _Resident(source, batches) if isinstance(source, MemoryRows) and source.resident else None
+        self._rules = Rules(
+            weight_decay=settings.weight_decay,
+            decoupled=settings.optimizer == "adamw",
+            clip=settings.clip,
+            learning=guarding.LEARNING,
+            memory=guarding.MEMORY,
+            far=guarding.FAR,
+            slack=guard.slack,
+        )
+
+    # ---------------------------------------------------------------- steps
+
+    def advance(self, step: int, most: int) -> Advance:
+        most = min(most, _MOST_STEPS)
+        count = most if self._resident is None else self._resident.prepare(most)
+        self._begin(step, count)
+        rows = 0
+        for _ in range(count):
+            rows += self._resident_step() if self._resident is not None else self._given_step(self._batches.next())
+        if self._resident is not None:
+            self._resident.taken(count)
+        return self._end(count, rows)
+
+    def _resident_step(self) -> int:
+        assert self._resident is not None
+        _, run = self._step_for(self._resident.size)
+        run()
+        return self._resident.size
+
+    def _given_step(self, batch: Batch) -> int:
+        inputs, run = self._step_for(len(batch.x))
+        inputs.x.copy_(batch.x.mT, non_blocking=True)
+        if inputs.context is not None and batch.context is not None:
+            inputs.context.copy_(batch.context.mT, non_blocking=True)
+        run()
+        return len(batch.x)
+
+    def _begin(self, step: int, count: int) -> None:
+        """Tell the device what the next steps are to know."""
+        ema = self._settings.ema
+        rates = [[self._rate(step + i), average_weight(ema, step + i)] for i in range(count)]
+        self._rates[:count] = torch.tensor(rates, dtype=torch.float64)
+        guard = self._guard
+        known = {
+            Slot.MADE: self._made,
+            Slot.SEEN: guard.seen,
+            Slot.MEAN: guard.mean,
+            Slot.DEVIATION: guard.deviation,
+            Slot.BAD_IN_A_ROW: guard.bad_in_a_row,
+            Slot.SKIPPED: guard.skipped,
+        }
+        self._control.copy_(torch.tensor([float(known.get(slot, 0)) for slot in Slot], dtype=torch.float64))
+
+    def _end(self, count: int, rows: int) -> Advance:
+        """Ask the device what has become of the steps."""
+        told = self._control.tolist()
+        guard = self._guard
+        self._made, guard.seen = int(told[Slot.MADE]), int(told[Slot.SEEN])
+        guard.mean, guard.deviation = told[Slot.MEAN], told[Slot.DEVIATION]
+        guard.bad_in_a_row, guard.skipped = int(told[Slot.BAD_IN_A_ROW]), int(told[Slot.SKIPPED])
+        return Advance(count, rows, told[Slot.LOSS], told[Slot.LOSS_SUM], int(told[Slot.LOSS_COUNT]))
+
+    def _step_for(self, size: int) -> tuple[_Inputs, Callable[[], None]]:
+        """The step for batches of a size, recorded when it is first wanted."""
+        if size not in self._graphs:
+            features, context = self._flow.features, self._flow.context
+            inputs = _Inputs(
+                self._flat.values.new_zeros((features, size)),
+                self._flat.values.new_zeros((context, size)) if context else None,
+            )
+            # A new shape needs its own recording; the old ones' memory can go.
+            self._graphs = {size: (inputs, self._recorded(inputs) if self._record else lambda: self._make(inputs))}
+        return self._graphs[size]
+
+    def _recorded(self, inputs: _Inputs) -> Callable[[], None]:
+        before = self._everything()
+        kept = [t.clone() for t in before]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_REHEARSALS):
+                self._make(inputs)
+                self._control[Slot.TICK] = 0  # the table of rates may be short
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._make(inputs)
+        for tensor, value in zip(before, kept, strict=True):
+            tensor.copy_(value)
+        return graph.replay
+
+    def _everything(self) -> list[Tensor]:
+        """All that a step changes."""
+        tensors = [self._flat.values, self._first, self._second, self._control]
+        tensors += [] if self._mean is None else [self._mean]
+        return tensors + ([] if self._resident is None else [self._resident.cursor])
+
+    def _make(self, inputs: _Inputs) -> None:
+        """One step."""
+        if self._resident is not None:
+            inputs = self._resident.gather()
+        losses, sign = self._gradients(inputs)
+        tensors = (self._flat.values, self._gradient, self._first, self._second, self._mean)
+        flat_adam.step(self._rules, self._control, self._rates, losses, sign, *tensors)
+
+    def _gradients(self, inputs: _Inputs) -> tuple[Tensor, int]:
+        """Write the gradient, and give what the loss is the mean of, and its sign."""
+        whole = whole_flow(self._flow.bijection, inputs.x)
+        if whole is not None:
+            program = whole.program
+            packed = program.pack(self._flat.with_zero, learning=True)
+            scored = program.forward(packed, inputs.x, inputs.context, keep=True)
+            assert scored.kept is not None
+            size = inputs.x.shape[-1]
+            program.backward(packed, scored.z, scored.kept, None, None, nll_scale=1 / size, out=self._gradient)
+            return scored.log_density, -1
+        context = None if inputs.context is None else inputs.context.mT
+        loss = -self._flow(context, validate_args=False).log_prob(inputs.x.mT).mean()
+        grads = torch.autograd.grad(loss, self._flat.parameters)
+        torch._foreach_copy_(self._flat.views(self._gradient), [g.contiguous() for g in grads])
+        return loss.detach().view(1), 1
+
+    # ---------------------------------------------------------------- state
+
+    @property
+    def average(self) -> Weights | None:
+        """The average of the weights, by name."""
+        if self._mean is None:
+            return None
+        return dict(zip(self._flat.names, self._flat.views(self._mean), strict=True))
+
+    def snapshot(self) -> Snapshot:
+        average = None if self.average is None else copied(self.average)
+        return Snapshot(copied(self._flow.state_dict()), copied(self.optimizer_state()), average)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        self._flow.load_state_dict(snapshot.weights)
+        state = snapshot.optimizer
+        for name, flat in (("exp_avg", self._first), ("exp_avg_sq", self._second)):
+            for i, view in enumerate(self._flat.views(flat)):
+                view.copy_(state[f"{i}/{name}"]) if state else view.zero_()
+        self._made = int(state["0/step"]) if state else 0
+        if self._mean is not None and snapshot.average is not None:
+            for name, view in zip(self._flat.names, self._flat.views(self._mean), strict=True):
+                view.copy_(snapshot.average[name])
+
+    def optimizer_state(self) -> Weights:
+        state: Weights = {}
+        if self._made:
+            moments = zip(self._flat.views(self._first), self._flat.views(self._second), strict=True)
+            for i, (first, second) in enumerate(moments):
+                state |= {
+                    f"{i}/exp_avg": first,
+                    f"{i}/exp_avg_sq": second,
+                    f"{i}/step": torch.tensor(float(self._made)),
+                }
+        return state
+
+    def close(self) -> None:
+        self._graphs.clear()
+        self._flat.release()
+
+
+class _Resident:
+    """Rows that are on the device, and the order in which an epoch takes them."""
+
+    def __init__(self, source: MemoryRows, batches: Batches) -> None:
+        self._source, self._batches = source, batches
+        x, context = source.tensors
+        self._x, self._context = x.mT.contiguous(), None if context is None else context.mT.contiguous()
+        self.size = min(batches.size, source.rows)
+        self._per_epoch = source.rows // self.size
+        self._order = torch.zeros((self._per_epoch, self.size), dtype=torch.int64, device=x.device)
+        self._epoch = -1
+        #: The batch that comes next, on the device.
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=x.device)
+
+    def prepare(self, most: int) -> int:
+        """Get ready, and say how many batches the epoch has left, up to so many."""
+        epoch, taken = self._batches.position
+        if taken >= self._per_epoch:
+            epoch, taken = epoch + 1, 0
+            self._batches.position = (epoch, taken)
+        if epoch != self._epoch:
+            order = self._source.order(epoch, self._batches.seed)[: self._order.numel()]
+            self._order.copy_(order.view(self._order.shape))
+            self._epoch = epoch
+        self.cursor.fill_(taken)
+        return min(most, self._per_epoch - taken)
+
+    def taken(self, count: int) -> None:
+        """So many batches have been used."""
+        epoch, taken = self._batches.position
+        self._batches.position = (epoch, taken + count)
+
+    def gather(self) -> _Inputs:
+        """The next batch, and one further."""
+        rows = self._order.index_select(0, self.cursor).view(-1)
+        self.cursor.add_(1)
+        context = None if self._context is None else self._context.index_select(1, rows)
+        return _Inputs(self._x.index_select(1, rows), context)

@@ -1,0 +1,158 @@
+"""Runs that stop and go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+import sinuflow
+from sinuflow import StorageError, TrainingError, fit
+from sinuflow.training.engine import PlainEngine
+from tests.processes import unmeasured
+from tests.training.small import parquet_folder, quick, small_flow, weights_of
+
+
+class StopError(Exception):
+    pass
+
+
+def stopping_at(monkeypatch, step):
+    """Make training fail after a step, as a crash would."""
+    original = PlainEngine.advance
+
+    def advancing(self, now, most):
+        if now == step:
+            raise StopError
+        return original(self, now, most)
+
+    monkeypatch.setattr(PlainEngine, "advance", advancing)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"ema": 0.9, "dropout": 0.2, "schedule": "plateau"}, {"optimizer": "adamw", "patience": 50}],
+    ids=["plain", "dropout and average", "adamw"],
+)
+def test_a_resumed_run_ends_with_the_very_same_weights(tmp_path, monkeypatch, options):
+    options = dict(options)
+    network = {"dropout": options.pop("dropout", 0.0)}
+    whole = small_flow(**network)
+    reference = quick(whole, steps=80, **options)
+    broken = small_flow(**network)
+    with monkeypatch.context() as patch:
+        stopping_at(patch, 47)
+        with pytest.raises(StopError):
+            quick(broken, steps=80, checkpoint=tmp_path, checkpoint_steps=10, **options)
+    fresh = small_flow(seed=9, **network)  # nothing of the old process is left
+    result = quick(fresh, steps=80, checkpoint=tmp_path, checkpoint_steps=10, resume=True, **options)
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(whole), weights_of(fresh), strict=True))
+    assert [r["val_nll"] for r in result.history] == [r["val_nll"] for r in reference.history]
+    lines = (tmp_path / "history.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [r["step"] for r in result.history]
+
+
+def test_a_resumed_stream_goes_on_where_it_was(tmp_path, monkeypatch):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    dataset, _ = parquet_folder(folder)
+    settings = {"steps": 40, "batch_size": 64, "progress": False, "device": "cpu"}
+    whole, broken, fresh = small_flow(), small_flow(), small_flow(seed=4)
+    fit(whole, dataset, **settings)
+    with monkeypatch.context() as patch:
+        stopping_at(patch, 25)
+        with pytest.raises(StopError):
+            fit(broken, dataset, checkpoint=tmp_path / "run", checkpoint_steps=9, **settings)
+    fit(fresh, dataset, checkpoint=tmp_path / "run", checkpoint_steps=9, resume=True, **settings)
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(whole), weights_of(fresh), strict=True))
+
+
+SCRIPT = textwrap.dedent("""
+    import os, sys, torch
+    sys.path.insert(0, os.environ["TESTS"])
+    torch.set_num_threads(1)
+    from training.small import quick, small_flow
+    import sinuflow.storage as storage
+    folder, kill_at = sys.argv[1], int(sys.argv[2])
+    if kill_at:
+        real, count = os.fsync, [0]
+        def dying(handle):  # the file is written but not yet in place
+            count[0] += 1
+            if count[0] == kill_at:
+                os.kill(os.getpid(), 9)
+            real(handle)
+        os.fsync = dying
+    flow = small_flow()
+    quick(flow, steps=60, checkpoint=folder, checkpoint_steps=10, resume=True)
+    flow.save(os.path.join(folder, "final.safetensors"))
+""")
+
+
+def test_kill_9_in_the_middle_of_a_save_loses_nothing(tmp_path):
+    tests = os.path.dirname(os.path.dirname(__file__))
+    environment = unmeasured(TESTS=tests, PYTHONPATH=os.pathsep.join([tests, *sys.path]))
+
+    def run(kill_at):
+        return subprocess.run(
+            [sys.executable, "-c", SCRIPT, str(tmp_path), str(kill_at)], env=environment, capture_output=True
+        )
+
+    killed = run(3)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert list(tmp_path.glob(".*.part"))  # what was being written is there, and is not the checkpoint
+    finished = run(0)
+    assert finished.returncode == 0, finished.stderr.decode()
+    assert not list(tmp_path.glob(".*.part"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    whole = small_flow()
+    quick(whole, steps=60)
+    torch.set_num_threads(threads)
+    found = sinuflow.load(tmp_path / "final.safetensors")
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(whole), weights_of(found), strict=True))
+
+
+def test_a_finished_run_is_not_repeated(tmp_path):
+    quick(small_flow(), checkpoint=tmp_path)
+    again = quick(small_flow(seed=5), checkpoint=tmp_path, resume=True)
+    assert again.steps == 60
+
+
+def test_a_run_is_never_overwritten_by_accident(tmp_path):
+    quick(small_flow(), checkpoint=tmp_path)
+    with pytest.raises(TrainingError, match="resume=True"):
+        quick(small_flow(), checkpoint=tmp_path)
+    with pytest.raises(TrainingError, match="batch_size was 64, now 32"):
+        quick(small_flow(), checkpoint=tmp_path, resume=True, batch_size=32)
+
+
+def test_a_model_file_is_not_taken_for_a_checkpoint(tmp_path):
+    small_flow().save(tmp_path / "checkpoint.safetensors")
+    with pytest.raises(StorageError, match="not a checkpoint"):
+        quick(small_flow(), checkpoint=tmp_path, resume=True)
+
+
+def test_ctrl_c_saves_a_checkpoint_between_two_steps(tmp_path, monkeypatch):
+    original = PlainEngine.advance
+
+    def advancing(self, step, most):
+        if step == 33:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(self, step, most)
+
+    before = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(PlainEngine, "advance", advancing)
+        with pytest.raises(KeyboardInterrupt):
+            quick(small_flow(), checkpoint=tmp_path)
+    whole, resumed = small_flow(), small_flow(seed=3)
+    quick(whole)
+    quick(resumed, checkpoint=tmp_path, resume=True)
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(whole), weights_of(resumed), strict=True))
+    assert signal.getsignal(signal.SIGINT) == before

@@ -1,0 +1,164 @@
+"""The engine for GPUs, made to run on the CPU: the same losses and weights as the plain one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from sinuflow import SinusoidalFlow
+from sinuflow.training.batches import Batches
+from sinuflow.training.device_engine import DeviceEngine
+from sinuflow.training.engine import PlainEngine
+from sinuflow.training.flat import FlatParameters
+from sinuflow.training.guard import Guard
+from sinuflow.training.schedules import Schedule
+from sinuflow.training.settings import Settings
+from sinuflow.training.sources import Batch, MemoryRows
+from tests.training.small import banana, small_flow
+
+DOUBLE = torch.float64
+
+
+def settings(**changes):
+    return Settings(**{
+        "steps": 200, "batch_size": 64, "learning_rate": 3e-3, "optimizer": "adam", "schedule": "cosine", "warmup": 10,
+        "weight_decay": 0.0, "clip": 5.0, "ema": None, "patience": None, "validate_every": 100, "seed": 0, **changes,
+    })  # fmt: skip
+
+
+def build(kind, options, source, dtype=DOUBLE, context=0):
+    flow = small_flow(context=context).to(dtype)
+    guard = Guard(slack=2.0)
+    schedule = Schedule(options.schedule, options.steps, options.warmup)
+    batches = Batches(source, options.batch_size, options.seed)
+    more = {"record": False} if kind is DeviceEngine else {}
+    engine = kind(flow, batches, options, guard, lambda s: options.learning_rate * schedule.share(s), **more)
+    return flow, engine, guard, batches
+
+
+def train(engine, steps, start=0):
+    losses, step = [], start
+    while step < start + steps:
+        brought = engine.advance(step, start + steps - step)
+        step += brought.steps
+        losses.append((brought.loss_sum, brought.loss_count))
+    return sum(s for s, _ in losses), sum(c for _, c in losses)
+
+
+def nudge(x, context, generator):
+    """An encoder, as tables have them: then batches are not rows as they are held."""
+    return Batch(x + 0.01 * torch.rand(x.shape, generator=generator, dtype=x.dtype), context)
+
+
+@pytest.mark.parametrize("encode", [None, nudge], ids=["resident", "encoded"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"optimizer": "adamw", "weight_decay": 0.1, "schedule": "exponential"},
+        {"weight_decay": 0.01, "ema": 0.99, "clip": None},
+        {"clip": 0.1, "batch_size": 400},
+    ],
+)
+def test_a_hundred_steps_are_those_of_the_plain_loop(changes, encode):
+    options = settings(**changes)
+    found = {}
+    for kind in (PlainEngine, DeviceEngine):
+        source = MemoryRows(banana(400).double(), encode=encode)
+        flow, engine, guard, batches = build(kind, options, source)
+        found[kind] = (train(engine, 100), [p.detach().clone() for p in flow.parameters()], guard, batches, engine)
+    (loss, count), weights, guard, batches, engine = found[PlainEngine]
+    (other_loss, other_count), other_weights, other_guard, other_batches, other = found[DeviceEngine]
+    assert other_count == count == 100
+    assert other_loss == pytest.approx(loss, abs=1e-8)
+    for a, b in zip(weights, other_weights, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-8)
+    assert other_guard.state() == pytest.approx(guard.state(), abs=1e-8)
+    assert sum(other_batches.position) == sum(batches.position)
+    if options.ema:
+        for name, t in engine.average.items():
+            torch.testing.assert_close(other.average[name], t, rtol=0, atol=1e-8)
+    mine, theirs = other.optimizer_state(), engine.optimizer_state()
+    assert mine.keys() == theirs.keys()
+    for name, t in theirs.items():
+        torch.testing.assert_close(mine[name].double(), t.double(), rtol=0, atol=1e-8)
+
+
+def test_in_single_precision_they_agree_as_far_as_rounding_lets_them():
+    sums = []
+    for kind in (PlainEngine, DeviceEngine):
+        _, engine, _, _ = build(kind, settings(), MemoryRows(banana(400)), torch.float32)
+        sums.append(train(engine, 100)[0])
+    assert sums[0] == pytest.approx(sums[1], rel=1e-4)
+
+
+def test_context_comes_along():
+    context = banana(400, seed=3).double()
+    sums = []
+    for kind in (PlainEngine, DeviceEngine):
+        _, engine, _, _ = build(kind, settings(), MemoryRows(banana(400).double(), context), context=2)
+        sums.append(train(engine, 30)[0])
+    assert sums[0] == pytest.approx(sums[1], abs=1e-8)
+
+
+def test_a_run_can_change_engines():
+    """A checkpoint of a CPU goes on on a GPU, and the other way round."""
+    options = settings(ema=0.99, weight_decay=0.01)
+    _, whole, _, _ = build(PlainEngine, options, MemoryRows(banana(400).double()))
+    train(whole, 60)
+    for first, second in ((PlainEngine, DeviceEngine), (DeviceEngine, PlainEngine)):
+        _, engine, guard, batches = build(first, options, MemoryRows(banana(400).double()))
+        train(engine, 30)
+        flow, other, other_guard, other_batches = build(second, options, MemoryRows(banana(400).double()))
+        other.restore(engine.snapshot())
+        other_guard.restore(guard.state())
+        other_batches.position = batches.position
+        train(other, 30, start=30)
+        for a, b in zip(flow.state_dict().values(), whole.snapshot().weights.values(), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-8)
+        for a, b in zip(other.average.values(), whole.average.values(), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-8)
+
+
+def test_bad_batches_are_skipped_without_a_word_and_counted():
+    rows = banana(640).double()
+    rows[5] = math.nan  # in one batch of every epoch of ten
+    flow, engine, guard, _ = build(DeviceEngine, settings(), MemoryRows(rows))
+    _, count = train(engine, 100)
+    assert guard.skipped == 100 - count
+    assert guard.skipped == 10
+    assert not guard.lost
+    assert all(p.isfinite().all() for p in flow.parameters())
+
+
+def test_weights_that_are_no_numbers_mean_that_a_run_is_lost():
+    flow, engine, guard, _ = build(DeviceEngine, settings(), MemoryRows(banana(400).double()))
+    good = engine.snapshot()
+    with torch.no_grad():
+        next(flow.parameters()).fill_(math.nan)
+    _, count = train(engine, 20)
+    assert count == 0
+    assert guard.lost
+    engine.restore(good)
+    guard.restart()
+    assert train(engine, 20)[1] == 20
+
+
+def test_in_the_end_every_parameter_has_memory_of_its_own():
+    flow, engine, _, _ = build(DeviceEngine, settings(), MemoryRows(banana(400).double()))
+    train(engine, 5)
+    before = [p.detach().clone() for p in flow.parameters()]
+    engine.close()
+    assert all(p.equal(b) for p, b in zip(flow.parameters(), before, strict=True))
+    assert len({p.untyped_storage().data_ptr() for p in flow.parameters()}) == len(before)
+
+
+def test_flat_parameters_are_the_parameters():
+    flow = SinusoidalFlow(2, blocks=1, hidden=(4,))
+    flat = FlatParameters(flow)
+    with torch.no_grad():
+        flat.values.fill_(0.5)
+    assert all(bool((p == 0.5).all()) for p in flow.parameters())
+    assert float(flat.with_zero[-1]) == 0
