@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import torch
@@ -10,7 +9,7 @@ from torch import Size, Tensor
 from torch.distributions import Distribution, constraints
 
 from .bijections import Chain
-from .bijections.base import check_vectors
+from .bijections.base import check_vectors, log_normal
 from .errors import ArgumentError
 
 #: The sample shape of a single draw.
@@ -75,8 +74,7 @@ class FlowDistribution(Distribution):
         rows, context, shape = self.bijection.feature_major(value, self.context, "value")
         if self._validating:
             _refuse_non_finite(value, "value")
-        z, ladj = self.bijection.transform(rows, context)
-        log_density = (_log_normal(z) + ladj).reshape(shape)
+        log_density = self.bijection.log_density(rows, context).reshape(shape)
         try:
             return log_density.expand(torch.broadcast_shapes(shape, self.batch_shape))
         except RuntimeError:
@@ -116,7 +114,7 @@ class FlowDistribution(Distribution):
         """
         noise = self._noise(sample_shape, generator, temperature)
         x, ladj = self.bijection.inverse(noise, self.context)
-        return x.contiguous(), _log_normal(noise.movedim(-1, 0)) - ladj
+        return x.contiguous(), log_normal(noise.movedim(-1, 0)) - ladj
 
     def _noise(self, sample_shape: Any, generator: torch.Generator | None, temperature: float) -> Tensor:
         if not temperature >= 0:
@@ -125,11 +123,6 @@ class FlowDistribution(Distribution):
         shape = self._extended_shape(Size([sample_shape] if isinstance(sample_shape, int) else sample_shape))
         noise = torch.randn(shape, generator=generator, dtype=parameter.dtype, device=parameter.device)
         return noise if temperature == 1 else temperature * noise
-
-
-def _log_normal(z: Tensor) -> Tensor:
-    """The standard normal log-density of feature-major z."""
-    return -0.5 * (z * z).sum(0) - 0.5 * z.shape[0] * math.log(2 * math.pi)
 
 
 def _refuse_non_finite(x: Tensor, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -194,6 +195,11 @@ def from_feature_major(x: Tensor, shape: torch.Size) -> Tensor:
     return x.reshape(x.shape[0], *shape).movedim(0, -1)
 
 
+def log_normal(z: Tensor) -> Tensor:
+    """The standard normal log-density of feature-major z."""
+    return -0.5 * (z * z).sum(0) - 0.5 * z.shape[0] * math.log(2 * math.pi)
+
+
 class Chain(Bijection):
     r"""The composition :math:`T_L^{-1} \circ \dots \circ T_1^{-1}`; the first is applied first.
 
@@ -239,18 +245,28 @@ class Chain(Bijection):
             z = layers[-1].x
         return layers
 
+    def log_density(self, x: Tensor, context: Tensor | None) -> Tensor:
+        """The log-density of a feature-major batch if z is standard normal, of shape (B,)."""
+        whole = self._at_once(x)
+        if whole is not None and not self._needs_gradients(x, context):
+            return whole.log_density(x, context)
+        z, ladj = self.transform(x, context)
+        return log_normal(z) + ladj
+
     def certified(
         self, z: Tensor, context: Tensor | None, options: SolverOptions
     ) -> tuple[Tensor, Tensor, Certificate]:
-        needs_gradients = torch.is_grad_enabled() and any(
-            t.requires_grad for t in (z, *([] if context is None else [context]), *self.parameters())
-        )
-        whole = None if needs_gradients or options.method != "certified" else self._at_once(z)
-        if whole is None:
+        whole = self._at_once(z) if options.method == "certified" else None
+        if whole is None or self._needs_gradients(z, context):
             return super().certified(z, context, options)
         self.refuse_dropout()
         x, ladj, *certificate = whole.invert(z, context, options.limit)
         return x, ladj, Certificate(tuple(self.layer_names()), *certificate)
+
+    def _needs_gradients(self, x: Tensor, context: Tensor | None) -> bool:
+        if not torch.is_grad_enabled():
+            return False
+        return any(t.requires_grad for t in (x, *([] if context is None else [context]), *self.parameters()))
 
     def _at_once(self, x: Tensor) -> WholeFlow | None:
         """Kernels that take all bijections at once, if there are any for this chain and this batch."""

@@ -126,6 +126,12 @@ class WholeFlow:
         z, ladj = _Transform.apply(torch.is_grad_enabled(), self, x, context, *self.parameters())
         return z, ladj
 
+    def log_density(self, x: Tensor, context: Tensor | None) -> Tensor:
+        """The log-density of every row if z is standard normal, without gradients."""
+        packed = self.program.pack(self.joined(self.parameters()))
+        given = None if context is None else context.contiguous()
+        return self.program.forward(packed, x.contiguous(), given, keep=False).log_density
+
     def drops_out(self) -> bool:
         """Whether dropout is active, which the kernels do not know."""
         return self._may_drop and any(

@@ -11,6 +11,7 @@ import typer
 from .. import __version__
 from ..errors import ArgumentError
 from ..flow import SinusoidalFlow
+from ..kernels.paths import gpu_path, whole_flow_path
 from ..loading import load
 
 
@@ -31,12 +32,16 @@ def _show_devices() -> None:
     import torch
 
     typer.echo(f"sinuflow {__version__}, Python {platform.python_version()}, torch {torch.__version__}")
-    typer.echo(f"cpu: {torch.get_num_threads()} threads")
+    typer.echo(f"cpu: {torch.get_num_threads()} threads; blocked products and vectorised waves")
     for i in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(i)
         typer.echo(f"cuda:{i}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+        device = torch.device("cuda", i)
+        for what, path in (("whole float32 flows", whole_flow_path(device)), ("single layers", gpu_path(device))):
+            typer.echo(f"  {what}: {path.reason}" if path.fused else f"  {what}: plain PyTorch, because {path.reason}")
     if not torch.cuda.is_available():
-        typer.echo("no GPU that PyTorch can use")
+        built = "was built without support for any" if torch.version.cuda is None else "finds none"
+        typer.echo(f"gpu: none that PyTorch can use (it {built}); everything runs on the CPU")
 
 
 def _show_model(path: Path) -> None:
