@@ -9,7 +9,10 @@ import pytest
 import torch
 
 import sinuflow
+from looks_trained import look_trained
+from sinuflow.bijections.whole_flow import whole_flow
 from tests.builders import CONDITIONINGS, batch, trained_flow
+from tests.kernels.test_whole_flow import FLOWS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -72,3 +75,78 @@ def test_training_on_the_gpu_can_be_resumed(tmp_path):
     again = sinuflow.fit(flow, x, x, steps=40, device="cuda", progress=False, checkpoint=tmp_path, resume=True)
     assert again.best_nll == first.best_nll
     assert next(flow.parameters()).device.type == "cpu"
+
+
+# ---------------------------------------------------------------- the fused kernels
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_whole_flows_are_what_their_layers_are(name):
+    flow = look_trained(sinuflow.SinusoidalFlow(**FLOWS[name])).cuda()
+    exact = copy.deepcopy(flow).double()
+    for rows in (1, 21, 1500, 5000):
+        x = torch.randn(rows, flow.features, device="cuda")
+        c = torch.randn(rows, flow.context, device="cuda") if flow.context else None
+        wide = None if c is None else c.double()
+        assert whole_flow(flow.bijection, x.mT) is not None
+        log_p = flow(c).log_prob(x)
+        expected = exact(wide).log_prob(x.double())
+        torch.testing.assert_close(log_p.double(), expected, rtol=1e-4, atol=1e-3)
+        grads = torch.autograd.grad(log_p.mean(), list(flow.parameters()))
+        truth = torch.autograd.grad(expected.mean(), list(exact.parameters()))
+        for ours, theirs in zip(grads, truth, strict=True):
+            assert (ours.double() - theirs).abs().max() <= 1e-3 * (1 + theirs.abs().max())
+        with torch.no_grad():
+            torch.testing.assert_close(flow(c).log_prob(x), log_p.detach(), rtol=0, atol=0)
+            z = exact.bijection(x.double(), wide)[0].float()
+            back, _ = flow.bijection.inverse(z, c)
+            torch.testing.assert_close(back, x, rtol=1e-3, atol=1e-3)
+
+
+def test_a_recorded_score_follows_its_weights():
+    flow = look_trained(sinuflow.SinusoidalFlow(4, blocks=2, hidden=(32, 32))).cuda()
+    x = torch.randn(100, 4, device="cuda")
+    stream = torch.cuda.Stream()
+    with torch.no_grad(), torch.cuda.stream(stream):
+        flow(validate_args=False).log_prob(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        recorded = flow(validate_args=False).log_prob(x)
+    with torch.no_grad():
+        for parameter in flow.parameters():
+            parameter.mul_(0.9)
+        graph.replay()
+        torch.testing.assert_close(recorded, flow().log_prob(x))
+
+
+@pytest.mark.parametrize("conditioning", ["shift", "full"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_recorded_steps_are_those_of_the_plain_loop(conditioning, dtype, monkeypatch):
+    torch.manual_seed(0)
+    start = sinuflow.SinusoidalFlow(3, conditioning=conditioning, blocks=2, hidden=(32, 32)).to(dtype)
+    x = torch.randn(2000, 3, dtype=dtype)
+    found = []
+    for engine in ("plain", "device"):
+        monkeypatch.setenv("SINUFLOW_ENGINE", engine)
+        flow = copy.deepcopy(start)
+        result = sinuflow.fit(flow, x, steps=100, batch_size=128, validate_every=100, device="cuda", progress=False)
+        found.append(result.history[-1]["train_nll"])
+    assert found[0] == pytest.approx(found[1], abs=1e-8 if dtype == torch.float64 else 1e-4)
+
+
+def test_a_bad_batch_is_skipped_inside_the_recording():
+    x = torch.randn(640, 2)
+    x[5] = 1e30
+    flow = sinuflow.SinusoidalFlow(2, conditioning="full", blocks=2, hidden=(16, 16))
+    settings = {"steps": 100, "batch_size": 64, "validate_every": 50, "device": "cuda", "progress": False}
+    result = sinuflow.fit(flow, x, torch.randn(100, 2), **settings)
+    assert result.history[-1]["skipped"] >= 7
+    assert np.isfinite(result.best_nll)
+
+
+def test_compiled_kernels_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("SINUFLOW_CACHE", str(tmp_path))
+    flow = look_trained(sinuflow.SinusoidalFlow(3, blocks=1, hidden=(24, 24))).cuda()
+    flow().log_prob(torch.randn(5, 3, device="cuda"))
+    assert [path.suffix for path in tmp_path.iterdir()] == [".cubin"]
