@@ -110,45 +110,54 @@ struct Product {
         const int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4;
         // With few sums at once, separate ones for every kind of product keep the tensor cores from waiting.
         constexpr int KINDS = TILES * COLUMNS <= 4 ? 2 : 1;
-        float4 ahead[TILES];
+        // Weights come from the cache of the whole chip: ask for them well before they are needed.
+        constexpr int AHEAD = COLUMNS == 1 ? 4 : 2;
+        float4 ahead[AHEAD][TILES];
         float cross[KINDS][TILES][COLUMNS][4];
 #pragma unroll
-        for (int i = 0; i < TILES; i++) {
-            ahead[i] = fetch(packed, span[i], first, lane);
+        for (int d = 0; d < AHEAD; d++)
+#pragma unroll
+            for (int i = 0; i < TILES; i++) ahead[d][i] = fetch(packed, span[i], first + d, lane);
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
 #pragma unroll
             for (int j = 0; j < COLUMNS; j++)
 #pragma unroll
                 for (int c = 0; c < 4; c++) cross[0][i][j][c] = cross[KINDS - 1][i][j][c] = 0.0f;
-        }
-        for (int k = first; k < end; k++) {
-            float4 now[TILES];
+        for (int start = first; start < end; start += AHEAD) {
 #pragma unroll
-            for (int i = 0; i < TILES; i++) {
-                now[i] = ahead[i];
-                ahead[i] = fetch(packed, span[i], k + 1, lane);
-            }
-            float high[COLUMNS][2], low[COLUMNS][2];
+            for (int d = 0; d < AHEAD; d++) {
+                const int k = start + d;
+                if (k >= end) break;
+                float4 now[TILES];
 #pragma unroll
-            for (int j = 0; j < COLUMNS; j++)
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    float x = operand[(8 * j + group) * stride + 8 * k + member + 4 * h];
-                    if (RECTIFY) x = fmaxf(x, 0.0f);
-                    split(x, high[j][h], low[j][h]);
+                for (int i = 0; i < TILES; i++) {
+                    now[i] = ahead[d][i];
+                    ahead[d][i] = fetch(packed, span[i], k + AHEAD, lane);
                 }
+                float high[COLUMNS][2], low[COLUMNS][2];
 #pragma unroll
-            for (int i = 0; i < TILES; i++) {
-                if (k < span[i].first || k >= span[i].end) continue;  // the same for the whole warp
-                float above[4], below[4];
-                split(now[i].x, above[0], below[0]);
-                split(now[i].y, above[1], below[1]);
-                split(now[i].z, above[2], below[2]);
-                split(now[i].w, above[3], below[3]);
+                for (int j = 0; j < COLUMNS; j++)
 #pragma unroll
-                for (int j = 0; j < COLUMNS; j++) {
-                    mma_tf32(sum[i][j], above, high[j]);
-                    mma_tf32(cross[0][i][j], above, low[j]);
-                    mma_tf32(cross[KINDS - 1][i][j], below, high[j]);
+                    for (int h = 0; h < 2; h++) {
+                        float x = operand[(8 * j + group) * stride + 8 * k + member + 4 * h];
+                        if (RECTIFY) x = fmaxf(x, 0.0f);
+                        split(x, high[j][h], low[j][h]);
+                    }
+#pragma unroll
+                for (int i = 0; i < TILES; i++) {
+                    if (k < span[i].first || k >= span[i].end) continue;  // the same for the whole warp
+                    float above[4], below[4];
+                    split(now[i].x, above[0], below[0]);
+                    split(now[i].y, above[1], below[1]);
+                    split(now[i].z, above[2], below[2]);
+                    split(now[i].w, above[3], below[3]);
+#pragma unroll
+                    for (int j = 0; j < COLUMNS; j++) {
+                        mma_tf32(sum[i][j], above, high[j]);
+                        mma_tf32(cross[0][i][j], above, low[j]);
+                        mma_tf32(cross[KINDS - 1][i][j], below, high[j]);
+                    }
                 }
             }
         }
@@ -190,7 +199,7 @@ __device__ __forceinline__ Span span_at(const Span* __restrict__ spans, int tile
 template <bool RECTIFY, class Use>
 __device__ __forceinline__ void multiply(const float4* __restrict__ packed, const Span* __restrict__ spans, int tiles,
                                          const float* operand, int stride, Use use) {
-    constexpr int AT_ONCE = COLUMNS == 4 ? 2 : 4;
+    constexpr int AT_ONCE = COLUMNS == 4 || UNIT_TILES <= 2 * WARPS ? 2 : 4;
     const int warp = threadIdx.x / 32;
     for (int base = warp; base < tiles; base += AT_ONCE * WARPS) {
         Product<AT_ONCE, RECTIFY> product;
