@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..errors import SinuflowError
 from ..kernels.degrees import Plan, plan
-from ..kernels.paths import use_triton
+from ..kernels.paths import wave_kernels
 from ..kernels.scale_stack import gradients, run
 from ..kernels.staircase import staircase_mask
 from ..kernels.waves import Waves
@@ -89,10 +89,10 @@ def _first_order_only(gradients: tuple[Any, ...], anchors: tuple[Tensor, ...]) -
 def _scale_inverse(
     z: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, method: str, rtol: float, atol: float, limit: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    if method == "certified" and a.shape[-1] == 1 and use_triton(z, z.shape[0]):
-        from ..kernels.triton import scale_stack as on_gpu
-
-        return on_gpu.inverse(z, Waves(a, p, q, d), limit)
+    kernels = wave_kernels(z, a.shape[-2]) if method == "certified" and a.shape[-1] == 1 else None
+    if kernels is not None:
+        x, ladj, iterations, residual, converged = kernels.scale_stack.inverse(z, Waves(a, p, q, d), limit)
+        return x, ladj, iterations, residual, converged
     options = SolverOptions(method, rtol, atol, limit)  # type: ignore[arg-type]
     with torch.inference_mode():  # half of the time goes into small calls, which are cheaper so
         answer = _answer(invert_stack(z.contiguous(), Waves(a, p, q, d), options))
@@ -111,10 +111,16 @@ def _scale_inverse_backward(
     x: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, grad_x: Tensor, grad_ladj: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     waves = Waves(a, p, q, d)
-    trace = run(x, waves)
-    bend, _ = gradients(trace, waves, torch.zeros_like(x), grad_ladj)
-    grad_z = (grad_x - bend) / trace.slopes.prod(0)
-    _, grads = gradients(trace, waves, -grad_z, -grad_ladj)
+    kernels = wave_kernels(x, a.shape[-2]) if a.shape[-1] == 1 else None
+    if kernels is None:
+        trace = run(x, waves)
+        pull, slope = partial(gradients, trace, waves), trace.slopes.prod(0)
+    else:
+        pull = partial(kernels.scale_stack.backward, kernels.scale_stack.forward(x, waves, keep=True)[2], waves)
+        slope, _ = pull(torch.ones_like(x), torch.zeros_like(grad_ladj))
+    bend, _ = pull(torch.zeros_like(x), grad_ladj)
+    grad_z = (grad_x - bend) / slope
+    _, grads = pull(-grad_z, -grad_ladj)
     return grad_z, *grads
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.conditional_waves import Shape, conditional_waves, constrained, gradients
-from ..kernels.paths import use_triton
+from ..kernels.paths import wave_kernels
 from ..solvers import Root, SolverOptions
 from .scalar_inverse import invert_stack
 
@@ -56,10 +56,9 @@ class ConditionalWaves:
         return conditional_waves(x, parameters, self.shape)
 
     def inverse(self, z: Tensor, parameters: Tensor, options: SolverOptions) -> Root:
-        if options.method == "certified" and use_triton(z, z.shape[0]):
-            from ..kernels.triton import conditional_waves as on_gpu
-
-            return Root(*on_gpu.inverse(z, parameters, *self.shape, options.limit))
+        kernels = wave_kernels(z, self.waves) if options.method == "certified" else None
+        if kernels is not None:
+            return Root(*kernels.conditional_waves.inverse(z, parameters, *self.shape, options.limit))
         shift, log_scale, waves = constrained(parameters, self.shape)
         root = invert_stack(z, waves, options)
         scale = torch.exp(log_scale)

@@ -11,7 +11,7 @@ import typer
 from .. import __version__
 from ..errors import ArgumentError
 from ..flow import SinusoidalFlow
-from ..kernels.paths import gpu_path, whole_flow_path
+from ..kernels.paths import cpu_path, gpu_path, whole_flow_path
 from ..loading import load
 
 
@@ -32,7 +32,9 @@ def _show_devices() -> None:
     import torch
 
     typer.echo(f"sinuflow {__version__}, Python {platform.python_version()}, torch {torch.__version__}")
-    typer.echo(f"cpu: {torch.get_num_threads()} threads; blocked products and vectorised waves")
+    cpu = cpu_path()
+    typer.echo(f"cpu: {torch.get_num_threads()} threads")
+    typer.echo(f"  float32: {cpu.reason}" if cpu.fused else f"  float32: plain PyTorch, because {cpu.reason}")
     for i in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(i)
         typer.echo(f"cuda:{i}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB")

@@ -16,7 +16,7 @@ from torch import Tensor
 from . import constrain as constraint
 from . import scale_stack as stack
 from .dispatch import reference_backward
-from .paths import use_triton
+from .paths import wave_kernels
 from .waves import Waves
 
 #: The largest scale factor of a conditional layer is the exponential of this.
@@ -39,10 +39,11 @@ class Shape(NamedTuple):
 
 def conditional_waves(x: Tensor, parameters: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
     """z of shape (D, B) and the log-determinant of shape (B,)."""
-    if use_triton(x, x.shape[0]):
-        z, ladj = _OnGpu.apply(shape, x, parameters)
-        return z, ladj
-    return plain(x, parameters, shape)
+    kernels = wave_kernels(x, shape.waves)
+    if kernels is None:
+        return plain(x, parameters, shape)
+    z, ladj = _Compiled.apply(kernels.conditional_waves, shape, x, parameters)
+    return z, ladj
 
 
 def plain(x: Tensor, parameters: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
@@ -54,10 +55,10 @@ def plain(x: Tensor, parameters: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
 
 def gradients(x: Tensor, parameters: Tensor, shape: Shape, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor, Tensor]:
     """The chain rule through the map, without automatic differentiation: for x, the parameters."""
-    if use_triton(x, x.shape[0]):
-        from .triton import conditional_waves as on_gpu
-
-        return on_gpu.backward(x, parameters, *shape, grad_z, grad_ladj)
+    kernels = wave_kernels(x, shape.waves)
+    if kernels is not None:
+        grad_x, grad_parameters = kernels.conditional_waves.backward(x, parameters, *shape, grad_z, grad_ladj)
+        return grad_x, grad_parameters
     shift, log_scale, waves = constrained(parameters, shape)
     scale = torch.exp(log_scale)
     trace = stack.run(torch.addcmul(shift, x, scale), waves)
@@ -86,18 +87,19 @@ def _free(parameters: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Free]:
     return shift, log_scale, (frequency, phase, weight, torch.stack(strength.unbind(-2)))
 
 
-class _OnGpu(torch.autograd.Function):
+class _Compiled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, shape: Shape, x: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
-        from .triton import conditional_waves as on_gpu
-
-        ctx.shape = shape
+    def forward(ctx: Any, kernels: Any, shape: Shape, x: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.kernels, ctx.shape = kernels, shape
         ctx.save_for_backward(x, parameters)
-        return on_gpu.forward(x, parameters, *shape)
+        z, ladj = kernels.forward(x, parameters, *shape)
+        return z, ladj
 
     @staticmethod
     def backward(ctx: Any, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor | None, ...]:
         x, parameters = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return None, *reference_backward(partial(plain, shape=ctx.shape), (x, parameters), (grad_z, grad_ladj))
-        return None, *gradients(x, parameters, ctx.shape, grad_z, grad_ladj)
+            grads = reference_backward(partial(plain, shape=ctx.shape), (x, parameters), (grad_z, grad_ladj))
+        else:
+            grads = ctx.kernels.backward(x, parameters, *ctx.shape, grad_z, grad_ladj)
+        return None, None, *grads

@@ -2,6 +2,7 @@
 
 On a GPU, a whole float32 flow goes through CUDA kernels if they fit it; otherwise its layers go through
 Triton kernels; and where neither works, through plain PyTorch: slower, and the same results.
+On a CPU, float32 waves are compiled for the processor if there is a C++ compiler.
 ``SINUFLOW_KERNELS=plain`` (or ``triton``) in the environment asks for less than there is.
 """
 
@@ -9,7 +10,9 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -17,6 +20,7 @@ from torch import Tensor
 
 from .cuda.compiler import CompilerError, find_compiler
 from .dispatch import fused_allowed
+from .native.library import MOST_WAVES, NativeError, library
 
 #: Before this generation, Triton's kernels do not run.
 _OLDEST = (7, 0)
@@ -33,9 +37,44 @@ class Path(NamedTuple):
     reason: str
 
 
-def use_triton(x: Tensor, features: int = 1) -> bool:
-    """Whether a tensor with so many features is for the fused GPU kernels."""
-    return x.is_cuda and features <= MOST_FEATURES and fused_allowed() and gpu_path(x.device).fused
+def use_triton(x: Tensor) -> bool:
+    """Whether a tensor is for the Triton kernels."""
+    return x.is_cuda and fused_allowed() and gpu_path(x.device).fused
+
+
+def wave_kernels(x: Tensor, waves: int) -> ModuleType | None:
+    """The package that has fused kernels for a feature-major batch and so many waves, if any has.
+
+    Both have the modules ``scale_stack`` and ``conditional_waves``, with the same functions.
+    """
+    if not fused_allowed():
+        return None
+    if x.is_cuda:
+        if x.shape[0] > MOST_FEATURES or not gpu_path(x.device).fused:
+            return None
+        return _package("triton")
+    if x.device.type != "cpu" or x.dtype != torch.float32 or waves > MOST_WAVES or not cpu_path().fused:
+        return None
+    return _package("native")
+
+
+@lru_cache(maxsize=2)
+def _package(name: str) -> ModuleType:
+    for module in ("scale_stack", "conditional_waves"):
+        import_module(f".{name}.{module}", __package__)
+    return import_module(f".{name}", __package__)
+
+
+@lru_cache(maxsize=1)
+def cpu_path() -> Path:
+    """What runs on the CPU; found out once, by trying it."""
+    if os.environ.get("SINUFLOW_KERNELS", "").lower() == "plain":
+        return Path(False, "SINUFLOW_KERNELS=plain asks for plain PyTorch")
+    try:
+        library()
+    except NativeError as error:
+        return Path(False, str(error))
+    return Path(True, "waves compiled for this processor")
 
 
 @lru_cache(maxsize=64)

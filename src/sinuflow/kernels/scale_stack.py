@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .dispatch import fused_allowed, reference_backward
-from .paths import use_triton
+from .paths import wave_kernels
 from .waves import Scratch, Waves, feature_chunks, transform
 
 #: Tables of up to this many numbers are kept for the backward pass; larger ones are made again.
@@ -39,8 +39,11 @@ def scale_stack(x: Tensor, waves: Waves) -> tuple[Tensor, Tensor]:
     """The stack applied to ``x`` of shape (D, B), and its log-determinant of shape (B,)."""
     if not fused_allowed():
         return reference(x, *waves)
-    on_gpu = _is_shared(waves) and use_triton(x, x.shape[0])
-    value, ladj = (_OnGpu if on_gpu else _Fused).apply(torch.is_grad_enabled(), x, *waves)
+    kernels = wave_kernels(x, waves.frequency.shape[-2]) if _is_shared(waves) else None
+    if kernels is None:
+        value, ladj = _Fused.apply(torch.is_grad_enabled(), x, *waves)
+    else:
+        value, ladj = _Compiled.apply(kernels.scale_stack, torch.is_grad_enabled(), x, *waves)
     return value, ladj
 
 
@@ -98,26 +101,23 @@ class _Fused(torch.autograd.Function):
         return None, grad_x, *grad_waves
 
 
-class _OnGpu(torch.autograd.Function):
+class _Compiled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, grad_enabled: bool, x: Tensor, *numbers: Tensor) -> tuple[Tensor, Tensor]:
-        from .triton import scale_stack as triton_stack
-
+    def forward(ctx: Any, kernels: Any, grad_enabled: bool, x: Tensor, *numbers: Tensor) -> tuple[Tensor, Tensor]:
         learning = grad_enabled and any(ctx.needs_input_grad)
-        value, ladj, inputs = triton_stack.forward(x, Waves(*numbers), keep=learning)
+        value, ladj, inputs = kernels.forward(x, Waves(*numbers), keep=learning)
         if learning:
+            ctx.kernels = kernels
             ctx.save_for_backward(x, *numbers, inputs)
         return value, ladj
 
     @staticmethod
     def backward(ctx: Any, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor | None, ...]:
-        from .triton import scale_stack as triton_stack
-
         x, a, p, q, d, inputs = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return None, *reference_backward(reference, (x, a, p, q, d), (grad_z, grad_ladj))
-        grad_x, grad_waves = triton_stack.backward(inputs, Waves(a, p, q, d), grad_z, grad_ladj)
-        return None, grad_x, *grad_waves
+            return None, None, *reference_backward(reference, (x, a, p, q, d), (grad_z, grad_ladj))
+        grad_x, grad_waves = ctx.kernels.backward(inputs, Waves(a, p, q, d), grad_z, grad_ladj)
+        return None, None, grad_x, *grad_waves
 
 
 # ---------------------------------------------------------------- all rows have the same waves

@@ -13,11 +13,12 @@ import hashlib
 import os
 import site
 import sys
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 
 import torch
+
+from ..cache import cache_folder, keep
 
 
 class CompilerError(RuntimeError):
@@ -35,23 +36,8 @@ def compiled(source: str, defines: dict[str, str], architecture: str) -> bytes:
     except OSError:
         code = _compile(library, source, options)
     with contextlib.suppress(OSError):  # a cache that cannot be written costs time, and nothing else
-        _keep(path, code)
+        keep(path, code)
     return code
-
-
-def cache_folder() -> Path:
-    """Where compiled kernels are kept."""
-    named = os.environ.get("SINUFLOW_CACHE")
-    if named:
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sinuflow"
-
-
-def _keep(path: Path, code: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(code)
-    os.replace(file.name, path)
 
 
 def _compile(library: ctypes.CDLL, source: str, options: list[str]) -> bytes:
