@@ -19,6 +19,7 @@ FLOWS = {
     "one hidden layer, many features": {
         "features": 19, "blocks": 2, "hidden": (70,), "scales": 2, "waves": 3, "squash": 3.0,
     },
+    "many scales": {"features": 2, "blocks": 1, "hidden": (16,), "scales": 19, "waves": 2},
     "full": {"features": 5, "conditioning": "full", "blocks": 3, "hidden": (40, 40), "residual": True},
     "context": {
         "features": 4, "conditioning": "full", "blocks": 2, "hidden": (24, 24, 24), "context": 3, "waves": 3,

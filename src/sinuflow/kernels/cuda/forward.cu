@@ -136,8 +136,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
                         const Value found = shared_waves(waves, scale, i).at(y);
                         y = found.value;
                         slope *= found.slope;
+                        if (scale % 8 == 7 || scale == SCALES - 1) {  // before the product can vanish
+                            ladj[e] += logf(slope);
+                            slope = 1.0f;
+                        }
                     }
-                    ladj[e] += logf(slope);
                 } else if (network == NETWORKS - 1) {
                     const float log_scale = __ldg(p.affine + FEATURES + i);
                     y = (y - __ldg(p.affine + i)) * expf(-log_scale);

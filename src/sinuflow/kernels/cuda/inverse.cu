@@ -331,12 +331,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                     search_alone(search, shared_waves(waves, j, e / ROWS), y, p.limit);
                     y = search.x;
                     slope *= search.slope;
+                    if (j % 8 == 0) {  // before the product can vanish
+                        ladj[e] -= logf(slope);
+                        slope = 1.0f;
+                    }
                     residual = fmaxf(residual, search.residual);
                     evaluations = max(evaluations, search.used);
                     good = good && search.done;
                 }
                 x[e] = y;
-                ladj[e] -= logf(slope);
                 worst[e] = !(y * 0.0f == 0.0f) ? NAN : good ? residual : -fmaxf(residual, 1e-30f);
                 most[e] = evaluations;
             }
