@@ -10,7 +10,7 @@ import torch
 from looks_trained import look_trained
 from sinuflow import SinusoidalFlow
 from sinuflow.bijections.base import CERTIFIED
-from sinuflow.bijections.whole_flow import WholeFlow, anatomy
+from sinuflow.bijections.whole_flow import WholeFlow, agrees, anatomy
 from sinuflow.kernels.cuda.program import Program
 from tests.kernels.emulator import EmulatorLauncher
 
@@ -76,17 +76,18 @@ def test_the_map_and_its_gradients(name, processors):
         assert error(ours, theirs) < 1e-4
 
 
+@pytest.mark.parametrize("batch", [BATCH, 75])
 @pytest.mark.parametrize("name", ["shift", "full"])
-def test_the_log_density_and_its_gradient_in_one_go(name):
+def test_the_log_density_and_its_gradient_in_one_go(name, batch):
     """What the training loop uses: no gradients from outside, and memory that is its own."""
     flow, exact, whole = emulated(name, 132)
-    x, _ = draw(flow)
+    x, _ = draw(flow, batch)
     packed = whole.program.pack(whole.joined(whole.parameters()), learning=True)
     scored = whole.program.forward(packed, x, None, keep=True)
     expected = exact().log_prob(x.mT.double())
     assert error(scored.log_density, expected) < 1e-5
     out = torch.zeros(sum(p.numel() for p in flow.parameters()))
-    whole.program.backward(packed, scored.z, scored.kept, None, None, nll_scale=1 / BATCH, out=out)
+    whole.program.backward(packed, scored.z, scored.kept, None, None, nll_scale=1 / batch, out=out)
     truth = torch.autograd.grad(-expected.mean(), list(exact.parameters()))
     assert error(out, torch.cat([g.reshape(-1) for g in truth])) < 1e-5
 
@@ -143,6 +144,15 @@ def test_second_derivatives_go_layer_by_layer():
         assert (ours is None) == (theirs is None)
         if ours is not None:
             assert error(ours, theirs) < 1e-2
+
+
+def test_kernels_that_err_are_found_out():
+    _alive, _, whole = emulated("full", 132)
+    assert agrees(whole)
+    with torch.no_grad():
+        honest = whole.chain.layer_by_layer
+        whole.chain.layer_by_layer = lambda x, context: (1.1 * honest(x, context)[0], honest(x, context)[1])
+    assert not agrees(whole)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .base import Chain
 
 _WARPS, _LEAST_ROWS, _MOST_WAVES = 8, 8, 32
+#: For the trial that new kernels are put to: far above rounding, far below any mistake.
+_TRIAL_ROWS, _TRIAL_LIMIT, _TRIAL_TOLERANCE = 21, 200, 1e-2
 
 
 class Anatomy(NamedTuple):
@@ -214,12 +216,34 @@ def _build(chain: Chain, device: torch.device) -> WholeFlow | None:
     if not program.can_invert():
         return None
     whole = WholeFlow(chain, found, program)
-    tiny = torch.zeros((found.shape.features, 1), device=device)
-    given = torch.zeros((found.shape.context, 1), device=device) if found.shape.context else None
     try:
-        with torch.no_grad():
-            whole.transform(tiny, given)
+        trusted = agrees(whole)
     except CompilerError as error:
         warnings.warn(f"the CUDA kernels cannot be used, and others will be: {error}", stacklevel=2)
         return None
+    if not trusted:
+        warnings.warn(
+            "the CUDA kernels gave other numbers than the flow's layers, and are not used: please report this, "
+            "with the output of `sinuflow info --devices`",
+            stacklevel=2,
+        )
+        return None
     return whole
+
+
+def agrees(whole: WholeFlow) -> bool:
+    """Whether the kernels do on a few rows what the layers do: nobody shall get a wrong answer silently."""
+    shape, device = whole.shape, whole.program.device
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((shape.features, _TRIAL_ROWS), generator=generator).to(device)
+    given = torch.randn((shape.context, _TRIAL_ROWS), generator=generator).to(device) if shape.context else None
+    with torch.no_grad():
+        expected = whole.plain_transform(x, given)
+        found = whole.transform(x, given)
+        back = whole.invert(found[0], given, _TRIAL_LIMIT)
+        again = whole.plain_transform(back.x, given)[0]
+    if not bool(expected[0].isfinite().all()):
+        return True  # nothing can be told from weights that are no numbers
+    pairs = [*zip(found, expected, strict=True), (again, expected[0])]
+    close = [bool(((a - b).abs() <= _TRIAL_TOLERANCE * (1 + b.abs().max())).all()) for a, b in pairs]
+    return all(close) and bool(back.converged.all())

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <random>
 #include <vector>
 
 #define __global__
@@ -39,9 +40,10 @@ inline std::vector<Warp> warps;
 inline Barrier block;
 inline ucontext_t scheduler;
 inline int current = 0, threads = 0;
+inline std::minstd_rand random{1};
 inline void (*entry)(const void*);
 inline const void* arguments;
-inline std::vector<char> dynamic_shared;
+inline char* dynamic_shared = nullptr;
 
 inline void yield() { swapcontext(&fibers[current].context, &scheduler); }
 
@@ -75,7 +77,10 @@ inline void launch(void (*kernel)(const void*), const void* args, Dim3 grid, int
         for (int y = 0; y < grid.y; y++)
             for (int x = 0; x < grid.x; x++) {
                 block_index = {x, y, z};
-                dynamic_shared.assign(shared + 256, 0x7f);  // not zeros: nobody may rely on them
+                // Exactly as much as was asked for, so that a sanitizer can tell; not zeros: nobody may rely on them.
+                std::free(dynamic_shared);
+                if (posix_memalign(reinterpret_cast<void**>(&dynamic_shared), 128, shared ? shared : 1)) std::abort();
+                std::memset(dynamic_shared, 0x7f, shared);
                 block = {};
                 warps.assign((size + 31) / 32, Warp{});
                 fibers.clear();
@@ -88,13 +93,19 @@ inline void launch(void (*kernel)(const void*), const void* args, Dim3 grid, int
                     fiber.context.uc_link = &scheduler;
                     makecontext(&fiber.context, run_fiber, 0);
                 }
+                std::vector<int> order(size);
+                for (int i = 0; i < size; i++) order[i] = i;
                 for (bool left = true; left;) {
                     left = false;
-                    for (current = 0; current < size; current++)
+                    // In another order every time: who forgets a barrier shall notice.
+                    std::shuffle(order.begin(), order.end(), random);
+                    for (int thread : order) {
+                        current = thread;
                         if (!fibers[current].done) {
                             left = true;
                             swapcontext(&scheduler, &fibers[current].context);
                         }
+                    }
                 }
             }
 }
@@ -174,5 +185,4 @@ inline void mma_tf32(float (&c)[4], const float (&a)[4], const float (&b)[2]) {
 }
 
 #define EMULATED 1
-#define DYNAMIC_SHARED(name) \
-    float* name = reinterpret_cast<float*>((reinterpret_cast<std::uintptr_t>(emulator::dynamic_shared.data()) + 127) & ~std::uintptr_t(127))
+#define DYNAMIC_SHARED(name) float* name = reinterpret_cast<float*>(emulator::dynamic_shared)

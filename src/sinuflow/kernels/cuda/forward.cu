@@ -74,7 +74,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
         else if (i >= INPUTS)
             seen[n * INPUT_STRIDE + i] = 0.0f;
     }
-    __syncthreads();
 
 #pragma unroll 1
     for (int network = 0; network < NETWORKS; network++) {
