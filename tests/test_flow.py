@@ -229,3 +229,11 @@ def test_algorithm_1_cut_off_is_never_silent(conditioning, limit):
     found = flow.invert(z, solver="fixed_point", max_iterations=limit, on_failure="return")
     assert not found.converged.all()
     assert (found.residual[found.converged] <= 1e-9).all()
+
+
+def test_tensors_on_other_devices_are_refused():
+    flow = SinusoidalFlow(2, context=1, conditioning="full", blocks=1, hidden=(8,))
+    with pytest.raises(ArgumentError, match="move one of them"):
+        flow.bijection(torch.zeros(3, 2, device="meta"), torch.zeros(3, 1, device="meta"))
+    with pytest.raises(ArgumentError, match="the context is on"):
+        flow.bijection(torch.zeros(3, 2), torch.zeros(3, 1, device="meta"))

@@ -10,7 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.fx.experimental.proxy_tensor import make_fx
 
+import sinuflow
 from sinuflow.kernels import conditional_waves as plain_conditional
 from sinuflow.kernels import constrain as plain_constrain
 from sinuflow.kernels import scale_stack as plain_stack
@@ -147,9 +149,12 @@ def test_threads_share_the_rows():
 
 
 def test_double_precision_and_odd_sizes_are_left_to_the_plain_version():
-    assert wave_kernels(torch.zeros(2, 3), 4) is not None
-    assert wave_kernels(torch.zeros(2, 3, dtype=DOUBLE), 4) is None
-    assert wave_kernels(torch.zeros(2, 3), 65) is None
+    x = torch.zeros(2, 3)
+    assert wave_kernels(4, x, x) is not None
+    assert wave_kernels(4, x.double()) is None
+    assert wave_kernels(65, x) is None
+    assert wave_kernels(4, x, x.bfloat16()) is None
+    assert wave_kernels(4, x, x.to("meta")) is None
 
 
 SCRIPT = (
@@ -164,7 +169,7 @@ SCRIPT = (
         ({"SINUFLOW_KERNELS": "plain"}, "asks for plain"),
         ({"PATH": "/nowhere", "CXX": ""}, "no C++ compiler"),
         ({"CXX": "/bin/false"}, "cannot compile"),
-        ({"SINUFLOW_CACHE": "/proc/nowhere"}, "cannot be kept"),
+        ({"SINUFLOW_CACHE": "/proc/nowhere"}, "cannot be made or kept"),
     ],
 )
 def test_without_them_everything_still_works(changes, reason, tmp_path):
@@ -192,3 +197,39 @@ def test_waves_are_those_of_the_definition():
     value, ladj, _ = scale_stack.forward(x, waves, keep=False)
     torch.testing.assert_close(value, x - alpha * torch.sin(2 * x) / 2)
     torch.testing.assert_close(ladj, torch.log(1 - alpha * torch.cos(2 * x[0])))
+
+
+def test_those_who_record_operations_see_them():
+    flow = sinuflow.SinusoidalFlow(2, conditioning="full", blocks=2, hidden=(8, 8))
+    x = torch.randn(7, 2)
+    expected = flow().log_prob(x).detach()
+
+    def score(x):
+        return flow(validate_args=False).log_prob(x)
+
+    with torch.no_grad():
+        torch.testing.assert_close(make_fx(score)(x)(x), expected)
+
+
+def test_autocast_does_not_hand_over_the_wrong_memory():
+    flow = sinuflow.SinusoidalFlow(2, conditioning="full", blocks=2, hidden=(8, 8))
+    x = torch.randn(7, 2)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        rough = flow(validate_args=False).log_prob(x)
+    torch.testing.assert_close(rough.float(), flow().log_prob(x).detach(), rtol=0.1, atol=0.3)
+
+
+def test_a_damaged_file_is_made_again(tmp_path):
+    environment = unmeasured(SINUFLOW_CACHE=str(tmp_path))
+    subprocess.run([sys.executable, "-c", SCRIPT], env=environment, check=True, capture_output=True)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(b"")
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, check=True, capture_output=True, text=True)
+    assert "compiled for this processor" in done.stdout
+
+
+def test_a_folder_that_others_can_write_to_is_not_trusted(tmp_path):
+    tmp_path.chmod(0o777)
+    environment = unmeasured(SINUFLOW_CACHE=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, check=True, capture_output=True, text=True)
+    assert "by other users" in done.stdout

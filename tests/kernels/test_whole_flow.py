@@ -119,6 +119,36 @@ def test_what_cannot_be_inverted_is_said_row_by_row():
     assert not bool(hurried.converged.all(0).any())
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_context_that_is_no_number_spoils_its_own_row_and_no_other(bad):
+    flow, _, whole = emulated("context", 132)
+    x, context = draw(flow)
+    context[1, 4] = bad
+    with torch.no_grad():
+        z, ladj = whole.transform(x, context)
+        back = whole.invert(x, context, limit=200)
+    others = [n for n in range(BATCH) if n != 4]
+    assert bool(ladj[4].isnan())
+    assert bool(z[:, others].isfinite().all())
+    assert back.converged.all(0).tolist() == [n != 4 for n in range(BATCH)]
+
+
+def test_weights_that_are_no_numbers_are_not_overlooked():
+    flow, _, whole = emulated("full", 132)
+    with torch.no_grad():
+        flow.bijection.bijections[0].conditioner.layers[1].weight.fill_(math.nan)
+        _, ladj = whole.transform(draw(flow)[0], None)
+        back = whole.invert(draw(flow)[0], None, limit=200)
+    assert bool(ladj.isnan().all())
+    assert not bool(back.converged.all(0).any())
+
+
+def test_flows_that_are_too_large_for_a_block_are_left_to_the_layers():
+    flow = SinusoidalFlow(3, blocks=1, hidden=(4096, 4096))
+    found = anatomy(flow.bijection)
+    assert not Program(found.shape, found.offsets, torch.device("cpu"), EmulatorLauncher(found.shape)).fits()
+
+
 def test_an_empty_batch_is_an_empty_answer():
     flow, _, whole = emulated("full", 132)
     z, ladj = whole.transform(torch.zeros(flow.features, 0), None)
@@ -162,7 +192,7 @@ def test_kernels_that_err_are_found_out():
         {"hidden": (32, 48)},
         {"context": 2},
         {"conditioning": "none"},
-        {"hidden": (4096, 4096)},
+        {"scales": 33, "waves": 2},
     ],
 )
 def test_other_flows_are_left_to_the_layers(options):

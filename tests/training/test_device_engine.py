@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sinuflow import SinusoidalFlow
 from sinuflow.training.batches import Batches
-from sinuflow.training.device_engine import DeviceEngine
+from sinuflow.training.device_engine import DeviceEngine, make_engine
 from sinuflow.training.engine import PlainEngine
 from sinuflow.training.flat import FlatParameters
 from sinuflow.training.guard import Guard
@@ -162,3 +165,48 @@ def test_flat_parameters_are_the_parameters():
         flat.values.fill_(0.5)
     assert all(bool((p == 0.5).all()) for p in flow.parameters())
     assert float(flat.with_zero[-1]) == 0
+
+
+class Asked(TorchDispatchMode):
+    """Counts how often the host asks for a number, which a recorded step must not."""
+
+    def __init__(self):
+        super().__init__()
+        self.times = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.times += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("changes", [{}, {"ema": 0.99, "weight_decay": 0.1, "optimizer": "adamw", "clip": None}])
+def test_a_step_never_asks_for_a_number(changes):
+    _, engine, _, _ = build(DeviceEngine, settings(**changes), MemoryRows(banana(400).double()))
+    engine.advance(0, 1)
+    inputs, _ = engine._step_for(64)
+    with Asked() as asked:
+        engine._make(inputs)
+    assert asked.times == 0
+
+
+def test_rehearsals_need_no_more_than_one_batch(monkeypatch):
+    """A recording, with everything that needs a GPU left out: the last batch of an epoch must do."""
+    nothing = contextlib.nullcontext
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: SimpleNamespace(wait_stream=lambda _: None))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(wait_stream=lambda _: None))
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nothing())
+    monkeypatch.setattr(torch.cuda, "graph", lambda _: nothing())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    flow, engine, _, batches = build(DeviceEngine, settings(batch_size=512), MemoryRows(banana(400).double()))
+    engine._record = True
+    before = [p.detach().clone() for p in flow.parameters()]
+    engine.advance(0, 5)
+    assert all(p.equal(b) for p, b in zip(flow.parameters(), before, strict=True))
+    assert batches.position == (0, 1)
+
+
+def test_parameters_that_are_frozen_stay_with_the_plain_engine():
+    flow = small_flow()
+    next(flow.parameters()).requires_grad_(False)
+    engine = make_engine(flow, Batches(MemoryRows(banana(400)), 64, 0), settings(), Guard(1.0), lambda _: 1e-3)
+    assert isinstance(engine, PlainEngine)

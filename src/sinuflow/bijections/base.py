@@ -154,6 +154,8 @@ class Bijection(nn.Module):
             check_vectors(context, self.context, "context")
             if context.dtype != x.dtype:
                 raise ArgumentError(f"the context has dtype {context.dtype}, but {name} has {x.dtype}")
+            if context.device != x.device:
+                raise ArgumentError(f"the context is on {context.device}, but {name} is on {x.device}")
             try:
                 shape = torch.broadcast_shapes(shape, context.shape[:-1])
             except RuntimeError:
@@ -171,6 +173,11 @@ class Bijection(nn.Module):
             raise ArgumentError(
                 f"{name} has dtype {x.dtype}, but the parameters have {parameter.dtype}: convert one of them "
                 f"({name}.to({parameter.dtype}) or flow.to({x.dtype}))"
+            )
+        if parameter is not None and parameter.device != x.device:
+            raise ArgumentError(
+                f"{name} is on {x.device}, but the parameters are on {parameter.device}: move one of them "
+                f"({name}.to({str(parameter.device)!r}) or flow.to({str(x.device)!r}))"
             )
         return to_feature_major(x, shape), context, shape
 

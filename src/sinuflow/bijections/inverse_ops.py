@@ -89,7 +89,7 @@ def _first_order_only(gradients: tuple[Any, ...], anchors: tuple[Tensor, ...]) -
 def _scale_inverse(
     z: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, method: str, rtol: float, atol: float, limit: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    kernels = wave_kernels(z, a.shape[-2]) if method == "certified" and a.shape[-1] == 1 else None
+    kernels = wave_kernels(a.shape[-2], z, a, p, q, d) if method == "certified" and a.shape[-1] == 1 else None
     if kernels is not None:
         x, ladj, iterations, residual, converged = kernels.scale_stack.inverse(z, Waves(a, p, q, d), limit)
         return x, ladj, iterations, residual, converged
@@ -111,7 +111,7 @@ def _scale_inverse_backward(
     x: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, grad_x: Tensor, grad_ladj: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     waves = Waves(a, p, q, d)
-    kernels = wave_kernels(x, a.shape[-2]) if a.shape[-1] == 1 else None
+    kernels = wave_kernels(a.shape[-2], x, a, p, q, d) if a.shape[-1] == 1 else None
     if kernels is None:
         trace = run(x, waves)
         pull, slope = partial(gradients, trace, waves), trace.slopes.prod(0)

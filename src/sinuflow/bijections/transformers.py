@@ -56,7 +56,7 @@ class ConditionalWaves:
         return conditional_waves(x, parameters, self.shape)
 
     def inverse(self, z: Tensor, parameters: Tensor, options: SolverOptions) -> Root:
-        kernels = wave_kernels(z, self.waves) if options.method == "certified" else None
+        kernels = wave_kernels(self.waves, z, parameters) if options.method == "certified" else None
         if kernels is not None:
             return Root(*kernels.conditional_waves.inverse(z, parameters, *self.shape, options.limit))
         shift, log_scale, waves = constrained(parameters, self.shape)

@@ -7,9 +7,10 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..conditioners import MADE
+from ..errors import ArgumentError
 from ..kernels.cuda.compiler import CompilerError
 from ..kernels.cuda.driver import CudaLauncher
 from ..kernels.cuda.layout import NetworkOffsets
@@ -25,7 +26,7 @@ from .sinusoidal import SinusoidalScale
 if TYPE_CHECKING:
     from .base import Chain
 
-_WARPS, _LEAST_ROWS, _MOST_WAVES = 8, 8, 32
+_MOST_WAVES, _MOST_WAVES_IN_ALL = 32, 64
 #: For the trial that new kernels are put to: far above rounding, far below any mistake.
 _TRIAL_ROWS, _TRIAL_LIMIT, _TRIAL_TOLERANCE = 21, 200, 1e-2
 
@@ -51,19 +52,26 @@ def anatomy(chain: Chain) -> Anatomy | None:
     else:
         return None
     shape = _common_shape(networks, scales, conditional=affine is None)
-    if shape is None or not shape.fits(_LEAST_ROWS, _WARPS):
+    if shape is None:
         return None
     starts, total = dict[int, int](), 0
     for parameter in chain.parameters():
         starts[id(parameter)] = total
         total += parameter.numel()
     offsets = []
+    if not all(isinstance(weight, nn.Parameter) for weight in _weights(networks)):
+        return None  # they are computed from others
     for network in networks:
         made = [*network.conditioner.layers, network.conditioner.head]
         offsets.append(NetworkOffsets(*(tuple(starts[id(p)] for p in ps) for ps in _weights_and_biases(made))))
     waves = [p for s in scales for p in (s.frequency, s.phase, s.weight, s.strength, s.shift)]
     waves += [] if affine is None else [affine.mean, affine.log_scale]
     return Anatomy(shape, Offsets(offsets, [starts[id(p)] for p in waves], total))
+
+
+def _weights(networks: list[Any]) -> list[Any]:
+    layers = [layer for n in networks for layer in (*n.conditioner.layers, n.conditioner.head)]
+    return [t for layer in layers for t in (layer.weight, layer.bias)]
 
 
 def _weights_and_biases(layers: list[Any]) -> tuple[list[Tensor], list[Tensor]]:
@@ -77,14 +85,17 @@ def _common_shape(networks: list[Any], scales: list[Any], conditional: bool) -> 
     first, made = networks[0], networks[0].conditioner
     widths = tuple(len(layer.reach) for layer in made.plan.hidden)
     waves = [n.transformer for n in networks] if conditional else scales
-    kinds = {(n.conditioner.plan, n.conditioner.skips, n.conditioner.squash) for n in networks}
+    kinds = {
+        (n.conditioner.plan, n.conditioner.skips, n.conditioner.squash, n.conditioner.activation) for n in networks
+    }
     kinds_of_waves = {(w.scales, w.waves) for w in waves}
     # Every second one is upside down: the upper shift of a block, or the second layer of conditional waves.
     directions = [n.reverse for n in networks] == [i % 2 == (1 if conditional else 0) for i in range(len(networks))]
     if len(set(widths)) != 1 or len(kinds) != 1 or len(kinds_of_waves) != 1 or not directions:
         return None
-    # With a context, plain scales depend on the row; a lane of a warp has one wave.
-    if made.activation != "relu" or (first.context and not conditional) or waves[0].waves > _MOST_WAVES:
+    # With a context, plain scales depend on the row; and the kernels' loops over waves are written out.
+    many = waves[0].waves > _MOST_WAVES or waves[0].scales * waves[0].waves > _MOST_WAVES_IN_ALL
+    if made.activation != "relu" or (first.context and not conditional) or many:
         return None
     return FlowShape(
         features=first.features,
@@ -105,7 +116,7 @@ class WholeFlow:
     def __init__(self, chain: Chain, found: Anatomy, program: Program) -> None:
         self.shape, self.program = found.shape, program
         self._chain = weakref.ref(chain)  # the chain owns this, not the other way round
-        self._zero = torch.zeros(1, device=program.device)
+        self._zero = torch.zeros(1, device=program.device, dtype=torch.float32)
         self._may_drop = any(made.dropout for made in chain.modules() if isinstance(made, MADE))
 
     @property
@@ -121,7 +132,10 @@ class WholeFlow:
 
     def joined(self, parameters: list[Tensor]) -> Tensor:
         """All parameters one after the other, and a zero."""
-        return torch.cat([*(p.detach().reshape(-1) for p in parameters), self._zero])
+        joined = torch.cat([*(p.detach().reshape(-1) for p in parameters), self._zero])
+        if joined.dtype != torch.float32:
+            raise ArgumentError("some parameters are float32 and some are not: convert them with flow.float()")
+        return joined
 
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         """z of shape (D, B) and the log-determinant of shape (B,)."""
@@ -213,7 +227,7 @@ def _build(chain: Chain, device: torch.device) -> WholeFlow | None:
     if found is None:
         return None
     program = Program(found.shape, found.offsets, device, CudaLauncher(found.shape, device))
-    if not program.can_invert():
+    if not program.fits():
         return None
     whole = WholeFlow(chain, found, program)
     try:
@@ -235,8 +249,9 @@ def agrees(whole: WholeFlow) -> bool:
     """Whether the kernels do on a few rows what the layers do: nobody shall get a wrong answer silently."""
     shape, device = whole.shape, whole.program.device
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn((shape.features, _TRIAL_ROWS), generator=generator).to(device)
-    given = torch.randn((shape.context, _TRIAL_ROWS), generator=generator).to(device) if shape.context else None
+    x = torch.randn((shape.features, _TRIAL_ROWS), generator=generator, dtype=torch.float32).to(device)
+    context = torch.randn((shape.context, _TRIAL_ROWS), generator=generator, dtype=torch.float32).to(device)
+    given = context if shape.context else None
     with torch.no_grad():
         expected = whole.plain_transform(x, given)
         found = whole.transform(x, given)

@@ -39,8 +39,13 @@ def _show_devices() -> None:
         properties = torch.cuda.get_device_properties(i)
         typer.echo(f"cuda:{i}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB")
         device = torch.device("cuda", i)
-        for what, path in (("whole float32 flows", whole_flow_path(device)), ("single layers", gpu_path(device))):
-            typer.echo(f"  {what}: {path.reason}" if path.fused else f"  {what}: plain PyTorch, because {path.reason}")
+        whole, single = whole_flow_path(device), gpu_path(device)
+        typer.echo(
+            f"  float32 flows: {whole.reason}" if whole.fused else f"  float32: by layers, because {whole.reason}"
+        )
+        typer.echo(
+            f"  by layers: {single.reason}" if single.fused else f"  by layers: plain PyTorch, because {single.reason}"
+        )
     if not torch.cuda.is_available():
         built = "was built without support for any" if torch.version.cuda is None else "finds none"
         typer.echo(f"gpu: none that PyTorch can use (it {built}); everything runs on the CPU")

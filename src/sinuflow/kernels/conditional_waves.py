@@ -39,7 +39,7 @@ class Shape(NamedTuple):
 
 def conditional_waves(x: Tensor, parameters: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
     """z of shape (D, B) and the log-determinant of shape (B,)."""
-    kernels = wave_kernels(x, shape.waves)
+    kernels = wave_kernels(shape.waves, x, parameters)
     if kernels is None:
         return plain(x, parameters, shape)
     z, ladj = _Compiled.apply(kernels.conditional_waves, shape, x, parameters)
@@ -55,7 +55,7 @@ def plain(x: Tensor, parameters: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
 
 def gradients(x: Tensor, parameters: Tensor, shape: Shape, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor, Tensor]:
     """The chain rule through the map, without automatic differentiation: for x, the parameters."""
-    kernels = wave_kernels(x, shape.waves)
+    kernels = wave_kernels(shape.waves, x, parameters)
     if kernels is not None:
         grad_x, grad_parameters = kernels.conditional_waves.backward(x, parameters, *shape, grad_z, grad_ladj)
         return grad_x, grad_parameters

@@ -14,9 +14,11 @@ def fused_allowed() -> bool:
     """Whether the hand-written version may be used here.
 
     The reference is used while compiling, because the compiler fuses it better than we could,
-    and under function transforms and forward-mode differentiation, which need plain operations.
+    under tracing, and under function transforms and forward-mode differentiation, which need plain operations.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return False
+    if torch._C._len_torch_dispatch_stack():  # somebody records operations, and must see them
         return False
     if torch._C._are_functorch_transforms_active():
         return False

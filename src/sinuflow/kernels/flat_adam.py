@@ -123,7 +123,7 @@ def plain_step(
 def decide(rules: Rules, control: Tensor, rates: Tensor, loss: Tensor, norm: Tensor) -> None:
     """Write to the control what becomes of a step with this loss and this norm of the gradient."""
     slots = {slot: control[slot].clone() for slot in Slot}
-    tick = slots[Slot.TICK].long()
+    row = rates.index_select(0, slots[Slot.TICK].long().view(1)).view(2)  # indexing by a tensor would ask for its value
     seen, mean, deviation = slots[Slot.SEEN], slots[Slot.MEAN], slots[Slot.DEVIATION]
     usual = (seen < rules.learning) | (loss <= mean + rules.far * deviation + rules.slack)
     good = loss.isfinite() & norm.isfinite() & usual
@@ -143,9 +143,9 @@ def decide(rules: Rules, control: Tensor, rates: Tensor, loss: Tensor, norm: Ten
         Slot.LOSS: loss,
         Slot.GOOD: good.double(),
         Slot.CLIP: torch.ones_like(norm) if rules.clip is None else torch.clamp(rules.clip / (norm + 1e-6), max=1.0),
-        Slot.RATE: rates[tick, 0],
+        Slot.RATE: row[0],
         Slot.CORRECTION1: 1 - BETA1**made,
         Slot.CORRECTION2: 1 - BETA2**made,
-        Slot.AVERAGE: rates[tick, 1],
+        Slot.AVERAGE: row[1],
     }
     control.copy_(torch.stack([changes[slot] for slot in Slot]))

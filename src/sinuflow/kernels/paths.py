@@ -42,12 +42,15 @@ def use_triton(x: Tensor) -> bool:
     return x.is_cuda and fused_allowed() and gpu_path(x.device).fused
 
 
-def wave_kernels(x: Tensor, waves: int) -> ModuleType | None:
-    """The package that has fused kernels for a feature-major batch and so many waves, if any has.
+def wave_kernels(waves: int, x: Tensor, *others: Tensor) -> ModuleType | None:
+    """The package that has fused kernels for a feature-major batch ``x`` and so many waves, if any has.
 
-    Both have the modules ``scale_stack`` and ``conditional_waves``, with the same functions.
+    Both have the modules ``scale_stack`` and ``conditional_waves``, with the same functions. The ``others``
+    are what they will be given besides: it must be of the same kind, because kernels take bare memory.
     """
-    if not fused_allowed():
+    if not fused_allowed() or any((t.dtype, t.device) != (x.dtype, x.device) for t in others):
+        return None
+    if x.dtype not in (torch.float32, torch.float64):
         return None
     if x.is_cuda:
         if x.shape[0] > MOST_FEATURES or not gpu_path(x.device).fused:
@@ -90,7 +93,8 @@ def gpu_path(device: torch.device) -> Path:
     try:
         _try_triton(device)
     except Exception as error:  # a missing C compiler, a driver that does not fit: whatever it is, go on without
-        return Path(False, f"Triton does not work here: {str(error).strip().splitlines()[0][:120]}")
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return Path(False, f"Triton does not work here: {said[:120]}")
     return Path(True, "fused Triton kernels")
 
 

@@ -39,7 +39,7 @@ def scale_stack(x: Tensor, waves: Waves) -> tuple[Tensor, Tensor]:
     """The stack applied to ``x`` of shape (D, B), and its log-determinant of shape (B,)."""
     if not fused_allowed():
         return reference(x, *waves)
-    kernels = wave_kernels(x, waves.frequency.shape[-2]) if _is_shared(waves) else None
+    kernels = wave_kernels(waves.frequency.shape[-2], x, *waves) if _is_shared(waves) else None
     if kernels is None:
         value, ladj = _Fused.apply(torch.is_grad_enabled(), x, *waves)
     else:

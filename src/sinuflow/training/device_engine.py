@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,8 +22,8 @@ from .guard import Guard
 from .settings import Settings
 from .sources import Batch, MemoryRows
 
-#: Steps before the loop looks at what has become of them.
-_MOST_STEPS = 256
+#: Steps before the loop looks at what has become of them, and about how many seconds they may take together.
+_MOST_STEPS, _MOST_SECONDS = 256, 0.5
 #: Times that a step is made before it is recorded, so that everything is compiled and allocated.
 _REHEARSALS = 3
 
@@ -33,7 +34,8 @@ def make_engine(flow: SinusoidalFlow, batches: Batches, settings: Settings, guar
     """The engine for where the flow is."""
     first = next(flow.parameters())
     wanted = os.environ.get("SINUFLOW_ENGINE", "").lower() != "plain"
-    if first.is_cuda and wanted and len({p.dtype for p in flow.parameters()}) == 1:
+    alike = len({p.dtype for p in flow.parameters()}) == 1 and all(p.requires_grad for p in flow.parameters())
+    if first.is_cuda and wanted and alike:
         return DeviceEngine(flow, batches, settings, guard, rate, record=True)
     return PlainEngine(flow, batches, settings, guard, rate)
 
@@ -69,6 +71,7 @@ class DeviceEngine:
         self._control = torch.zeros(SLOTS, dtype=torch.float64, device=values.device)
         self._rates = torch.zeros((_MOST_STEPS, 2), dtype=torch.float64, device=values.device)
         self._made = 0
+        self._at_once = 8
         self._graphs: dict[int, tuple[_Inputs, Callable[[], None]]] = {}
         source = batches.source
         self._resident = _Resident(source, batches) if isinstance(source, MemoryRows) and source.resident else None
@@ -85,7 +88,8 @@ class DeviceEngine:
     # ---------------------------------------------------------------- steps
 
     def advance(self, step: int, most: int) -> Advance:
-        most = min(most, _MOST_STEPS)
+        started = time.monotonic()
+        most = min(most, self._at_once)
         count = most if self._resident is None else self._resident.prepare(most)
         self._begin(step, count)
         rows = 0
@@ -93,7 +97,11 @@ class DeviceEngine:
             rows += self._resident_step() if self._resident is not None else self._given_step(self._batches.next())
         if self._resident is not None:
             self._resident.taken(count)
-        return self._end(count, rows)
+        brought = self._end(count, rows)
+        # Whoever wants to stop should not have to wait for long.
+        possible = _MOST_SECONDS * count / max(1e-9, time.monotonic() - started)
+        self._at_once = max(1, min(_MOST_STEPS, 2 * self._at_once, int(possible)))
+        return brought
 
     def _resident_step(self) -> int:
         assert self._resident is not None
@@ -154,7 +162,8 @@ class DeviceEngine:
         with torch.cuda.stream(stream):
             for _ in range(_REHEARSALS):
                 self._make(inputs)
-                self._control[Slot.TICK] = 0  # the table of rates may be short
+                for tensor, value in zip(before, kept, strict=True):
+                    tensor.copy_(value)  # always the same step: there may be no other batch, and no other rate
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

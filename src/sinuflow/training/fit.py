@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
@@ -138,7 +139,8 @@ def fit(
     fingerprint = {**settings.as_dict(), "flow": flow.config, "rows": rows.rows, "data": _glimpse(rows)}
     cuda = [torch.cuda.current_device() if place.index is None else place.index] if place.type == "cuda" else []
     shown = make_progress(progress)
-    with torch.random.fork_rng(devices=cuda), Interrupt() as interrupt:
+    current = torch.cuda.device(cuda[0]) if cuda else contextlib.nullcontext()
+    with current, torch.random.fork_rng(devices=cuda), Interrupt() as interrupt:
         torch.manual_seed(seed)
         flow.to(place)
         rows, watched = rows.to(place), None if watched is None else watched.to(place)
@@ -156,10 +158,11 @@ def fit(
         try:
             trainer.run(saver, checkpoint_steps)
             saver.save()
+            trainer.finish()
         finally:
+            trainer.close()
             shown.close()
             log.close()
-        trainer.finish()
     flow.to(home)
     best = trainer.best_nll if watched is not None else None
     return FitResult(flow, log.records, trainer.best_step, best, trainer.step)

@@ -192,8 +192,11 @@ class Trainer:
     def finish(self) -> None:
         """Give the flow its best weights, for evaluation."""
         self._flow.load_state_dict(self._weights() if self._best is None else self._best)
-        self._engine.close()
         self._flow.eval()
+
+    def close(self) -> None:
+        """Leave the flow as any other, whatever became of the run."""
+        self._engine.close()
 
     def state(self, fingerprint: dict[str, Any]) -> Checkpoint:
         """Everything, to be stored."""

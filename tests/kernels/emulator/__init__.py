@@ -31,6 +31,7 @@ class EmulatorLauncher:
 
     def __init__(self, shape: FlowShape, processors: int = 132) -> None:
         self._shape, self.processors = shape, processors
+        self.shared_bytes = 226 * 1024
 
     def launch(
         self, name: str, rows: int, warps: int, grid: tuple[int, ...], threads: int, shared: int, arguments: Arguments

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import torch
 from torch import Tensor
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
@@ -24,7 +25,9 @@ class Arguments(ctypes.Structure):
 def _address(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
+    # Kernels take bare memory: whatever else were given would be read as if it were this.
     assert value.is_contiguous()
+    assert value.dtype in (torch.float32, torch.int32, torch.bool), value.dtype
     return value.data_ptr()
 
 

@@ -36,13 +36,17 @@ constexpr float LEAST_FREQUENCY = 1e-4f;
 
 // ---------------------------------------------------------------- functions of one number
 
+// In range, and above zero; unlike the library's minimum and maximum, both leave what is not a number as it is.
+__device__ __forceinline__ float held(float x, float limit) { return x < -limit ? -limit : x > limit ? limit : x; }
+__device__ __forceinline__ float rectified(float x) { return x < 0.0f ? 0.0f : x; }
+
 // Sine and cosine by a polynomial on [-pi/4, pi/4].
 __device__ __forceinline__ void sin_cos(float u, float& sine, float& cosine) {
     const float quarter = rintf(u * 0.6366197723675814f);
     float r = fmaf(-quarter, 1.5707964f, u);  // pi/2 in three parts
     r = fmaf(-quarter, -4.371139e-08f, r);
     r = fmaf(-quarter, -1.7151245e-15f, r);
-    r = fminf(fmaxf(r, -0.7853982f), 0.7853982f);  // beyond 2^24 it is noise: hold it in range
+    r = held(r, 0.7853982f);  // beyond 2^24 it is noise
     const int turn = static_cast<int>(quarter - 4.0f * floorf(quarter * 0.25f));
     const float s = r * r;
     const float low = fmaf(r * s, fmaf(s, fmaf(s, -1.9515295891e-4f, 8.3321608736e-3f), -1.6666654611e-1f), r);
@@ -60,7 +64,7 @@ __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-
 // What a network sees of a feature.
 __device__ __forceinline__ float squashed(float x) {
     if (SQUASH == 0) return x;
-    const float ratio = fminf(fmaxf(x * (1.0f / (SQUASH ? SQUASH : 1)), -1e6f), 1e6f);
+    const float ratio = held(x * (1.0f / (SQUASH ? SQUASH : 1)), 1e6f);
     return SQUASH * ratio * rsqrtf(fmaf(ratio, ratio, 1.0f));
 }
 
@@ -141,7 +145,7 @@ struct Product {
 #pragma unroll
                     for (int h = 0; h < 2; h++) {
                         float x = operand[(8 * j + group) * stride + 8 * k + member + 4 * h];
-                        if (RECTIFY) x = fmaxf(x, 0.0f);
+                        if (RECTIFY) x = rectified(x);
                         split(x, high[j][h], low[j][h]);
                     }
 #pragma unroll

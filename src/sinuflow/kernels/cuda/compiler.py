@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from ..cache import cache_folder, keep
+from ..cache import cache_folder, demand_private, keep
 
 
 class CompilerError(RuntimeError):
@@ -30,13 +30,15 @@ def compiled(source: str, defines: dict[str, str], architecture: str) -> bytes:
     options = [f"--gpu-architecture={architecture}", "--std=c++17", *(f"-D{k}={v}" for k, v in defines.items())]
     library = find_compiler()
     key = "\n".join([source, *options, _version(library)])
-    path = cache_folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
-    try:
+    name = f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
+    with contextlib.suppress(OSError):
+        path = cache_folder() / name
+        demand_private(path.parent)
+        demand_private(path)
         return path.read_bytes()
-    except OSError:
-        code = _compile(library, source, options)
+    code = _compile(library, source, options)
     with contextlib.suppress(OSError):  # a cache that cannot be written costs time, and nothing else
-        keep(path, code)
+        keep(cache_folder() / name, code)
     return code
 
 

@@ -15,6 +15,8 @@ from .shape import FlowShape
 SOURCES = ("common.cuh", "waves.cuh", "forward.cu", "backward.cu", "parameters.cu", "inverse.cu")
 #: The driver's number for "most bytes of dynamic shared memory".
 _SHARED_LIMIT = 8
+#: Shared memory that is taken in any case.
+_STATIC_BYTES = 1024
 
 
 class CudaLauncher:
@@ -23,7 +25,10 @@ class CudaLauncher:
     def __init__(self, shape: FlowShape, device: torch.device) -> None:
         self._shape, self._device = shape, device
         self._functions: dict[tuple[str, int, int], ctypes.c_void_p] = {}
-        self.processors = torch.cuda.get_device_properties(device).multi_processor_count
+        properties = torch.cuda.get_device_properties(device)
+        self.processors = properties.multi_processor_count
+        # What every kind that these kernels run on has, if PyTorch does not say.
+        self.shared_bytes = getattr(properties, "shared_memory_per_block_optin", 99 * 1024) - _STATIC_BYTES
 
     def launch(
         self, name: str, rows: int, warps: int, grid: tuple[int, ...], threads: int, shared: int, arguments: Arguments
@@ -40,7 +45,7 @@ class CudaLauncher:
 
     def _load(self, name: str, rows: int, warps: int, shared: int) -> ctypes.c_void_p:
         torch.zeros(1, device=self._device)  # now there is a context
-        module = _module(self._shape, rows, warps, torch.cuda.get_device_capability())
+        module = _module(self._shape, rows, warps, torch.cuda.current_device())
         function = ctypes.c_void_p()
         _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()), name)
         _check(_driver().cuFuncSetAttribute(function, _SHARED_LIMIT, shared), name)
@@ -49,7 +54,8 @@ class CudaLauncher:
 
 
 @lru_cache(maxsize=256)
-def _module(shape: FlowShape, rows: int, warps: int, capability: tuple[int, int]) -> ctypes.c_void_p:
+def _module(shape: FlowShape, rows: int, warps: int, device: int) -> ctypes.c_void_p:
+    capability = torch.cuda.get_device_capability(device)
     code = compiled(source(), shape.defines(rows, warps), f"sm_{capability[0]}{capability[1]}")
     module = ctypes.c_void_p()
     _check(_driver().cuModuleLoadData(ctypes.byref(module), code), "loading")

@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
             }
         const float* last = run_hidden(p, network, seen, here, there, [&](int layer, int unit, int n, float value) {
             if (keeps && first + n < batch)
-                p.kept_hidden[((static_cast<long>(network) * DEPTH + layer) * rows + first + n) * UNITS + unit] = fmaxf(value, 0.0f);
+                p.kept_hidden[((static_cast<long>(network) * DEPTH + layer) * rows + first + n) * UNITS + unit] = rectified(value);
         });
         const float4* packed = reinterpret_cast<const float4*>(p.weights) + static_cast<long>(network) * p.network_size;
         const Span* spans = p.spans + DEPTH * UNIT_TILES;

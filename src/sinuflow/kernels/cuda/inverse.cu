@@ -141,7 +141,7 @@ __device__ __forceinline__ void finish_rows(int count, const float* inner, int s
         if (row < count)
             for (int v = along; v < terms; v += step) {
                 const float h = below[v];
-                total = fmaf(inner[v * stride + row], RECTIFY ? fmaxf(h, 0.0f) : h, total);
+                total = fmaf(inner[v * stride + row], RECTIFY ? rectified(h) : h, total);
             }
         for (int distance = width; distance < 32; distance *= 2) total += __shfl_xor_sync(~0u, total, distance);
         if (row < count && along == 0) use(row, total);

@@ -18,7 +18,7 @@ from .arguments import (
 )
 from .inverse_layout import InverseLayout, inverse_layout
 from .layout import Layout, NetworkOffsets, layout
-from .shape import MOST_SHARED_BYTES, FlowShape
+from .shape import FlowShape
 
 #: Warps to a block.
 _WARPS = 8
@@ -29,6 +29,7 @@ class Launcher(Protocol):
     """Whoever runs the kernels."""
 
     processors: int
+    shared_bytes: int  # that a block can have
 
     def launch(
         self, name: str, rows: int, warps: int, grid: tuple[int, ...], threads: int, shared: int, arguments: Arguments
@@ -112,7 +113,7 @@ class Program:
         return torch.tensor(rows, dtype=torch.int32, device=self.device)
 
     def _empty(self, *shape: int) -> Tensor:
-        return torch.empty(shape, device=self.device)
+        return torch.empty(shape, device=self.device, dtype=torch.float32)
 
     # ---------------------------------------------------------------- parameters
 
@@ -214,7 +215,7 @@ class Program:
         grad_outputs = self._empty(networks, batch, shape.head)
         grad_hidden = self._empty(networks, depth, batch, shape.units)
         grad_values = None if shape.conditional else torch.empty_like(kept.x)
-        gradient = torch.zeros(self._offsets.total, device=self.device) if out is None else out
+        gradient = torch.zeros(self._offsets.total, device=self.device, dtype=torch.float32) if out is None else out
         arguments = BackwardArguments(
             z=z,
             grad_z=grad_z,
@@ -304,14 +305,15 @@ class Program:
             **found._asdict(),
         )
         rows = 8
-        if batch > 8 * self._launcher.processors and self._inverse_shared(16) <= MOST_SHARED_BYTES:
+        if batch > 8 * self._launcher.processors and self._inverse_shared(16) <= self._launcher.shared_bytes:
             rows = 16
         self._over_rows("flow_inverse", batch, rows, self._inverse_shared(rows), arguments)
         return found
 
-    def can_invert(self) -> bool:
-        """Whether a block's shared memory is enough for the inverse."""
-        return self._inverse_shared(8) <= MOST_SHARED_BYTES
+    def fits(self) -> bool:
+        """Whether a block's shared memory is enough for all kernels."""
+        least = self._launcher.shared_bytes
+        return self._shape.fits(8, _WARPS, least) and self._inverse_shared(8) <= least
 
     def _inverse_shared(self, rows: int) -> int:
         return self._shape.inverse_shared(rows, self._inverse.most_inner)
@@ -320,8 +322,10 @@ class Program:
 
     def _rows(self, batch: int) -> int:
         """Rows to a block: few while there are processors to spare, more when weights are read too often."""
+        launcher = self._launcher
         for rows in (8, 16):
-            if batch <= rows * self._launcher.processors or not self._shape.fits(2 * rows, _WARPS):
+            too_large = not self._shape.fits(2 * rows, _WARPS, launcher.shared_bytes)
+            if batch <= rows * launcher.processors or too_large:
                 return rows
         return 32
 

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 from ..degrees import Plan, plan
 
-#: Bytes of shared memory that a block can have on the GPUs that these kernels are for, less a reserve.
-MOST_SHARED_BYTES = 220 * 1024
-
 
 @dataclass(frozen=True)
 class FlowShape:
@@ -94,9 +91,9 @@ class FlowShape:
         each = 4 * self.features + stride_of(self.inputs) + len(self.hidden) * stride_of(self.units)
         return 4 * (rows * (each + stride_of(self.head)) + inner)
 
-    def fits(self, rows: int, warps: int) -> bool:
-        """Whether a block can take so many rows."""
-        return max(self.forward_shared(rows, warps), self.backward_shared(rows, warps)) <= MOST_SHARED_BYTES
+    def fits(self, rows: int, warps: int, shared_bytes: int) -> bool:
+        """Whether a block can take so many rows with that much shared memory."""
+        return max(self.forward_shared(rows, warps), self.backward_shared(rows, warps)) <= shared_bytes
 
 
 def round_up(number: int, multiple: int) -> int:

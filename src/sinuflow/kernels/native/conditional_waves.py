@@ -46,5 +46,5 @@ def _call(
     name: str, x: Tensor, scales: int, waves: int, effort: int, *tensors: Tensor, last: tuple[int, ...] = ()
 ) -> None:
     features, rows = x.shape
-    sizes = (features, ctypes.c_long(rows), scales, waves, *last)
+    sizes = (features, ctypes.c_int64(rows), scales, waves, *last)
     call(name, effort * scales * x.numel(), rows, *tensors, *sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -10,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cache import cache_folder, keep
+from ..cache import cache_folder, demand_private, keep
 
 #: As in waves.cpp.
 LANES, MOST_WAVES = 64, 64
@@ -31,7 +32,10 @@ _TUNINGS = [
     ["-march=native", "-mprefer-vector-width=512", "-fopenmp-simd"],
     ["-march=native", "-fopenmp-simd"],
     ["-mcpu=native", "-fopenmp-simd"],
+    [],
 ]
+#: Seconds that a compiler may take.
+_PATIENCE = 120
 
 
 class NativeError(RuntimeError):
@@ -42,17 +46,33 @@ class NativeError(RuntimeError):
 def library() -> ctypes.CDLL:
     """The compiled kernels; or a :class:`NativeError` that says why there are none."""
     compiler = next(filter(None, map(shutil.which, [os.environ.get("CXX", ""), "c++", "g++", "clang++"])), None)
-    if compiler is None:
+    if compiler is None or not _has_developer_tools():
         raise NativeError("no C++ compiler was found")
     source = Path(__file__).with_name("waves.cpp")
-    key = hashlib.sha256("\n".join([source.read_text(), compiler, _version(compiler), _processor()]).encode())
-    path = cache_folder() / f"waves-{key.hexdigest()[:24]}.so"
     try:
-        if not path.exists():
-            keep(path, _compiled(compiler, source))
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        raise NativeError(f"compiled kernels cannot be kept in {path.parent}: {error.strerror or error}") from error
+        told = [source.read_text(), compiler, _version(compiler), _processor(), str(_OPTIONS), str(_TUNINGS)]
+        path = cache_folder() / f"waves-{hashlib.sha256(chr(10).join(told).encode()).hexdigest()[:24]}.so"
+        if path.exists():
+            with contextlib.suppress(OSError):  # a file that cannot be loaded is made again
+                return _loaded(path)
+        keep(path, _compiled(compiler, source))
+        return _loaded(path)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "strerror", None) or str(error)
+        raise NativeError(f"compiled kernels cannot be made or kept: {said}") from error
+
+
+def _loaded(path: Path) -> ctypes.CDLL:
+    demand_private(path.parent)
+    demand_private(path)
+    return ctypes.CDLL(str(path))
+
+
+def _has_developer_tools() -> bool:
+    """On a Mac without them, calling the compiler would open a window."""
+    if platform.system() != "Darwin":
+        return True
+    return subprocess.run(["xcode-select", "-p"], capture_output=True, check=False).returncode == 0
 
 
 def _compiled(compiler: str, source: Path) -> bytes:
@@ -61,7 +81,7 @@ def _compiled(compiler: str, source: Path) -> bytes:
         made = Path(folder) / "waves.so"
         for tuning in _TUNINGS:
             command = [compiler, *_OPTIONS, *tuning, "-o", str(made), str(source)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE)
             if done.returncode == 0:
                 return made.read_bytes()
             said = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
@@ -69,7 +89,8 @@ def _compiled(compiler: str, source: Path) -> bytes:
 
 
 def _version(compiler: str) -> str:
-    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False, timeout=_PATIENCE)
+    return done.stdout
 
 
 def _processor() -> str:
@@ -87,13 +108,16 @@ def call(name: str, work: int, rows: int, *arguments: Any) -> None:
     given = [_argument(argument) for argument in arguments]
     threads = max(1, min(torch.get_num_threads(), work // _WORTH_A_THREAD, -(-rows // LANES)))
     if threads == 1:
-        function(*given, ctypes.c_long(0), ctypes.c_long(rows))
+        function(*given, ctypes.c_int64(0), ctypes.c_int64(rows))
         return
     share = -(-rows // threads // LANES) * LANES
     parts = [(start, min(start + share, rows)) for start in range(0, rows, share)]
-    jobs = [_pool().submit(function, *given, ctypes.c_long(a), ctypes.c_long(b)) for a, b in parts]
-    for job in jobs:
-        job.result()
+    jobs = [_pool().submit(function, *given, ctypes.c_int64(a), ctypes.c_int64(b)) for a, b in parts]
+    try:
+        for job in jobs:
+            job.result()
+    finally:
+        wait(jobs)  # an interrupt must not free the memory that they write to
 
 
 def _argument(argument: Any) -> Any:

@@ -20,7 +20,7 @@ def forward(x: Tensor, waves: Waves, keep: bool) -> tuple[Tensor, Tensor, Tensor
     inputs = x.new_empty((count, *x.shape) if keep else (0,))
     numbers = [t.contiguous() for t in waves]
     tensors = (x, *numbers, value, ladj, inputs if keep else None)
-    call("scale_forward", count * x.numel(), rows, *tensors, features, ctypes.c_long(rows), count, width)
+    call("scale_forward", count * x.numel(), rows, *tensors, features, ctypes.c_int64(rows), count, width)
     return value, ladj, inputs
 
 
@@ -34,7 +34,7 @@ def backward(inputs: Tensor, waves: Waves, grad_z: Tensor, grad_ladj: Tensor) ->
     a, p, q, _ = (t.contiguous() for t in waves)
     tensors = (inputs, a, p, q, grad_z, grad_ladj, grad_x, sums)
     # By one thread, because all rows add to the same sums.
-    call("scale_backward", 0, rows, *tensors, features, ctypes.c_long(rows), count, width)
+    call("scale_backward", 0, rows, *tensors, features, ctypes.c_int64(rows), count, width)
     of_a, of_p, of_q, of_d = sums.unsqueeze(-1).split([width, width, width, 1], dim=-2)
     return grad_x, Waves(of_a.contiguous(), of_p.contiguous(), of_q.contiguous(), of_d.squeeze(-2))
 
@@ -49,6 +49,6 @@ def inverse(z: Tensor, waves: Waves, max_iterations: int) -> tuple[Tensor, Tenso
     converged = torch.empty_like(ladj, dtype=torch.bool)
     numbers = [t.contiguous() for t in waves]
     tensors = (z, *numbers, x, ladj, iterations, residual, converged)
-    sizes = (features, ctypes.c_long(rows), count, width, max_iterations)
+    sizes = (features, ctypes.c_int64(rows), count, width, max_iterations)
     call("scale_inverse", 8 * count * z.numel(), rows, *tensors, *sizes)
     return x, ladj, iterations, residual, converged

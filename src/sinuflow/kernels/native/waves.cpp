@@ -98,7 +98,7 @@ inline float sigmoid(float x) {
 // ---------------------------------------------------------------- strips
 
 struct Rows {
-    long begin;
+    int64_t begin;
     int count;  // up to LANES; what is beyond is zero when it is read, and not written
 };
 
@@ -252,7 +252,7 @@ struct Certificate {
 // The parameters of a feature, row by row: d, s, all frequencies, phases, weights, strengths.
 struct Conditional {
     const float* at;  // [parameters][rows]
-    long rows;
+    int64_t rows;
     int scales, waves;
 
     inline const float* row(int i) const { return at + i * rows; }
@@ -303,15 +303,15 @@ extern "C" {
 // x, z: [features][rows]; a, p, q: [scales][features][waves]; d: [scales][features]; ladj: [rows];
 // inputs: [scales][features][rows], or null.
 void scale_forward(const float* x, const float* a, const float* p, const float* q, const float* d, float* z, float* ladj,
-                   float* inputs, int features, long rows, int scales, int waves, long begin, long end) {
-    for (long start = begin; start < end; start += LANES) {
+                   float* inputs, int features, int64_t rows, int scales, int waves, int64_t begin, int64_t end) {
+    for (int64_t start = begin; start < end; start += LANES) {
         const Rows strip{start, static_cast<int>(end - start < LANES ? end - start : LANES)};
         Strip total = {};
         for (int i = 0; i < features; i++) {
             Strip now, value, slope;
             load(now, x + i * rows, strip);
             for (int j = 0; j < scales; j++) {
-                const long at = static_cast<long>(j) * features + i;
+                const int64_t at = static_cast<int64_t>(j) * features + i;
                 if (inputs) store(inputs + at * rows, now, strip);
                 evaluate(Shared{a + at * waves, p + at * waves, q + at * waves, d[at]}, waves, now, value, slope, nullptr);
                 FOR_LANES { now[r] = value[r]; total[r] += logarithm(slope[r]); }
@@ -324,10 +324,10 @@ void scale_forward(const float* x, const float* a, const float* p, const float* 
 
 // sums: [scales][features][3 waves + 1], to which the gradients of a, p, q and d are added.
 void scale_backward(const float* inputs, const float* a, const float* p, const float* q, const float* grad_z,
-                    const float* grad_ladj, float* grad_x, float* sums, int features, long rows, int scales, int waves,
-                    long begin, long end) {
+                    const float* grad_ladj, float* grad_x, float* sums, int features, int64_t rows, int scales, int waves,
+                    int64_t begin, int64_t end) {
     Strip squares[MOST_WAVES], products[MOST_WAVES];
-    for (long start = begin; start < end; start += LANES) {
+    for (int64_t start = begin; start < end; start += LANES) {
         const Rows strip{start, static_cast<int>(end - start < LANES ? end - start : LANES)};
         Strip of_ladj;
         load(of_ladj, grad_ladj, strip);
@@ -335,7 +335,7 @@ void scale_backward(const float* inputs, const float* a, const float* p, const f
             Strip grad;
             load(grad, grad_z + i * rows, strip);
             for (int j = scales - 1; j >= 0; j--) {
-                const long at = static_cast<long>(j) * features + i;
+                const int64_t at = static_cast<int64_t>(j) * features + i;
                 const float *fa = a + at * waves, *fp = p + at * waves, *fq = q + at * waves;
                 float* sum = sums + at * (3 * waves + 1);
                 Strip x, slope, curvature, of_slope;
@@ -383,9 +383,9 @@ void scale_backward(const float* inputs, const float* a, const float* p, const f
 
 // iterations, residual, converged: [rows], the worst of all features and scales.
 void scale_inverse(const float* z, const float* a, const float* p, const float* q, const float* d, float* x, float* ladj,
-                   int32_t* iterations, float* residual, uint8_t* converged, int features, long rows, int scales, int waves,
-                   int limit, long begin, long end) {
-    for (long start = begin; start < end; start += LANES) {
+                   int32_t* iterations, float* residual, uint8_t* converged, int features, int64_t rows, int scales, int waves,
+                   int limit, int64_t begin, int64_t end) {
+    for (int64_t start = begin; start < end; start += LANES) {
         const Rows strip{start, static_cast<int>(end - start < LANES ? end - start : LANES)};
         Strip total = {};
         Certificate certificate;
@@ -394,7 +394,7 @@ void scale_inverse(const float* z, const float* a, const float* p, const float* 
             Strip now;
             load(now, z + i * rows, strip);
             for (int j = scales - 1; j >= 0; j--) {
-                const long at = static_cast<long>(j) * features + i;
+                const int64_t at = static_cast<int64_t>(j) * features + i;
                 Search found;
                 search(Shared{a + at * waves, p + at * waves, q + at * waves, d[at]}, waves, now, strip.count, limit, found);
                 FOR_LANES total[r] -= logarithm(found.slope[r]);
@@ -412,11 +412,11 @@ void scale_inverse(const float* z, const float* a, const float* p, const float* 
 }
 
 // parameters: [features][2 + scales (3 waves + 1)][rows]
-void conditional_forward(const float* x, const float* parameters, float* z, float* ladj, int features, long rows, int scales,
-                         int waves, long begin, long end) {
-    const long size = 2 + static_cast<long>(scales) * (3 * waves + 1);
+void conditional_forward(const float* x, const float* parameters, float* z, float* ladj, int features, int64_t rows, int scales,
+                         int waves, int64_t begin, int64_t end) {
+    const int64_t size = 2 + static_cast<int64_t>(scales) * (3 * waves + 1);
     Constrained constrained;
-    for (long start = begin; start < end; start += LANES) {
+    for (int64_t start = begin; start < end; start += LANES) {
         const Rows strip{start, static_cast<int>(end - start < LANES ? end - start : LANES)};
         Strip total = {};
         for (int i = 0; i < features; i++) {
@@ -442,11 +442,11 @@ void conditional_forward(const float* x, const float* parameters, float* z, floa
 }
 
 void conditional_backward(const float* x, const float* parameters, const float* grad_z, const float* grad_ladj, float* grad_x,
-                          float* grad_parameters, int features, long rows, int scales, int waves, long begin, long end) {
-    const long size = 2 + static_cast<long>(scales) * (3 * waves + 1);
+                          float* grad_parameters, int features, int64_t rows, int scales, int waves, int64_t begin, int64_t end) {
+    const int64_t size = 2 + static_cast<int64_t>(scales) * (3 * waves + 1);
     Constrained constrained;
     Strip squares[MOST_WAVES], products[MOST_WAVES];
-    for (long start = begin; start < end; start += LANES) {
+    for (int64_t start = begin; start < end; start += LANES) {
         const Rows strip{start, static_cast<int>(end - start < LANES ? end - start : LANES)};
         Strip of_ladj;
         load(of_ladj, grad_ladj, strip);
@@ -531,10 +531,10 @@ void conditional_backward(const float* x, const float* parameters, const float* 
 
 // slope, iterations, residual, converged: [features][rows]
 void conditional_inverse(const float* z, const float* parameters, float* x, float* slope, int32_t* iterations, float* residual,
-                         uint8_t* converged, int features, long rows, int scales, int waves, int limit, long begin, long end) {
-    const long size = 2 + static_cast<long>(scales) * (3 * waves + 1);
+                         uint8_t* converged, int features, int64_t rows, int scales, int waves, int limit, int64_t begin, int64_t end) {
+    const int64_t size = 2 + static_cast<int64_t>(scales) * (3 * waves + 1);
     Constrained constrained;
-    for (long start = begin; start < end; start += LANES) {
+    for (int64_t start = begin; start < end; start += LANES) {
         const Rows strip{start, static_cast<int>(end - start < LANES ? end - start : LANES)};
         for (int i = 0; i < features; i++) {
             const Conditional from{parameters + i * size * rows, rows, scales, waves};

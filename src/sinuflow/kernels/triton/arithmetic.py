@@ -19,7 +19,8 @@ def sin_cos(u):
         r = r - quarter * -4.371139e-08
         r = r - quarter * -1.7151245e-15
         # Beyond 2^24 the remainder is noise: hold it in range, so that slopes stay positive.
-        r = tl.minimum(tl.maximum(r, -0.7853982), 0.7853982)
+        r = tl.where(r < -0.7853982, -0.7853982, r)  # NaN stays
+        r = tl.where(r > 0.7853982, 0.7853982, r)
         turn = (quarter - 4.0 * tl.floor(quarter * 0.25)).to(tl.int32)
         s = r * r
         low = r + r * s * (-1.6666654611e-1 + s * (8.3321608736e-3 + s * -1.9515295891e-4))

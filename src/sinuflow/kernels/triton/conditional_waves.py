@@ -17,9 +17,10 @@ from torch import Tensor
 from ..waves import ALPHA_MAX, FREQUENCY_MIN, SLOW
 from .arithmetic import sigmoid, sin_cos, softplus, tanh, wave_products
 from .search import next_guess, working_precision
-from .tiles import tile, tiling
+from .tiles import on_its_device, tile, tiling
 
 
+@on_its_device
 def forward(x: Tensor, parameters: Tensor, scales: int, waves: int) -> tuple[Tensor, Tensor]:
     """The value (D, B) and the log-determinant (B,)."""
     x, parameters = x.contiguous(), parameters.contiguous()
@@ -32,6 +33,7 @@ def forward(x: Tensor, parameters: Tensor, scales: int, waves: int) -> tuple[Ten
     return value, ladj
 
 
+@on_its_device
 def backward(
     x: Tensor, parameters: Tensor, scales: int, waves: int, grad_z: Tensor, grad_ladj: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -46,6 +48,7 @@ def backward(
     return grad_x, grad_parameters
 
 
+@on_its_device
 def inverse(
     z: Tensor, parameters: Tensor, scales: int, waves: int, max_iterations: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from ..waves import ALPHA_MAX, FREQUENCY_MIN
 from .arithmetic import sigmoid, sin_cos, softplus, tanh
+from .tiles import on_its_device
 
 _BLOCK = 128
 
 
+@on_its_device
 def forward(frequency: Tensor, phase: Tensor, weight: Tensor, strength: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """a, p and q."""
     free = [t.contiguous() for t in (frequency, phase, weight, strength)]
@@ -25,6 +27,7 @@ def forward(frequency: Tensor, phase: Tensor, weight: Tensor, strength: Tensor) 
     return a, p, q
 
 
+@on_its_device
 def backward(
     free: tuple[Tensor, Tensor, Tensor, Tensor], grad_a: Tensor, grad_p: Tensor, grad_q: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

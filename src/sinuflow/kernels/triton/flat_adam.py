@@ -9,10 +9,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ..flat_adam import BETA1, BETA2, EPSILON, PART, Rules
+from .tiles import on_its_device
 
 _BLOCK = 1024
 
 
+@on_its_device
 def step(
     rules: Rules,
     control: Tensor,

@@ -14,9 +14,10 @@ from torch import Tensor
 from ..waves import ALPHA_MAX, SLOW, Waves
 from .arithmetic import wave_products
 from .search import next_guess, working_precision
-from .tiles import tile, tiling
+from .tiles import on_its_device, tile, tiling
 
 
+@on_its_device
 def forward(x: Tensor, waves: Waves, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The value (D, B), the log-determinant (B,), and with ``keep`` the input of every transformer, (n, D, B)."""
     x = x.contiguous()
@@ -31,6 +32,7 @@ def forward(x: Tensor, waves: Waves, keep: bool) -> tuple[Tensor, Tensor, Tensor
     return value, ladj, inputs
 
 
+@on_its_device
 def backward(inputs: Tensor, waves: Waves, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor, Waves]:
     """The chain rule through :func:`forward`: gradients of x and of the waves."""
     count, features, width, _ = waves.frequency.shape
@@ -48,6 +50,7 @@ def backward(inputs: Tensor, waves: Waves, grad_z: Tensor, grad_ladj: Tensor) ->
     return grad_x, Waves(of_a, of_p, of_q, total[:, -1].unsqueeze(-1))
 
 
+@on_its_device
 def inverse(z: Tensor, waves: Waves, max_iterations: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """x (D, B); for every row the inverse's log-determinant, the iterations, the residual, and whether it converged."""
     z = z.contiguous()

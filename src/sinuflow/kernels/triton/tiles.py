@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,6 +22,22 @@ class Tiling(NamedTuple):
     grid: tuple[int]
     features: int  # rounded up to a power of two
     rows: int  # to a tile
+
+
+Wrapper = TypeVar("Wrapper", bound=Callable[..., Any])
+
+
+def on_its_device(wrapper: Wrapper) -> Wrapper:
+    """Launch a wrapper's kernels where its tensors are, whichever GPU is the current one."""
+
+    @functools.wraps(wrapper)
+    def guarded(*arguments: Any, **options: Any) -> Any:
+        tensors = (t for a in arguments for t in (a if isinstance(a, tuple) else (a,)) if isinstance(t, Tensor))
+        device = next(tensors).device
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            return wrapper(*arguments, **options)
+
+    return guarded  # type: ignore[return-value]
 
 
 def tiling(x: Tensor) -> Tiling:
