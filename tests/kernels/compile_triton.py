@@ -20,6 +20,7 @@ CONSTANTS = {
     "SLACK": 1.0, "LEARNING": 20, "MEMORY": 0.98, "LOG_BETA1": -0.1, "LOG_BETA2": -0.001, "BETA1": 0.9,
     "BETA2": 0.999, "DECAY": 0.01, "DECOUPLED": True, "AVERAGED": True, "EPSILON": 1e-7,
 }  # fmt: skip
+DEVICE_FUNCTIONS = {"_evaluate", "_places", "_scale", "_softmax_parts", "_wave"}
 KINDS = {"iterations_at": "*i32", "converged_at": "*i1", "control_at": "*fp64", "rates_at": "*fp64"}
 
 
@@ -37,7 +38,7 @@ for module in (conditional_waves, constrain, flat_adam, scale_stack):
         addresses = [a for a in kernel.arg_names if a.endswith("_at")]
         if not addresses or not name.startswith("_") or kernel.fn.__module__ != module.__name__:
             continue  # a device function, which is compiled with those that call it
-        if name in ("_scale", "_softmax_parts", "_places"):
+        if name in DEVICE_FUNCTIONS:
             continue
         for number in ("fp32", "fp64"):
             kinds = signature(kernel, number)

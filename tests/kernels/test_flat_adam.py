@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from sinuflow.kernels.flat_adam import SLOTS, Rules, Slot, plain_step
+from sinuflow.kernels.flat_adam import SLOTS, Flat, Rules, Slot, plain_step
 from sinuflow.training.guard import Guard
 
 DOUBLE = torch.float64
@@ -46,8 +46,8 @@ class Run:
 
     def go(self, gradient, losses, sign=1):
         self.step(
-            self.rules, self.control, self.rates, losses.to(DEVICE), sign, self.parameters, gradient.to(DEVICE),
-            self.first, self.second, self.average,
+            self.rules, self.control, self.rates, losses.to(DEVICE), sign,
+            Flat(self.parameters, gradient.to(DEVICE), self.first, self.second, self.average),
         )  # fmt: skip
 
     def __getitem__(self, slot):

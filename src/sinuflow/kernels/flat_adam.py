@@ -56,18 +56,17 @@ class Rules(NamedTuple):
     slack: float
 
 
-def step(
-    rules: Rules,
-    control: Tensor,
-    rates: Tensor,
-    losses: Tensor,
-    sign: int,
-    parameters: Tensor,
-    gradient: Tensor,
-    first: Tensor,
-    second: Tensor,
-    average: Tensor | None,
-) -> None:
+class Flat(NamedTuple):
+    """Everything that has one number for each parameter, flat and in the same order."""
+
+    parameters: Tensor
+    gradient: Tensor
+    first: Tensor  # the moments
+    second: Tensor
+    average: Tensor | None  # of the parameters, if one is kept
+
+
+def step(rules: Rules, control: Tensor, rates: Tensor, losses: Tensor, sign: int, flat: Flat) -> None:
     """Make a step, in place, unless the loss says otherwise.
 
     Args:
@@ -76,31 +75,19 @@ def step(
         rates: (steps, 2): for every tick the learning rate, and the weight of the new parameters in the average.
         losses: the loss is the mean of these, times ``sign``.
         sign: -1 for log-densities.
-        parameters, gradient, first, second: flat, of one length.
-        average: of the parameters, or None.
+        flat: what is changed.
     """
-    tensors = (parameters, gradient, first, second, average)
-    if use_triton(parameters):
+    if use_triton(flat.parameters):
         from .triton import flat_adam as on_gpu
 
-        on_gpu.step(rules, control, rates, losses, sign, *tensors)
+        on_gpu.step(rules, control, rates, losses, sign, flat)
     else:
-        plain_step(rules, control, rates, losses, sign, *tensors)
+        plain_step(rules, control, rates, losses, sign, flat)
 
 
-def plain_step(
-    rules: Rules,
-    control: Tensor,
-    rates: Tensor,
-    losses: Tensor,
-    sign: int,
-    parameters: Tensor,
-    gradient: Tensor,
-    first: Tensor,
-    second: Tensor,
-    average: Tensor | None,
-) -> None:
+def plain_step(rules: Rules, control: Tensor, rates: Tensor, losses: Tensor, sign: int, flat: Flat) -> None:
     """The same in plain PyTorch."""
+    parameters, gradient, first, second, average = flat
     decide(rules, control, rates, sign * losses.double().mean(), torch.linalg.vector_norm(gradient).double())
     good = control[Slot.GOOD] > 0
     rate, correction1, correction2, weight = (

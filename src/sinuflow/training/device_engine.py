@@ -13,7 +13,7 @@ from torch import Tensor
 from ..bijections.whole_flow import whole_flow
 from ..flow import SinusoidalFlow
 from ..kernels import flat_adam
-from ..kernels.flat_adam import SLOTS, Rules, Slot
+from ..kernels.flat_adam import SLOTS, Flat, Rules, Slot
 from . import guard as guarding
 from .batches import Batches
 from .engine import Advance, Engine, PlainEngine, Snapshot, Weights, average_weight, copied
@@ -183,8 +183,8 @@ class DeviceEngine:
         if self._resident is not None:
             inputs = self._resident.gather()
         losses, sign = self._gradients(inputs)
-        tensors = (self._flat.values, self._gradient, self._first, self._second, self._mean)
-        flat_adam.step(self._rules, self._control, self._rates, losses, sign, *tensors)
+        changed = Flat(self._flat.values, self._gradient, self._first, self._second, self._mean)
+        flat_adam.step(self._rules, self._control, self._rates, losses, sign, changed)
 
     def _gradients(self, inputs: _Inputs) -> tuple[Tensor, int]:
         """Write the gradient, and give what the loss is the mean of, and its sign."""

@@ -159,6 +159,24 @@ inline void evaluate(const Waves& waves, int count, const Strip& x, Strip& value
     }
 }
 
+// Slope and curvature, with the products of sines that the gradients are made of.
+template <class Waves>
+inline void evaluate_for_gradients(const Waves& waves, int count, const Strip& x, Strip& slope, Strip& curvature, Strip* squares,
+                                   Strip* products) {
+    FOR_LANES { slope[r] = 1.0f; curvature[r] = 0.0f; }
+    for (int k = 0; k < count; k++)
+        FOR_LANES {
+            const float a = waves.frequency(k, r), p = waves.cosine(k, r), q = waves.sine(k, r);
+            float s, c;
+            sin_cos(a * x[r], s, c);
+            const float square = s * s, product = s * c, turn = 1.0f - 2.0f * square;
+            squares[k][r] = square;
+            products[k][r] = product;
+            slope[r] -= p * turn - 2.0f * q * product;
+            curvature[r] += 2.0f * a * (q * turn + 2.0f * p * product);
+        }
+}
+
 // ---------------------------------------------------------------- the certified search
 
 // The solutions of a strip with their certificates. Flags are whole numbers, which vectorise as floats do.
@@ -340,19 +358,7 @@ void scale_backward(const float* inputs, const float* a, const float* p, const f
                 float* sum = sums + at * (3 * waves + 1);
                 Strip x, slope, curvature, of_slope;
                 load(x, inputs + at * rows, strip);
-                FOR_LANES { slope[r] = 1.0f; curvature[r] = 0.0f; }
-                for (int k = 0; k < waves; k++) {
-                    const float frequency = fa[k], cosine = fp[k], sine = fq[k];
-                    FOR_LANES {
-                        float s, c;
-                        sin_cos(frequency * x[r], s, c);
-                        const float square = s * s, product = s * c, turn = 1.0f - 2.0f * square;
-                        squares[k][r] = square;
-                        products[k][r] = product;
-                        slope[r] -= cosine * turn - 2.0f * sine * product;
-                        curvature[r] += 2.0f * frequency * (sine * turn + 2.0f * cosine * product);
-                    }
-                }
+                evaluate_for_gradients(Shared{fa, fp, fq, 0.0f}, waves, x, slope, curvature, squares, products);
                 FOR_LANES of_slope[r] = of_ladj[r] / slope[r];
                 for (int k = 0; k < waves; k++) {
                     const float frequency = fa[k], cosine = fp[k], sine = fq[k], inverse = 1.0f / frequency;
@@ -471,20 +477,8 @@ void conditional_backward(const float* x, const float* parameters, const float* 
                     FOR_LANES now[r] = value[r];
                 }
                 constrain(from, j, strip, constrained);
-                FOR_LANES { slope[r] = 1.0f; curvature[r] = 0.0f; of_alpha[r] = 0.0f; }
-                for (int k = 0; k < waves; k++) {
-                    FOR_LANES {
-                        const float a = constrained.waves.a[k][r], p = constrained.waves.p[k][r], q = constrained.waves.q[k][r];
-                        float s, c;
-                        sin_cos(a * now[r], s, c);
-                        const float square = s * s, product = s * c, turn = 1.0f - 2.0f * square;
-                        squares[k][r] = square;
-                        products[k][r] = product;
-                        slope[r] -= p * turn - 2.0f * q * product;
-                        curvature[r] += 2.0f * a * (q * turn + 2.0f * p * product);
-                    }
-                }
-                FOR_LANES of_slope[r] = of_ladj[r] / slope[r];
+                evaluate_for_gradients(constrained.waves, waves, now, slope, curvature, squares, products);
+                FOR_LANES { of_slope[r] = of_ladj[r] / slope[r]; of_alpha[r] = 0.0f; }
                 for (int k = 0; k < waves; k++) {
                     Strip of_frequency, of_phase, along;
                     FOR_LANES {

@@ -82,6 +82,27 @@ def _softmax_parts(weights, stride, inside, WAVES: tl.constexpr):
 
 
 @triton.jit
+def _evaluate(
+    x, frequencies, phases, weights, largest, total, stride, inside,
+    WAVES: tl.constexpr, FREQUENCY_MIN: tl.constexpr,
+):  # fmt: skip
+    """The waves at x: value and slope are x + α rise and 1 - α bend, and the curvature is α bow."""
+    rise = tl.zeros_like(x)
+    bend = tl.zeros_like(x)
+    bow = tl.zeros_like(x)
+    for k in tl.static_range(WAVES):
+        a = softplus(tl.load(frequencies + k * stride, inside, 0.0)) + FREQUENCY_MIN
+        w = tl.exp(tl.load(weights + k * stride, inside, 0.0) - largest) / total
+        sine, cosine = sin_cos(2.0 * tl.load(phases + k * stride, inside, 0.0))
+        square, product = wave_products(x, a)
+        cosine_u = 1.0 - 2.0 * square
+        rise += w * (sine * square - cosine * product) / a
+        bend += w * (cosine * cosine_u - 2.0 * sine * product)
+        bow += 2.0 * a * w * (sine * cosine_u + 2.0 * cosine * product)
+    return rise, bend, bow
+
+
+@triton.jit
 def _scale(
     x, free_at, stride, inside, j,
     SCALES: tl.constexpr, WAVES: tl.constexpr, ALPHA_MAX: tl.constexpr, FREQUENCY_MIN: tl.constexpr,
@@ -92,15 +113,9 @@ def _scale(
     phases, weights = frequencies + count * stride, frequencies + 2 * count * stride
     alpha = ALPHA_MAX * tanh(tl.load(free_at + (2 + 3 * count + j) * stride, inside, 0.0))
     largest, total = _softmax_parts(weights, stride, inside, WAVES)
-    rise = tl.zeros_like(x)
-    bend = tl.zeros_like(x)
-    for k in tl.static_range(WAVES):
-        a = softplus(tl.load(frequencies + k * stride, inside, 0.0)) + FREQUENCY_MIN
-        w = tl.exp(tl.load(weights + k * stride, inside, 0.0) - largest) / total
-        sine, cosine = sin_cos(2.0 * tl.load(phases + k * stride, inside, 0.0))
-        square, product = wave_products(x, a)
-        rise += w * (sine * square - cosine * product) / a
-        bend += w * (cosine * (1.0 - 2.0 * square) - 2.0 * sine * product)
+    rise, bend, _ = _evaluate(
+        x, frequencies, phases, weights, largest, total, stride, inside, WAVES, FREQUENCY_MIN
+    )  # fmt: skip
     return x + alpha * rise, 1.0 - alpha * bend
 
 
@@ -151,18 +166,9 @@ def _backward(
         strength = tanh(tl.load(free_at + (2 + 3 * count + j) * stride, inside, 0.0))
         alpha = ALPHA_MAX * strength
         largest, total = _softmax_parts(weights, stride, inside, WAVES)
-        rise = tl.zeros_like(x)
-        bend = tl.zeros_like(x)
-        bow = tl.zeros_like(x)
-        for k in tl.static_range(WAVES):
-            a = softplus(tl.load(frequencies + k * stride, inside, 0.0)) + FREQUENCY_MIN
-            w = tl.exp(tl.load(weights + k * stride, inside, 0.0) - largest) / total
-            sine, cosine = sin_cos(2.0 * tl.load(phases + k * stride, inside, 0.0))
-            square, product = wave_products(x, a)
-            cosine_u = 1.0 - 2.0 * square
-            rise += w * (sine * square - cosine * product) / a
-            bend += w * (cosine * cosine_u - 2.0 * sine * product)
-            bow += 2.0 * a * w * (sine * cosine_u + 2.0 * cosine * product)
+        rise, bend, bow = _evaluate(
+            x, frequencies, phases, weights, largest, total, stride, inside, WAVES, FREQUENCY_MIN
+        )  # fmt: skip
         slope = 1.0 - alpha * bend
         of_slope = of_ladj / slope
         # The rise counts with the gradient of the value, the bend with minus that of the slope.
@@ -240,18 +246,9 @@ def _inverse(
         evaluations = 0
         left = 1
         while left > 0:
-            rise = tl.zeros_like(x)
-            bend = tl.zeros_like(x)
-            bow = tl.zeros_like(x)
-            for k in tl.static_range(WAVES):
-                a = softplus(tl.load(frequencies + k * stride, inside, 0.0)) + FREQUENCY_MIN
-                w = tl.exp(tl.load(weights + k * stride, inside, 0.0) - largest) / total
-                sine, cosine = sin_cos(2.0 * tl.load(phases + k * stride, inside, 0.0))
-                square, product = wave_products(x, a)
-                cosine_u = 1.0 - 2.0 * square
-                rise += w * (sine * square - cosine * product) / a
-                bend += w * (cosine * cosine_u - 2.0 * sine * product)
-                bow += 2.0 * a * w * (sine * cosine_u + 2.0 * cosine * product)
+            rise, bend, bow = _evaluate(
+                x, frequencies, phases, weights, largest, total, stride, inside, WAVES, FREQUENCY_MIN
+            )  # fmt: skip
             evaluations += 1
             slope = 1.0 - alpha * bend
             gap = x + alpha * rise - target

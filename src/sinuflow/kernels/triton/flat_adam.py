@@ -8,26 +8,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..flat_adam import BETA1, BETA2, EPSILON, PART, Rules
+from ..flat_adam import BETA1, BETA2, EPSILON, PART, Flat, Rules
 from .tiles import on_its_device
 
 _BLOCK = 1024
 
 
 @on_its_device
-def step(
-    rules: Rules,
-    control: Tensor,
-    rates: Tensor,
-    losses: Tensor,
-    sign: int,
-    parameters: Tensor,
-    gradient: Tensor,
-    first: Tensor,
-    second: Tensor,
-    average: Tensor | None,
-) -> None:
+def step(rules: Rules, control: Tensor, rates: Tensor, losses: Tensor, sign: int, flat: Flat) -> None:
     """As :func:`sinuflow.kernels.flat_adam.step`."""
+    parameters, gradient, first, second, average = flat
     size = parameters.numel()
     parts = gradient.new_empty(triton.cdiv(size, PART))
     _squares[(len(parts),)](gradient, parts, size, PART=PART)

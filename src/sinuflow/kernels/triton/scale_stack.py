@@ -72,6 +72,31 @@ def _contiguous(waves: Waves) -> tuple[Tensor, ...]:
     return tuple(t.contiguous() for t in waves)
 
 
+@triton.jit
+def _wave(a_at, p_at, q_at, at, here):
+    """The constrained parameters of one wave of every feature."""
+    a = tl.load(a_at + at, here, 1.0)[:, None]
+    p = tl.load(p_at + at, here, 0.0)[:, None]
+    q = tl.load(q_at + at, here, 0.0)[:, None]
+    return a, p, q
+
+
+@triton.jit
+def _evaluate(x, a_at, p_at, q_at, d_at, place, here, WAVES: tl.constexpr):
+    """Value, slope and curvature of the transformers that ``place`` counts."""
+    value = x + tl.load(d_at + place, here, 0.0)[:, None]
+    slope = tl.zeros_like(x) + 1.0
+    curvature = tl.zeros_like(x)
+    for k in tl.static_range(WAVES):
+        a, p, q = _wave(a_at, p_at, q_at, place * WAVES + k, here)
+        square, product = wave_products(x, a)
+        cosine = 1.0 - 2.0 * square
+        value += (q * square - p * product) / a
+        slope -= p * cosine - 2.0 * q * product
+        curvature += 2.0 * a * (q * cosine + 2.0 * p * product)
+    return value, slope, curvature
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _forward(
     x_at, a_at, p_at, q_at, d_at, value_at, ladj_at, inputs_at, rows, features,
@@ -84,17 +109,7 @@ def _forward(
     for j in range(SCALES):
         if KEEP:
             tl.store(inputs_at + j * features * rows.to(tl.int64) + place, x, inside)
-        rise = tl.zeros((FEATURES, ROWS), x.dtype) + tl.load(d_at + j * features + feature, here, 0.0)[:, None]
-        slope = tl.full((FEATURES, ROWS), 1.0, x.dtype)
-        for k in tl.static_range(WAVES):
-            at = (j * features + feature) * WAVES + k
-            a = tl.load(a_at + at, here, 1.0)[:, None]
-            p = tl.load(p_at + at, here, 0.0)[:, None]
-            q = tl.load(q_at + at, here, 0.0)[:, None]
-            square, product = wave_products(x, a)
-            rise += (q * square - p * product) / a
-            slope -= p * (1.0 - 2.0 * square) - 2.0 * q * product
-        x += rise
+        x, slope, _ = _evaluate(x, a_at, p_at, q_at, d_at, j * features + feature, here, WAVES)
         log_slope += tl.log(slope)
     tl.store(value_at + place, x, inside)
     tl.store(ladj_at + row, tl.sum(tl.where(inside, log_slope, 0.0), 0), row < rows)
@@ -113,24 +128,11 @@ def _backward(
     for backwards in range(SCALES):
         j = SCALES - 1 - backwards
         x = tl.load(inputs_at + j * features * rows.to(tl.int64) + place, inside, 0.0)
-        slope = tl.full((FEATURES, ROWS), 1.0, x.dtype)
-        curvature = tl.zeros((FEATURES, ROWS), x.dtype)
-        for k in tl.static_range(WAVES):
-            at = (j * features + feature) * WAVES + k
-            a = tl.load(a_at + at, here, 1.0)[:, None]
-            p = tl.load(p_at + at, here, 0.0)[:, None]
-            q = tl.load(q_at + at, here, 0.0)[:, None]
-            square, product = wave_products(x, a)
-            cosine = 1.0 - 2.0 * square
-            slope -= p * cosine - 2.0 * q * product
-            curvature += 2.0 * a * (q * cosine + 2.0 * p * product)
+        _, slope, curvature = _evaluate(x, a_at, p_at, q_at, d_at, j * features + feature, here, WAVES)
         of_slope = of_ladj / slope
         sums = sums_at + (program * SCALES + j) * (3 * WAVES + 1) * features + feature
         for k in tl.static_range(WAVES):
-            at = (j * features + feature) * WAVES + k
-            a = tl.load(a_at + at, here, 1.0)[:, None]
-            p = tl.load(p_at + at, here, 0.0)[:, None]
-            q = tl.load(q_at + at, here, 0.0)[:, None]
+            a, p, q = _wave(a_at, p_at, q_at, (j * features + feature) * WAVES + k, here)
             square, product = wave_products(x, a)
             cosine = 1.0 - 2.0 * square
             # By u = a x, the slope changes by the turn, and the rise by minus the bend over a.
@@ -170,10 +172,7 @@ def _inverse(
         radius = tl.zeros_like(shift)
         tilt = tl.zeros_like(shift) + 1.0
         for k in tl.static_range(WAVES):
-            at = (j * features + feature) * WAVES + k
-            a = tl.load(a_at + at, here, 1.0)[:, None]
-            p = tl.load(p_at + at, here, 0.0)[:, None]
-            q = tl.load(q_at + at, here, 0.0)[:, None]
+            a, p, q = _wave(a_at, p_at, q_at, (j * features + feature) * WAVES + k, here)
             size = tl.sqrt(p * p + q * q)
             spread += size
             centre += 0.5 * q / a
@@ -195,19 +194,7 @@ def _inverse(
         evaluations = 0
         left = 1
         while left > 0:
-            value = x + shift
-            slope = tl.full((FEATURES, ROWS), 1.0, x.dtype)
-            curvature = tl.zeros((FEATURES, ROWS), x.dtype)
-            for k in tl.static_range(WAVES):
-                at = (j * features + feature) * WAVES + k
-                a = tl.load(a_at + at, here, 1.0)[:, None]
-                p = tl.load(p_at + at, here, 0.0)[:, None]
-                q = tl.load(q_at + at, here, 0.0)[:, None]
-                square, product = wave_products(x, a)
-                cosine = 1.0 - 2.0 * square
-                value += (q * square - p * product) / a
-                slope -= p * cosine - 2.0 * q * product
-                curvature += 2.0 * a * (q * cosine + 2.0 * p * product)
+            value, slope, curvature = _evaluate(x, a_at, p_at, q_at, d_at, j * features + feature, here, WAVES)
             evaluations += 1
             gap = value - target
             residual = tl.abs(gap)
