@@ -13,9 +13,9 @@ from ..conditioners import MADE
 from ..errors import ArgumentError
 from ..kernels.cuda.compiler import CompilerError
 from ..kernels.cuda.driver import CudaLauncher
-from ..kernels.cuda.layout import NetworkOffsets
 from ..kernels.cuda.program import Inverted, Offsets, Program
 from ..kernels.cuda.shape import FlowShape
+from ..kernels.cuda.streams import NetworkOffsets
 from ..kernels.dispatch import fused_allowed
 from ..kernels.paths import whole_flow_path
 from .affine import ElementwiseAffine

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from sinuflow.kernels.cuda.arguments import Arguments
-from sinuflow.kernels.cuda.driver import source
-from sinuflow.kernels.cuda.shape import FlowShape
+from sinuflow.kernels.cuda.driver import FILES, source
+from sinuflow.kernels.cuda.shape import Block, FlowShape
 
 KERNELS = {
     "prepare": "PrepareArguments",
@@ -34,22 +34,22 @@ class EmulatorLauncher:
         self.shared_bytes = 226 * 1024
 
     def launch(
-        self, name: str, rows: int, warps: int, grid: tuple[int, ...], threads: int, shared: int, arguments: Arguments
+        self, name: str, block: Block, grid: tuple[int, ...], threads: int, shared: int, arguments: Arguments
     ) -> None:
-        library = _library(self._shape, rows, warps)
+        library = _library(self._shape, block, FILES[name])
         sizes = [*grid, 1, 1][:3]
         getattr(library, f"emulate_{name}")(ctypes.byref(arguments), *sizes, threads, ctypes.c_long(shared))
 
 
 @lru_cache(maxsize=64)
-def _library(shape: FlowShape, rows: int, warps: int) -> ctypes.CDLL:
+def _library(shape: FlowShape, block: Block, file: str) -> ctypes.CDLL:
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("the emulator of CUDA needs g++")
     header = Path(__file__).parent / "emulator.h"
-    defines = "\n".join(f"#define {name} {value}" for name, value in shape.defines(rows, warps).items())
-    wrappers = "\n".join(_wrapper(name, arguments) for name, arguments in KERNELS.items())
-    text = f'{defines}\n#include "{header}"\n{source()}\n{wrappers}\n'
+    defines = "\n".join(f"#define {name} {value}" for name, value in shape.defines(block).items())
+    wrappers = "\n".join(_wrapper(name, arguments) for name, arguments in KERNELS.items() if FILES[name] == file)
+    text = f'{defines}\n#include "{header}"\n{source(file)}\n{wrappers}\n'
     folder = Path(tempfile.gettempdir()) / "sinuflow-emulator"
     folder.mkdir(exist_ok=True)
     key = hashlib.sha256((text + header.read_text()).encode()).hexdigest()[:20]

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <random>
 #include <vector>
 
@@ -24,16 +25,23 @@
 #define __align__(n) __attribute__((aligned(n)))
 
 struct Dim3 { int x = 1, y = 1, z = 1; };
-struct float2 { float x, y; };
+struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
-struct int4 { int x, y, z, w; };
+struct alignas(16) int4 { int x, y, z, w; };
 
 namespace emulator {
 constexpr std::size_t STACK = 1 << 18;
 
 struct Barrier { int arrived = 0; long generation = 0; };
 struct Warp { Barrier barrier; float values[32]; uint32_t words[32]; float a[32][4], b[32][2]; };
-struct Fiber { ucontext_t context; std::vector<char> stack; bool done = false; };
+struct Copy { float* to; const void* from; };
+struct Fiber {
+    ucontext_t context;
+    std::vector<char> stack;
+    bool done = false;
+    std::vector<Copy> open;                 // copies that no group has yet
+    std::deque<std::vector<Copy>> groups;   // and those that travel
+};
 
 inline std::vector<Fiber> fibers;
 inline std::vector<Warp> warps;
@@ -159,6 +167,7 @@ inline uint32_t __float_as_uint(float x) { uint32_t bits; std::memcpy(&bits, &x,
 inline float __ldg(const float* p) { return *p; }
 inline float4 __ldg(const float4* p) { return *p; }
 inline int __ldg(const int* p) { return *p; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
@@ -167,6 +176,23 @@ inline int atomicMax(int* p, int v) { const int old = *p; *p = std::max(old, v);
 inline int atomicOr(int* p, int v) { const int old = *p; *p = old | v; return old; }
 using std::max;
 using std::min;
+
+// Asynchronous copies arrive as late as they may.
+inline void copy_async(float* to, const float4* from) {
+    if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16) std::abort();
+    emulator::fibers[emulator::current].open.push_back({to, from});
+}
+inline void end_group() {
+    auto& fiber = emulator::fibers[emulator::current];
+    fiber.groups.push_back(std::move(fiber.open));
+    fiber.open.clear();
+}
+template <int LATEST>
+inline void wait_for_groups() {
+    auto& fiber = emulator::fibers[emulator::current];
+    for (; fiber.groups.size() > LATEST; fiber.groups.pop_front())
+        for (const auto& copy : fiber.groups.front()) std::memcpy(copy.to, copy.from, 16);
+}
 
 // A warp's product of a 16 x 8 by an 8 x 8 matrix of tf32 numbers, in the layout of the PTX manual.
 inline void mma_tf32(float (&c)[4], const float (&a)[4], const float (&b)[2]) {

@@ -38,7 +38,8 @@ class ForwardArguments(Arguments):
         ("x", _POINTER),
         ("context", _POINTER),
         ("weights", _POINTER),
-        ("spans", _POINTER),
+        ("starts", _POINTER),
+        ("tables", _POINTER),
         ("biases", _POINTER),
         ("waves", _POINTER),
         ("affine", _POINTER),
@@ -50,7 +51,8 @@ class ForwardArguments(Arguments):
         ("kept_outputs", _POINTER),
         ("kept_x", _POINTER),
         ("batch", _INT),
-        ("network_size", _INT),
+        ("tiles", _INT),
+        ("parts", _INT),
     )
 
 
@@ -62,7 +64,8 @@ class BackwardArguments(Arguments):
         ("grad_z", _POINTER),
         ("grad_ladj", _POINTER),
         ("weights", _POINTER),
-        ("spans", _POINTER),
+        ("starts", _POINTER),
+        ("tables", _POINTER),
         ("waves", _POINTER),
         ("affine", _POINTER),
         ("kept_inputs", _POINTER),
@@ -76,7 +79,8 @@ class BackwardArguments(Arguments):
         ("grad_values", _POINTER),
         ("nll_scale", _FLOAT),
         ("batch", _INT),
-        ("network_size", _INT),
+        ("tiles", _INT),
+        ("parts", _INT),
     )
 
 
@@ -137,10 +141,8 @@ class InverseArguments(Arguments):
         ("z", _POINTER),
         ("context", _POINTER),
         ("weights", _POINTER),
-        ("spans", _POINTER),
-        ("inner", _POINTER),
-        ("groups", _POINTER),
-        ("pieces", _POINTER),
+        ("starts", _POINTER),
+        ("tables", _POINTER),
         ("ends", _POINTER),
         ("biases", _POINTER),
         ("waves", _POINTER),
@@ -151,8 +153,7 @@ class InverseArguments(Arguments):
         ("residual", _POINTER),
         ("converged", _POINTER),
         ("batch", _INT),
-        ("network_size", _INT),
-        ("inner_size", _INT),
-        ("group_count", _INT),
+        ("tiles", _INT),
+        ("parts", _INT),
         ("limit", _INT),
     )

@@ -5,8 +5,9 @@ struct BackwardArguments {
     const float* z;             // [FEATURES][batch]
     const float* grad_z;        // [FEATURES][batch]; null for the negative log-likelihood, times nll_scale
     const float* grad_ladj;     // [batch]; null likewise
-    const float* weights;       // packed transposed, from the head down
-    const Span* spans;
+    const float* weights;       // streams of tiles of the transposed matrices, from the last network to the first
+    const int* starts;          // of the streams, [WARPS + 1]
+    const int* tables;          // a stage for every hidden layer, from the last to the first, and one for the inputs
     const float* waves;
     const float* affine;
     const float* kept_inputs;
@@ -19,11 +20,8 @@ struct BackwardArguments {
     float* grad_hidden;         // before the rectifier, [NETWORKS][DEPTH][batch][UNITS]
     float* grad_values;         // of every transformer, [blocks][SCALES][FEATURES][batch]
     float nll_scale;
-    int batch, network_size;
+    int batch, tiles, parts;
 };
-
-constexpr int BACKWARD_SHARED =
-    ROWS * (FEATURES + CONTEXT + 1 + HEAD_STRIDE + 2 * UNIT_STRIDE) + parts_size(INPUT_TILES);
 
 // The slope of what a network sees of a feature, told from what it sees.
 __device__ __forceinline__ float slope_of_seen(float seen) {
@@ -73,16 +71,22 @@ __device__ __forceinline__ float through_waves(const float* __restrict__ mine, f
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const BackwardArguments p) {
     DYNAMIC_SHARED(memory);
-    float* grad = memory;  // [FEATURES][ROWS]
+    float* rings = memory;
+    float* units = rings + RING;  // operands
+    float* outputs = units + operand_size(UNITS);
+    float* residual = outputs + operand_size(HEAD16);  // a pair for every lane, as in an operand
+    float* waves = residual + (STREAMS ? UNITS * ROWS : 0);
+    float* parts = waves + WAVE_NUMBERS;
+    float* grad = parts + p.parts * 16 * ROWS;  // [FEATURES][ROWS]
     float* of_context = grad + FEATURES * ROWS;
     float* of_ladj = of_context + CONTEXT * ROWS;
-    float* of_output = of_ladj + ROWS;
-    float* here = of_output + ROWS * HEAD_STRIDE;
-    float* there = here + ROWS * UNIT_STRIDE;
-    float* parts = there + ROWS * UNIT_STRIDE;
+    float* tables = of_ladj + ROWS;
     const int first = blockIdx.x * ROWS, batch = p.batch;
     const long rows = batch;
 
+    const Plan plan = load_plan(p.tables, DEPTH + 1, p.tiles, tables);
+    Stream stream;
+    stream.begin(p.weights, p.starts, rings);
     for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
         const int n = first + e % ROWS;
         const long at = e / ROWS * rows + n;
@@ -91,86 +95,99 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
     for (int n = threadIdx.x; n < ROWS; n += THREADS)
         of_ladj[n] = first + n >= batch ? 0.0f : p.grad_ladj ? p.grad_ladj[first + n] : -p.nll_scale;
     for (int e = threadIdx.x; e < CONTEXT * ROWS; e += THREADS) of_context[e] = 0.0f;
-    for (int e = threadIdx.x; e < ROWS * (HEAD16 - HEAD); e += THREADS)
-        of_output[e % ROWS * HEAD_STRIDE + HEAD + e / ROWS] = 0.0f;
+    for (int e = threadIdx.x; e < ROWS * (HEAD16 - HEAD); e += THREADS) store_one(outputs, HEAD + e / ROWS, e % ROWS, 0.0f);
     __syncthreads();
 
 #pragma unroll 1
     for (int network = NETWORKS - 1; network >= 0; network--) {
-        const bool reverse = CONDITIONAL ? network % 2 == 1 : network % 2 == 0;
-        const float4* packed = reinterpret_cast<const float4*>(p.weights) + static_cast<long>(network) * p.network_size;
+        const bool reverse = is_reversed(network);
 
         // What the network's outputs did to the features.
         for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
-            const int n = e % ROWS, i = e / ROWS, place = reverse ? FEATURES - 1 - i : i;
-            float* of = of_output + n * HEAD_STRIDE + place * OUTPUTS;
+            const int n = e % ROWS, i = e / ROWS, place = turned(i, reverse);
             const bool inside = first + n < batch;
+            const long row = inside ? first + n : 0;
+            float* to = p.grad_outputs + (network * rows + row) * HEAD16 + place * OUTPUTS;
             if (CONDITIONAL) {
-                const long row = inside ? first + n : 0;
                 const float* mine = p.kept_outputs + (network * rows + row) * HEAD16 + place * OUTPUTS;
-                const float x = p.kept_x[(static_cast<long>(network) * FEATURES + i) * rows + row];
-                grad[e] = through_waves(mine, x, grad[e], of_ladj[n], of);
+                float of[OUTPUTS];
+                grad[e] = through_waves(mine, p.kept_x[(static_cast<long>(network) * FEATURES + i) * rows + row], grad[e], of_ladj[n], of);
+#pragma unroll
+                for (int o = 0; o < OUTPUTS; o++) {
+                    store_one(outputs, place * OUTPUTS + o, n, of[o]);
+                    if (inside) to[o] = of[o];
+                }
                 continue;
             }
             float g = grad[e];
             if (network == NETWORKS - 1) g *= expf(-__ldg(p.affine + FEATURES + i));
             if (network % 2 == 0) {
-                const int block = network / 2;
-                const float* waves = p.waves + block * SCALES * (3 * WAVES + 1) * FEATURES;
-#pragma unroll 1
+                const long at = (static_cast<long>(network / 2) * SCALES * FEATURES + i) * rows + row;
+#pragma unroll SCALES <= 8 ? SCALES : 1
                 for (int scale = SCALES - 1; scale >= 0; scale--) {
-                    const long at = ((static_cast<long>(block) * SCALES + scale) * FEATURES + i) * rows + first + n;
-                    if (inside) p.grad_values[at] = g;
-                    const Value found = shared_waves(waves, scale, i).at(inside ? p.kept_x[at] : 0.0f);
+                    const long there = at + static_cast<long>(scale) * FEATURES * rows;
+                    if (inside) p.grad_values[there] = g;
+                    const Value found = shared_waves(waves, scale, i).at(__ldg(p.kept_x + there));
                     g = fmaf(g, found.slope, of_ladj[n] / found.slope * found.curvature);
                 }
             }
-            grad[e] = of[0] = g;
+            grad[e] = g;
+            store_one(outputs, place, n, g);
+            if (inside) *to = g;
         }
         __syncthreads();
-        for (int e = threadIdx.x; e < ROWS * HEAD16; e += THREADS) {
-            const int n = e / HEAD16, i = e % HEAD16;
-            if (first + n < batch) p.grad_outputs[(network * rows + first + n) * HEAD16 + i] = of_output[n * HEAD_STRIDE + i];
+        if (!CONDITIONAL && network % 2) {  // the waves come next
+            const float4* from = reinterpret_cast<const float4*>(p.waves + network / 2 * WAVE_NUMBERS);
+            for (int e = threadIdx.x; e < WAVE_NUMBERS / 4; e += THREADS) copy_async(waves + 4 * e, from + e);
         }
 
         // Down through the hidden layers.
-        const Span* spans = p.spans;
 #pragma unroll 1
         for (int layer = DEPTH - 1; layer >= 0; layer--) {
-            float* target = layer % 2 ? there : here;
-            const float* source = layer % 2 ? here : there;
-            const bool stream = RESIDUAL && layer + 2 < DEPTH && layer % 2 == 0;
+            const int stage = DEPTH - 1 - layer;
             const long base = (static_cast<long>(network) * DEPTH + layer) * rows + first;
-            auto use = [&](int unit, int n, float value) {
-                const bool inside = first + n < batch;
-                const long at = (base + (inside ? n : 0)) * UNITS + unit;
-                value = p.kept_hidden[at] > 0.0f ? value : 0.0f;
-                if (stream) value += target[n * UNIT_STRIDE + unit];
-                target[n * UNIT_STRIDE + unit] = value;
-                if (inside) p.grad_hidden[at] = value;
-            };
-            if (layer == DEPTH - 1)
-                multiply<false>(packed, spans, UNIT_TILES, of_output, HEAD_STRIDE, use);
-            else
-                multiply<false>(packed, spans, UNIT_TILES, source, UNIT_STRIDE, use);
-            spans += UNIT_TILES;
+            // Whether the units were above zero: asked for before the product, needed after it.
+            constexpr int PAIRS = (UNITS / 8 * COLUMNS * 32 + THREADS - 1) / THREADS;
+            float2 kept[PAIRS];
+#pragma unroll
+            for (int i = 0; i < PAIRS; i++) {
+                const int e = threadIdx.x + i * THREADS, unit = e / 32 / COLUMNS * 8 + e % 4, n = e / 32 % COLUMNS * 8 + e % 32 / 4;
+                const float* from = p.kept_hidden + (base + n) * UNITS + unit;
+                kept[i] = e < UNITS / 8 * COLUMNS * 32 && first + n < batch ? make_float2(__ldg(from), __ldg(from + 4)) : make_float2(0.0f, 0.0f);
+            }
+            multiply(plan, stage, stream, stage ? units : outputs, parts);
+            __syncthreads();
+#pragma unroll
+            for (int i = 0; i < PAIRS; i++) {
+                const int e = threadIdx.x + i * THREADS, unit = e / 32 / COLUMNS * 8 + e % 4, n = e / 32 % COLUMNS * 8 + e % 32 / 4;
+                if (e >= UNITS / 8 * COLUMNS * 32) break;
+                const Parts at(plan, stage, parts, unit, n);
+                float low = kept[i].x > 0.0f ? at.total() : 0.0f, high = kept[i].y > 0.0f ? at.total(4) : 0.0f;
+                if (STREAMS && layer % 2 == 0) {
+                    float2* sum = reinterpret_cast<float2*>(residual) + e;
+                    if (layer + 2 < DEPTH) low += sum->x, high += sum->y;
+                    *sum = make_float2(low, high);
+                }
+                store_pair(units, e, low, high);
+                if (first + n < batch) {
+                    float* to = p.grad_hidden + (base + n) * UNITS + unit;
+                    to[0] = low, to[4] = high;
+                }
+            }
             __syncthreads();
         }
-        multiply_shared<INPUT_TILES, false>(packed, spans, here, UNIT_STRIDE, parts);
+        multiply(plan, DEPTH, stream, units, parts);
+        wait_for_all();
         __syncthreads();
-        for (int e = threadIdx.x; e < INPUTS * ROWS; e += THREADS) {
-            const int n = e % ROWS, place = e / ROWS;
-            const float value = sum_of_parts<INPUT_TILES>(parts, place, n);
-            if (place < CONTEXT) {
-                of_context[e] += value;
-                continue;
-            }
-            const int i = reverse ? FEATURES - 1 - (place - CONTEXT) : place - CONTEXT;
+        for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
+            const int n = e % ROWS, place = CONTEXT + turned(e / ROWS, reverse);
             const long row = first + n < batch ? first + n : 0;
             const float seen = SQUASH == 0 ? 0.0f : p.kept_inputs[(network * rows + row) * INPUTS8 + place];
-            grad[i * ROWS + n] += value * slope_of_seen(seen);
+            grad[e] += Parts(plan, DEPTH, parts, place, n).total() * slope_of_seen(seen);
         }
-        __syncthreads();
+        for (int e = threadIdx.x; e < CONTEXT * ROWS; e += THREADS)
+            of_context[e] += Parts(plan, DEPTH, parts, e / ROWS, e % ROWS).total();
+        // No barrier: the next network begins with what each thread has of its own, and waits before products.
     }
 
     for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {

@@ -10,9 +10,18 @@ import torch
 
 from .arguments import Arguments
 from .compiler import CompilerError, compiled
-from .shape import FlowShape
+from .shape import Block, FlowShape
 
-SOURCES = ("common.cuh", "waves.cuh", "forward.cu", "backward.cu", "parameters.cu", "inverse.cu")
+#: Which file has which kernel; every one is compiled with what all share.
+FILES = {
+    "flow_forward": "forward.cu",
+    "flow_backward": "backward.cu",
+    "flow_inverse": "inverse.cu",
+    "weight_gradients": "parameters.cu",
+    "wave_gradients": "parameters.cu",
+    "prepare": "parameters.cu",
+}
+_COMMON = ("common.cuh", "products.cuh", "waves.cuh")
 #: The driver's number for "most bytes of dynamic shared memory".
 _SHARED_LIMIT = 8
 #: Shared memory that is taken in any case.
@@ -24,49 +33,49 @@ class CudaLauncher:
 
     def __init__(self, shape: FlowShape, device: torch.device) -> None:
         self._shape, self._device = shape, device
-        self._functions: dict[tuple[str, int, int], ctypes.c_void_p] = {}
+        self._functions: dict[tuple[str, Block], ctypes.c_void_p] = {}
         properties = torch.cuda.get_device_properties(device)
         self.processors = properties.multi_processor_count
         # What every kind that these kernels run on has, if PyTorch does not say.
         self.shared_bytes = getattr(properties, "shared_memory_per_block_optin", 99 * 1024) - _STATIC_BYTES
 
     def launch(
-        self, name: str, rows: int, warps: int, grid: tuple[int, ...], threads: int, shared: int, arguments: Arguments
+        self, name: str, block: Block, grid: tuple[int, ...], threads: int, shared: int, arguments: Arguments
     ) -> None:
         """Start a kernel on the current stream."""
         with torch.cuda.device(self._device):
-            function = self._functions.get((name, rows, warps))
+            function = self._functions.get((name, block))
             if function is None:
-                function = self._load(name, rows, warps, shared)
+                function = self._load(name, block, shared)
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
             pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
             sizes = [*grid, 1, 1][:3]
             _check(_driver().cuLaunchKernel(function, *sizes, threads, 1, 1, shared, stream, pointers, None), name)
 
-    def _load(self, name: str, rows: int, warps: int, shared: int) -> ctypes.c_void_p:
+    def _load(self, name: str, block: Block, shared: int) -> ctypes.c_void_p:
         torch.zeros(1, device=self._device)  # now there is a context
-        module = _module(self._shape, rows, warps, torch.cuda.current_device())
+        module = _module(self._shape, block, FILES[name], torch.cuda.current_device())
         function = ctypes.c_void_p()
         _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()), name)
         _check(_driver().cuFuncSetAttribute(function, _SHARED_LIMIT, shared), name)
-        self._functions[name, rows, warps] = function
+        self._functions[name, block] = function
         return function
 
 
 @lru_cache(maxsize=256)
-def _module(shape: FlowShape, rows: int, warps: int, device: int) -> ctypes.c_void_p:
+def _module(shape: FlowShape, block: Block, file: str, device: int) -> ctypes.c_void_p:
     capability = torch.cuda.get_device_capability(device)
-    code = compiled(source(), shape.defines(rows, warps), f"sm_{capability[0]}{capability[1]}")
+    code = compiled(source(file), shape.defines(block), f"sm_{capability[0]}{capability[1]}")
     module = ctypes.c_void_p()
     _check(_driver().cuModuleLoadData(ctypes.byref(module), code), "loading")
     return module
 
 
-@lru_cache(maxsize=1)
-def source() -> str:
-    """All kernels, as one text."""
+@lru_cache(maxsize=8)
+def source(file: str) -> str:
+    """A file of kernels with all that it needs, as one text."""
     folder = Path(__file__).parent
-    return "\n".join((folder / name).read_text() for name in SOURCES)
+    return "\n".join((folder / name).read_text() for name in (*_COMMON, file))
 
 
 @lru_cache(maxsize=1)

@@ -1,20 +1,16 @@
 // The whole flow from noise to data, by ordered substitution: one block takes ROWS rows through all layers.
 //
-// When the first m features are known, so are the units of degree m, and with them the parameters of the
-// next feature. Degrees are taken in groups. What the features before a group contribute to its units is a
-// product, shared by all warps; what happens inside the group is done degree by degree by one warp for each
-// row, so that warps need not wait for each other.
+// When the first m features are known, so are the units of degree m, layer by layer, and with them the
+// parameters of the next feature: one product for every degree and layer.
 
 struct InverseArguments {
     const float* z;          // [FEATURES][batch]
     const float* context;    // [CONTEXT][batch]
-    const float* weights;    // packed, for what is known when a group begins
-    const Span* spans;       // rows of tiles of all groups; `unused` says whose they are: layer << 20 | first row
-    const float* inner;      // weights inside the groups, transposed, one network after the other
-    const int* groups;       // for every group: first degree, end, first span, end, offset and size of inner weights
-    const int* pieces;       // for every group and layer: first row, first column, columns, stride, offset of inner weights
-    const int* ends;         // for every layer and degree, how many rows have at most that degree; [DEPTH + 1][FEATURES]
-    const float* biases;
+    const float* weights;    // streams of tiles, from the last network to the first
+    const int* starts;       // of the streams, [WARPS + 1]
+    const int* tables;       // for every degree, a stage for every hidden layer and one for the head
+    const int* ends;         // for every layer and degree, how many rows have at most that degree; [DEPTH][FEATURES]
+    const float* biases;     // [NETWORKS][BIASES]
     const float* waves;
     const float* affine;
     float* x;                // [FEATURES][batch]
@@ -22,7 +18,7 @@ struct InverseArguments {
     int* iterations;         // [LAYERS][batch], in the order of inversion
     float* residual;
     unsigned char* converged;
-    int batch, network_size, inner_size, group_count, limit;
+    int batch, tiles, parts, limit;
 };
 
 constexpr int LAYERS = CONDITIONAL ? NETWORKS : NETWORKS / 2 * 3 + 1;
@@ -73,7 +69,7 @@ __device__ __forceinline__ void search_alone(Search& search, const Waves& waves,
     float centre = waves.shift, radius = 0.0f, tilt = 1.0f, spread = 0.0f;
 #pragma unroll
     for (int k = 0; k < WAVES; k++) {
-        const float size = sqrtf(fmaf(waves.p[k], waves.p[k], waves.q[k] * waves.q[k])), half = 0.5f / waves.a[k];
+        const float size = sqrtf(fmaf(waves.p[k], waves.p[k], waves.q[k] * waves.q[k])), half = 0.5f * waves.inverse[k];
         const float slowness = waves.a[k] * waves.a[k] / (SLOW * SLOW);
         centre = fmaf(half, waves.q[k], centre);
         radius = fmaf(half, size, radius);
@@ -110,7 +106,7 @@ __device__ __forceinline__ void search_together(Search& search, const float* out
     float sine, cosine;
     sin_cos(2.0f * frequencies[COUNT], sine, cosine);
     const float a = softplus(frequencies[0]) + LEAST_FREQUENCY, p = alpha * share * cosine, q = alpha * share * sine;
-    const float half = 0.5f / a, slowness = a * a / (SLOW * SLOW);
+    const float inverse = 1.0f / a, half = 0.5f * inverse, slowness = a * a / (SLOW * SLOW);
     const float centre = lane_sum<LANES>(half * q), radius = lane_sum<LANES>(half * fabsf(alpha) * share);
     const float tilt = 1.0f - lane_sum<LANES>(p / fmaf(slowness, slowness, 1.0f));
     search.begin(target, 0.0f, centre, radius, tilt, 1.0f - fabsf(alpha));
@@ -119,80 +115,74 @@ __device__ __forceinline__ void search_together(Search& search, const float* out
         sin_cos(a * search.x, s, c);
         const float square = s * s, product = s * c, turn = fmaf(-2.0f, square, 1.0f);
         Value found;
-        found.value = search.x + lane_sum<LANES>((q * square - p * product) / a);
+        found.value = search.x + lane_sum<LANES>((q * square - p * product) * inverse);
         found.slope = 1.0f - lane_sum<LANES>(fmaf(p, turn, -2.0f * q * product));
         found.curvature = lane_sum<LANES>(2.0f * a * fmaf(q, turn, 2.0f * p * product));
         more = search.step(found, limit);  // the same for all lanes
     }
 }
 
-// Rows of a layer inside a group, for one row of the batch and one degree: the numbers of `count` rows, of which
-// `known` holds what earlier groups contributed, plus the products with `terms` numbers of the layer below.
-// `use` gets the row, counted from the first one, and its number; every lane calls it for rows of its own.
-template <bool RECTIFY, class Use>
-__device__ __forceinline__ void finish_rows(int count, const float* inner, int stride, const float* below, int terms, Use use) {
-    const int lane = threadIdx.x % 32;
-    int width = 1;
-    while (width < count && width < 32) width *= 2;
-    const int across = lane % width, along = lane / width, step = 32 / width;
-    for (int base = 0; base < count; base += width) {
-        const int row = base + across;
-        float total = 0.0f;
-        if (row < count)
-            for (int v = along; v < terms; v += step) {
-                const float h = below[v];
-                total = fmaf(inner[v * stride + row], RECTIFY ? rectified(h) : h, total);
-            }
-        for (int distance = width; distance < 32; distance *= 2) total += __shfl_xor_sync(~0u, total, distance);
-        if (row < count && along == 0) use(row, total);
-    }
-    __syncwarp();
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const InverseArguments p) {
     DYNAMIC_SHARED(memory);
-    float* x = memory;  // [FEATURES][ROWS]
+    float* rings = memory;
+    float* units = rings + RING;  // operands, one for every hidden layer
+    float* inputs = units + DEPTH * operand_size(UNITS);
+    float* residual = inputs + operand_size(INPUTS8);  // [UNITS][ROWS]
+    float* biases = residual + (STREAMS ? UNITS * ROWS : 0);
+    float* waves = biases + 2 * BIASES;
+    float* parts = waves + WAVE_NUMBERS;
+    float* out = parts + p.parts * 16 * ROWS;  // [ROWS][OUTPUTS]
+    float* x = out + (CONDITIONAL ? ROWS * OUTPUTS : 0);  // [FEATURES][ROWS]
     float* ladj = x + FEATURES * ROWS;
     float* worst = ladj + FEATURES * ROWS;  // of this layer, by element
     float* most = worst + FEATURES * ROWS;
-    float* seen = most + FEATURES * ROWS;
-    float* hidden = seen + ROWS * INPUT_STRIDE;           // [DEPTH][ROWS][UNIT_STRIDE], not rectified
-    float* out = hidden + DEPTH * ROWS * UNIT_STRIDE;     // [ROWS][HEAD_STRIDE]
-    float* inner = out + ROWS * HEAD_STRIDE;
-    const int first = blockIdx.x * ROWS, batch = p.batch, warp = threadIdx.x / 32;
+    int* ends = reinterpret_cast<int*>(most + FEATURES * ROWS);
+    float* tables = reinterpret_cast<float*>(ends + padded(DEPTH * FEATURES, 4));
+    const int first = blockIdx.x * ROWS, batch = p.batch, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const long rows = batch;
 
+    auto fetch_biases = [&](int network) {
+        const float4* from = reinterpret_cast<const float4*>(p.biases + network * BIASES);
+        for (int e = threadIdx.x; e < BIASES / 4; e += THREADS) copy_async(biases + network % 2 * BIASES + 4 * e, from + e);
+        if (CONDITIONAL || network % 2 == 0) return;  // the waves come after it
+        from = reinterpret_cast<const float4*>(p.waves + network / 2 * WAVE_NUMBERS);
+        for (int e = threadIdx.x; e < WAVE_NUMBERS / 4; e += THREADS) copy_async(waves + 4 * e, from + e);
+    };
+    const Plan plan = load_plan(p.tables, FEATURES * (DEPTH + 1), p.tiles, tables);
+    fetch_biases(NETWORKS - 1);
+    Stream stream;
+    stream.begin(p.weights, p.starts, rings);
+    for (int e = threadIdx.x; e < DEPTH * FEATURES; e += THREADS) ends[e] = __ldg(p.ends + e);
+    // Products run over whole groups of eight, with weights of zero for what is not known yet: it must be a number.
+    for (int e = threadIdx.x; e < DEPTH * operand_size(UNITS) + operand_size(INPUTS8); e += THREADS) units[e] = 0.0f;
     for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
         const int n = first + e % ROWS;
         x[e] = n < batch ? p.z[e / ROWS * rows + n] : 0.0f;
         ladj[e] = 0.0f;
     }
-    // Products run over whole groups of eight, with weights of zero for what is not known yet: it must be a number.
-    for (int e = threadIdx.x; e < ROWS * INPUT_STRIDE + DEPTH * ROWS * UNIT_STRIDE; e += THREADS) seen[e] = 0.0f;
     __syncthreads();
     for (int e = threadIdx.x; e < ROWS * CONTEXT; e += THREADS) {
         const int i = e / ROWS, n = e % ROWS;
-        seen[n * INPUT_STRIDE + i] = first + n < batch ? p.context[i * rows + first + n] : 0.0f;
+        store_one(inputs, i, n, first + n < batch ? p.context[i * rows + first + n] : 0.0f);
     }
-    __syncthreads();
     int layer_index = 0;
 
     // A layer's certificate: the worst of its features, row by row.
     auto certify = [&]() {
         __syncthreads();
         for (int n = threadIdx.x; n < ROWS; n += THREADS) {
-            float residual = 0.0f, evaluations = 0.0f;
+            float gap = 0.0f, evaluations = 0.0f;
             bool good = true;
             for (int i = 0; i < FEATURES; i++) {
                 const float mine = worst[i * ROWS + n];
                 good = good && mine >= 0.0f;  // negative or not a number: it did not converge
-                residual = fmaxf(residual, mine != mine ? INFINITY : fabsf(mine));
+                gap = fmaxf(gap, mine != mine ? INFINITY : fabsf(mine));
                 evaluations = fmaxf(evaluations, most[i * ROWS + n]);
             }
             if (first + n < batch) {
                 const long at = layer_index * rows + first + n;
                 p.iterations[at] = static_cast<int>(evaluations);
-                p.residual[at] = residual;
+                p.residual[at] = gap;
                 p.converged[at] = good;
             }
         }
@@ -214,115 +204,85 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         }
         certify();
     }
+    wait_for_all();
+    __syncthreads();
 
 #pragma unroll 1
     for (int network = NETWORKS - 1; network >= 0; network--) {
-        const bool reverse = CONDITIONAL ? network % 2 == 1 : network % 2 == 0;
-        const float4* packed = reinterpret_cast<const float4*>(p.weights) + static_cast<long>(network) * p.network_size;
-        const float* biases = p.biases + network * BIASES;
+        const bool reverse = is_reversed(network);
+        const float* bias = biases + network % 2 * BIASES;
+        const float* head_bias = bias + DEPTH * UNITS;
+        if (network) fetch_biases(network - 1);
 #pragma unroll 1
-        for (int group = 0; group < p.group_count; group++) {
-            const int* at = p.groups + 6 * group;
-            const int begin = __ldg(at), end = __ldg(at + 1), last_span = __ldg(at + 3);
-            const float4* from = reinterpret_cast<const float4*>(p.inner + static_cast<long>(network) * p.inner_size + __ldg(at + 4));
-            for (int e = threadIdx.x; e < __ldg(at + 5) / 4; e += THREADS) reinterpret_cast<float4*>(inner)[e] = __ldg(from + e);
-            // What is known contributes to all layers of the group at once.
-            for (int job = __ldg(at + 2) + warp; job < last_span; job += WARPS) {
-                const int* words = reinterpret_cast<const int*>(p.spans + job);
-                const Span span[1] = {Span{__ldg(words), __ldg(words + 1), __ldg(words + 2), 0}};
-                const int layer = __ldg(words + 3) >> 20, row = __ldg(words + 3) & 0xfffff;
-                const int stop = __ldg(p.ends + layer * FEATURES + end - 1);
-                const float* bias = biases + layer * UNITS + row;
-                float* to = layer < DEPTH ? hidden + layer * ROWS * UNIT_STRIDE + row : out + row;
-                const int stride = layer < DEPTH ? UNIT_STRIDE : HEAD_STRIDE;
-                auto use = [&](int, int r, int n, float value) {
-                    if (row + r < stop) to[n * stride + r] = value + __ldg(bias + r);
-                };
-                if (layer == 0) {
-                    Product<1, false> product;
-                    product.clear();
-                    product.add(packed, span, span[0].first, span[0].end, seen, INPUT_STRIDE);
-                    product.each(use);
-                } else {
-                    Product<1, true> product;
-                    product.clear();
-                    product.add(packed, span, span[0].first, span[0].end, hidden + (layer - 1) * ROWS * UNIT_STRIDE, UNIT_STRIDE);
-                    product.each(use);
+        for (int m = 0; m < FEATURES; m++) {
+            const int i = turned(m, reverse);
+            int stage = m * (DEPTH + 1);
+#pragma unroll 1
+            for (int layer = 0; layer < DEPTH; layer++, stage++) {
+                const int* end = ends + layer * FEATURES + m;
+                const int row = m ? end[-1] : 0, count = end[0] - row;
+                if (count == 0) continue;
+                float* mine = units + layer * operand_size(UNITS);
+                multiply(plan, stage, stream, layer ? mine - operand_size(UNITS) : inputs, parts);
+                __syncthreads();
+                for (int e = threadIdx.x; e < count * ROWS; e += THREADS) {
+                    const int n = e % ROWS, unit = row + e / ROWS;
+                    float value = Parts(plan, stage, parts, e / ROWS, n).total() + bias[layer * UNITS + unit];
+                    if (STREAMS && layer % 2 == 0) {
+                        float* sum = residual + unit * ROWS + n;
+                        if (layer) value += *sum;
+                        *sum = value;
+                    }
+                    store_one(mine, unit, n, rectified(value));
                 }
+                __syncthreads();
             }
+            multiply(plan, stage, stream, units + (DEPTH - 1) * operand_size(UNITS), parts);
             __syncthreads();
-
-            const int* pieces = p.pieces + 5 * (DEPTH + 1) * group;
-#pragma unroll 1
-            for (int m = begin; m < end; m++) {
-                const int i = reverse ? FEATURES - 1 - m : m;
-#pragma unroll 1
-                for (int n = warp; n < ROWS; n += WARPS) {
-#pragma unroll 1
-                    for (int layer = 0; layer < DEPTH; layer++) {
-                        const int* piece = pieces + 5 * layer;
-                        const int* ends = p.ends + layer * FEATURES;
-                        const int row = m ? __ldg(ends + m - 1) : 0, count = __ldg(ends + m) - row;
-                        if (count == 0) continue;
-                        float* mine = hidden + (layer * ROWS + n) * UNIT_STRIDE;
-                        const float* weights = inner + __ldg(piece + 4) + row - __ldg(piece);
-                        const bool skips = RESIDUAL && layer >= 2 && layer % 2 == 0;
-                        auto use = [&](int r, float value) {
-                            value += mine[row + r];
-                            if (skips) value += mine[row + r - 2 * ROWS * UNIT_STRIDE];
-                            mine[row + r] = value;
-                        };
-                        if (layer == 0)
-                            finish_rows<false>(count, weights, __ldg(piece + 3), seen + n * INPUT_STRIDE + __ldg(piece + 1), m - begin, use);
-                        else {
-                            const int column = __ldg(piece + 1), terms = __ldg(ends - FEATURES + m) - column;
-                            finish_rows<true>(count, weights, __ldg(piece + 3), mine - ROWS * UNIT_STRIDE + column, terms, use);
-                        }
-                    }
-                    const int* piece = pieces + 5 * DEPTH;
-                    const int column = __ldg(piece + 1), terms = __ldg(p.ends + (DEPTH - 1) * FEATURES + m) - column;
-                    float* mine = out + n * HEAD_STRIDE + m * OUTPUTS;
-                    const float* weights = inner + __ldg(piece + 4) + m * OUTPUTS - __ldg(piece);
-                    finish_rows<true>(OUTPUTS, weights, __ldg(piece + 3), hidden + ((DEPTH - 1) * ROWS + n) * UNIT_STRIDE + column, terms,
-                                      [&](int r, float value) { mine[r] += value; });
-                    const int e = i * ROWS + n;
-                    if (CONDITIONAL) {
-                        float y = x[e], residual = 0.0f, change = log_scale_of(mine);
-                        int evaluations = 0;
-                        bool good = true;
-                        const float scale = expf(-change);
-#pragma unroll 1
-                        for (int j = SCALES - 1; j >= 0; j--) {
-                            Search search;
-                            search_together(search, mine, j, y, p.limit);
-                            y = search.x;
-                            change += logf(search.slope);
-                            residual = fmaxf(residual, search.residual);
-                            evaluations = max(evaluations, search.used);
-                            good = good && search.done;
-                        }
-                        __syncwarp();
-                        if (threadIdx.x % 32 == 0) {
-                            x[e] = (y - mine[0]) * scale;
-                            ladj[e] -= change;
-                            worst[e] = !(x[e] * 0.0f == 0.0f) ? NAN : good ? residual : -fmaxf(residual, 1e-30f);
-                            most[e] = evaluations;
-                        }
-                    } else if (threadIdx.x % 32 == 0) {
-                        x[e] -= mine[0];
-                        exactly(e);
-                    }
-                    if (threadIdx.x % 32 == 0) seen[n * INPUT_STRIDE + CONTEXT + m] = squashed(x[e]);
+            if (CONDITIONAL) {
+                for (int n = warp; n < ROWS; n += WARPS) {  // a warp for every row
+                    float* mine = out + n * OUTPUTS;
+                    for (int o = lane; o < OUTPUTS; o += 32)
+                        mine[o] = Parts(plan, stage, parts, o, n).total() + head_bias[m * OUTPUTS + o];
                     __syncwarp();
+                    const int e = i * ROWS + n;
+                    float y = x[e], gap = 0.0f, change = log_scale_of(mine);
+                    int evaluations = 0;
+                    bool good = true;
+                    const float scale = expf(-change);
+#pragma unroll 1
+                    for (int j = SCALES - 1; j >= 0; j--) {
+                        Search search;
+                        search_together(search, mine, j, y, p.limit);
+                        y = search.x;
+                        change += logf(search.slope);
+                        gap = fmaxf(gap, search.residual);
+                        evaluations = max(evaluations, search.used);
+                        good = good && search.done;
+                    }
+                    __syncwarp();
+                    if (lane) continue;
+                    x[e] = (y - mine[0]) * scale;
+                    ladj[e] -= change;
+                    worst[e] = !(x[e] * 0.0f == 0.0f) ? NAN : good ? gap : -fmaxf(gap, 1e-30f);
+                    most[e] = evaluations;
+                    store_one(inputs, CONTEXT + m, n, squashed(x[e]));
+                }
+            } else {
+                for (int n = threadIdx.x; n < ROWS; n += THREADS) {
+                    const int e = i * ROWS + n;
+                    x[e] -= Parts(plan, stage, parts, 0, n).total() + head_bias[m];
+                    exactly(e);
+                    store_one(inputs, CONTEXT + m, n, squashed(x[e]));
                 }
             }
             __syncthreads();
         }
+        wait_for_all();
         certify();
         if (!CONDITIONAL && network % 2 == 1) {
-            const float* waves = p.waves + network / 2 * SCALES * (3 * WAVES + 1) * FEATURES;
             for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
-                float y = x[e], residual = 0.0f, slope = 1.0f;
+                float y = x[e], gap = 0.0f, slope = 1.0f;
                 int evaluations = 0;
                 bool good = true;
 #pragma unroll 1
@@ -335,12 +295,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                         ladj[e] -= logf(slope);
                         slope = 1.0f;
                     }
-                    residual = fmaxf(residual, search.residual);
+                    gap = fmaxf(gap, search.residual);
                     evaluations = max(evaluations, search.used);
                     good = good && search.done;
                 }
                 x[e] = y;
-                worst[e] = !(y * 0.0f == 0.0f) ? NAN : good ? residual : -fmaxf(residual, 1e-30f);
+                worst[e] = !(y * 0.0f == 0.0f) ? NAN : good ? gap : -fmaxf(gap, 1e-30f);
                 most[e] = evaluations;
             }
             certify();

@@ -124,12 +124,12 @@ __device__ __forceinline__ float warp_sum(float value) {
 
 // The gradients of the shared waves, a warp for every transformer of every feature; then of the affine map.
 extern "C" __global__ void __launch_bounds__(128) wave_gradients(const WaveArguments p) {
-    constexpr int BLOCKS = NETWORKS / 2, TRANSFORMERS = BLOCKS * SCALES * FEATURES;
+    constexpr int TRANSFORMERS = BLOCKS * SCALES * FEATURES;
     const int job = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
     const long batch = p.batch;
     if (job < TRANSFORMERS) {
         const int feature = job % FEATURES, scale = job / FEATURES % SCALES, block = job / FEATURES / SCALES;
-        const Waves waves = shared_waves(p.waves + block * SCALES * (3 * WAVES + 1) * FEATURES, scale, feature);
+        const Waves waves = shared_waves(p.waves + block * WAVE_NUMBERS, scale, feature);
         WaveGradients sums;
         sums.clear();
         float of_shift = 0.0f;
@@ -195,7 +195,7 @@ struct PrepareArguments {
 
 // The matrices in the order of the kernels, and the waves constrained.
 extern "C" __global__ void __launch_bounds__(256) prepare(const PrepareArguments p) {
-    constexpr int BLOCKS = NETWORKS / 2, TRANSFORMERS = BLOCKS * SCALES * FEATURES;
+    constexpr int TRANSFORMERS = BLOCKS * SCALES * FEATURES;
     const int thread = blockIdx.x * 256 + threadIdx.x, threads = gridDim.x * 256;
     for (int i = thread; i < p.count; i += threads) p.packed[i] = __ldg(p.parameters + __ldg(p.index + i));
     if (!p.waves) return;
@@ -206,14 +206,7 @@ extern "C" __global__ void __launch_bounds__(256) prepare(const PrepareArguments
         FreeWaves free;
         free.load(p.parameters + offset[0] + at * WAVES, p.parameters + offset[1] + at * WAVES,
                   p.parameters + offset[2] + at * WAVES, p.parameters[offset[3] + at], 1);
-        const Waves waves = free.constrained(p.parameters[offset[4] + at]);
-        float* to = p.waves + (block * SCALES + scale) * (3 * WAVES + 1) * FEATURES + feature;
-        for (int k = 0; k < WAVES; k++) {
-            to[k * FEATURES] = waves.a[k];
-            to[(WAVES + k) * FEATURES] = waves.p[k];
-            to[(2 * WAVES + k) * FEATURES] = waves.q[k];
-        }
-        to[3 * WAVES * FEATURES] = waves.shift;
+        store_waves(p.waves + block * WAVE_NUMBERS, scale, feature, free.constrained(p.parameters[offset[4] + at]));
     }
     for (int i = thread; i < 2 * FEATURES; i += threads)
         p.affine[i] = p.parameters[p.offsets[5 * BLOCKS + i / FEATURES] + i % FEATURES];

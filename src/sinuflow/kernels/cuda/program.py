@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,13 +17,13 @@ from .arguments import (
     WaveArguments,
     WeightArguments,
 )
-from .inverse_layout import InverseLayout, inverse_layout
-from .layout import Layout, NetworkOffsets, layout
-from .shape import FlowShape
+from .layout import bias_index, gradient_jobs
+from .shape import WARPS, Block, FlowShape
+from .streams import NetworkOffsets, Stage, Streams, backward_stages, forward_stages, inverse_stages, streams
 
-#: Warps to a block.
-_WARPS = 8
 _PREPARE_THREADS, _WEIGHT_THREADS, _WAVE_THREADS = 256, 128, 128
+#: For the kernels that do not go through a flow row by row.
+_ANY_BLOCK = Block(8, True, 8)
 
 
 class Launcher(Protocol):
@@ -32,7 +33,7 @@ class Launcher(Protocol):
     shared_bytes: int  # that a block can have
 
     def launch(
-        self, name: str, rows: int, warps: int, grid: tuple[int, ...], threads: int, shared: int, arguments: Arguments
+        self, name: str, block: Block, grid: tuple[int, ...], threads: int, shared: int, arguments: Arguments
     ) -> None:
         """Run a kernel on a grid of blocks."""
 
@@ -52,7 +53,6 @@ class Packed(NamedTuple):
     weights: Tensor
     biases: Tensor
     transposed: Tensor | None
-    inner: Tensor | None
     waves: Tensor | None
     affine: Tensor | None
 
@@ -93,24 +93,50 @@ class Inverted(NamedTuple):
     converged: Tensor
 
 
+SharedBytes = Callable[[Block, int, int], int]
+
+
+class _Way(NamedTuple):
+    """Of going through a flow: forward, backward, or to its inverse."""
+
+    streams: Streams
+    shared_bytes: SharedBytes
+
+    def shared(self, block: Block) -> int:
+        """Bytes of shared memory."""
+        return self.shared_bytes(block, self.streams.tiles, self.streams.parts)
+
+
 class Program:
     """A flow's kernels, and the tables that they work with."""
 
     def __init__(self, shape: FlowShape, offsets: Offsets, device: torch.device, launcher: Launcher) -> None:
         self._shape, self._offsets, self._launcher = shape, offsets, launcher
         self.device = device
-        self._layout = _moved(layout(shape, offsets.networks, offsets.total), device)
-        self._inverse = _moved(inverse_layout(shape, offsets.networks, offsets.total), device)
-        biases = self._layout.biases.flatten()
-        self._score_index = torch.cat([biases, self._layout.forward])
-        self._train_index = torch.cat([biases, self._layout.forward, self._layout.backward])
-        self._sample_index = torch.cat([biases, self._inverse.weights, self._inverse.inner])
+        zero, reverse = offsets.total, offsets.networks[::-1]
+        self._forward = self._way(forward_stages(shape), offsets.networks, shape.forward_shared)
+        self._backward = self._way(backward_stages(shape), reverse, shape.backward_shared)
+        self._inverse = self._way(inverse_stages(shape), reverse, shape.inverse_shared)
+        biases = bias_index(shape, offsets.networks, zero).flatten().to(device)
+        self._biases = len(biases)
+        self._score_index = torch.cat([biases, self._forward.streams.gather])
+        self._train_index = torch.cat([self._score_index, self._backward.streams.gather])
+        self._sample_index = torch.cat([biases, self._inverse.streams.gather])
+        layers = shape.plan.layers
+        self._jobs = gradient_jobs(layers).to(device)
+        self._reach = torch.cat([torch.tensor(layer.reach, dtype=torch.int32) for layer in layers]).to(device)
+        self._ends = self._table([layer.rows[: shape.features] for layer in layers[:-1]])
         self._wave_offsets = torch.tensor(offsets.waves, dtype=torch.int32, device=device)
         self._weight_offsets = self._table([n.weights for n in offsets.networks])
         self._bias_offsets = self._table([n.biases for n in offsets.networks])
 
     def _table(self, rows: list[tuple[int, ...]]) -> Tensor:
         return torch.tensor(rows, dtype=torch.int32, device=self.device)
+
+    def _way(self, stages: list[Stage], networks: list[NetworkOffsets], shared: SharedBytes) -> _Way:
+        found = streams(stages, networks, self._offsets.total)
+        moved = found._replace(**{n: getattr(found, n).to(self.device) for n in ("gather", "starts", "tables")})
+        return _Way(moved, shared)
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, device=self.device, dtype=torch.float32)
@@ -119,25 +145,22 @@ class Program:
 
     def pack(self, parameters: Tensor, learning: bool = False) -> Packed:
         """Prepare to score, and with ``learning`` to differentiate; ``parameters`` end with a zero."""
-        sections = [self._layout.biases.numel(), self._layout.forward.numel()]
-        index = self._train_index if learning else self._score_index
-        packed, waves, affine = self._prepare(parameters, index)
-        biases, weights = packed[: sections[0]], packed[sections[0] : sum(sections)]
-        return Packed(parameters, weights, biases, packed[sum(sections) :] if learning else None, None, waves, affine)
+        packed, waves, affine = self._prepare(parameters, self._train_index if learning else self._score_index)
+        last = len(self._score_index)
+        transposed = packed[last:] if learning else None
+        return Packed(parameters, packed[self._biases : last], packed[: self._biases], transposed, waves, affine)
 
     def pack_inverse(self, parameters: Tensor) -> Packed:
         """Prepare to invert."""
         packed, waves, affine = self._prepare(parameters, self._sample_index)
-        first = self._layout.biases.numel()
-        second = first + self._inverse.weights.numel()
-        return Packed(parameters, packed[first:second], packed[:first], None, packed[second:], waves, affine)
+        return Packed(parameters, packed[self._biases :], packed[: self._biases], None, waves, affine)
 
     def _prepare(self, parameters: Tensor, index: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         shape = self._shape
         packed = self._empty(len(index))
         waves = affine = None
         if not shape.conditional:
-            waves = self._empty(shape.blocks, shape.scales, 3 * shape.waves + 1, shape.features)
+            waves = self._empty(shape.blocks, shape.wave_numbers)
             affine = self._empty(2, shape.features)
         arguments = PrepareArguments(
             parameters=parameters,
@@ -149,21 +172,22 @@ class Program:
             count=len(index),
         )
         blocks = min(8 * self._launcher.processors, -(-len(index) // _PREPARE_THREADS))
-        self._launcher.launch("prepare", 8, _WARPS, (blocks,), _PREPARE_THREADS, 0, arguments)
+        self._launcher.launch("prepare", _ANY_BLOCK, (blocks,), _PREPARE_THREADS, 0, arguments)
         return packed, waves, affine
 
     # ---------------------------------------------------------------- data to noise
 
     def forward(self, packed: Packed, x: Tensor, context: Tensor | None, keep: bool) -> Scored:
         """Score a batch of shape (D, B)."""
-        shape, batch = self._shape, x.shape[-1]
+        batch = x.shape[-1]
         z, ladj, log_density = torch.empty_like(x), self._empty(batch), self._empty(batch)
         kept = self._room(batch) if keep else None
         arguments = ForwardArguments(
             x=x,
             context=context,
             weights=packed.weights,
-            spans=self._layout.forward_spans,
+            starts=self._forward.streams.starts,
+            tables=self._forward.streams.tables,
             biases=packed.biases,
             waves=packed.waves,
             affine=packed.affine,
@@ -175,10 +199,10 @@ class Program:
             kept_outputs=kept and kept.outputs,
             kept_x=kept and kept.x,
             batch=batch,
-            network_size=self._layout.forward_size,
+            tiles=self._forward.streams.tiles,
+            parts=self._forward.streams.parts,
         )
-        rows = self._rows(batch)
-        self._over_rows("flow_forward", batch, rows, shape.forward_shared(rows, _WARPS), arguments)
+        self._over_rows("flow_forward", self._forward, batch, arguments)
         return Scored(z, ladj, log_density, kept)
 
     def _room(self, batch: int) -> Kept:
@@ -221,7 +245,8 @@ class Program:
             grad_z=grad_z,
             grad_ladj=grad_ladj,
             weights=packed.transposed,
-            spans=self._layout.backward_spans,
+            starts=self._backward.streams.starts,
+            tables=self._backward.streams.tables,
             waves=packed.waves,
             affine=packed.affine,
             kept_inputs=kept.inputs,
@@ -235,24 +260,24 @@ class Program:
             grad_values=grad_values,
             nll_scale=nll_scale,
             batch=batch,
-            network_size=self._layout.backward_size,
+            tiles=self._backward.streams.tiles,
+            parts=self._backward.streams.parts,
         )
-        rows = self._rows(batch)
-        self._over_rows("flow_backward", batch, rows, shape.backward_shared(rows, _WARPS), arguments)
+        self._over_rows("flow_backward", self._backward, batch, arguments)
         weights = WeightArguments(
             kept_inputs=kept.inputs,
             kept_hidden=kept.hidden,
             grad_outputs=grad_outputs,
             grad_hidden=grad_hidden,
-            jobs=self._layout.jobs,
-            reach=self._layout.reach,
+            jobs=self._jobs,
+            reach=self._reach,
             weight_offsets=self._weight_offsets,
             bias_offsets=self._bias_offsets,
             gradient=gradient,
             batch=batch,
         )
-        grid = (len(self._layout.jobs), networks)
-        self._launcher.launch("weight_gradients", 8, _WARPS, grid, _WEIGHT_THREADS, 0, weights)
+        grid = (len(self._jobs), networks)
+        self._launcher.launch("weight_gradients", _ANY_BLOCK, grid, _WEIGHT_THREADS, 0, weights)
         if not shape.conditional:
             waves = WaveArguments(
                 parameters=packed.parameters,
@@ -269,7 +294,7 @@ class Program:
                 batch=batch,
             )
             jobs = (shape.blocks * shape.scales + 1) * shape.features
-            self._launcher.launch("wave_gradients", 8, _WARPS, (-(-jobs // 4),), _WAVE_THREADS, 0, waves)
+            self._launcher.launch("wave_gradients", _ANY_BLOCK, (-(-jobs // 4),), _WAVE_THREADS, 0, waves)
         return Gradients(grad_x, grad_context, gradient)
 
     # ---------------------------------------------------------------- noise to data
@@ -289,54 +314,45 @@ class Program:
             z=z,
             context=context,
             weights=packed.weights,
-            spans=self._inverse.spans,
-            inner=packed.inner,
-            groups=self._inverse.groups,
-            pieces=self._inverse.pieces,
-            ends=self._inverse.ends,
+            starts=self._inverse.streams.starts,
+            tables=self._inverse.streams.tables,
+            ends=self._ends,
             biases=packed.biases,
             waves=packed.waves,
             affine=packed.affine,
             batch=batch,
-            network_size=self._inverse.size,
-            inner_size=self._inverse.inner_size,
-            group_count=len(self._inverse.groups),
+            tiles=self._inverse.streams.tiles,
+            parts=self._inverse.streams.parts,
             limit=limit,
             **found._asdict(),
         )
-        rows = 8
-        if batch > 8 * self._launcher.processors and self._inverse_shared(16) <= self._launcher.shared_bytes:
-            rows = 16
-        self._over_rows("flow_inverse", batch, rows, self._inverse_shared(rows), arguments)
+        self._over_rows("flow_inverse", self._inverse, batch, arguments)
         return found
-
-    def fits(self) -> bool:
-        """Whether a block's shared memory is enough for all kernels."""
-        least = self._launcher.shared_bytes
-        return self._shape.fits(8, _WARPS, least) and self._inverse_shared(8) <= least
-
-    def _inverse_shared(self, rows: int) -> int:
-        return self._shape.inverse_shared(rows, self._inverse.most_inner)
 
     # ---------------------------------------------------------------- blocks
 
-    def _rows(self, batch: int) -> int:
-        """Rows to a block: few while there are processors to spare, more when weights are read too often."""
-        launcher = self._launcher
-        for rows in (8, 16):
-            too_large = not self._shape.fits(2 * rows, _WARPS, launcher.shared_bytes)
-            if batch <= rows * launcher.processors or too_large:
-                return rows
-        return 32
+    def fits(self) -> bool:
+        """Whether a block's shared memory is enough for all kernels."""
+        return all(self._block(way, 8) is not None for way in (self._forward, self._backward, self._inverse))
 
-    def _over_rows(self, name: str, batch: int, rows: int, shared: int, arguments: Arguments) -> None:
-        if batch:
-            self._launcher.launch(name, rows, _WARPS, (-(-batch // rows),), 32 * _WARPS, shared, arguments)
+    def _over_rows(self, name: str, way: _Way, batch: int, arguments: Arguments) -> None:
+        if not batch:
+            return
+        block = self._block_for(way, batch)
+        self._launcher.launch(name, block, (-(-batch // block.rows),), 32 * WARPS, way.shared(block), arguments)
 
+    def _block_for(self, way: _Way, batch: int) -> Block:
+        """Few rows while there are processors to spare, more when weights are read too often."""
+        found = self._block(way, 8)
+        assert found is not None
+        for rows in (16, 32):
+            larger = self._block(way, rows)
+            if larger is None or batch <= found.rows * self._launcher.processors:
+                break
+            found = larger
+        return found
 
-Tables = TypeVar("Tables", Layout, InverseLayout)
-
-
-def _moved(tables: Tables, device: torch.device) -> Tables:
-    moved: dict[str, Any] = {name: t.to(device) for name, t in tables._asdict().items() if isinstance(t, Tensor)}
-    return tables._replace(**moved)
+    def _block(self, way: _Way, rows: int) -> Block | None:
+        """The fastest block of so many rows that there is shared memory for."""
+        blocks = [Block(rows, split, slots) for split in (True, False) for slots in (8, 4)]
+        return next((block for block in blocks if way.shared(block) <= self._launcher.shared_bytes), None)

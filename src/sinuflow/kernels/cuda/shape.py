@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from ..degrees import Plan, plan
 
+#: Warps to a block.
+WARPS = 16
+
 
 @dataclass(frozen=True)
 class FlowShape:
@@ -56,7 +59,12 @@ class FlowShape:
         """Of one network."""
         return len(self.hidden) * self.units + self.head
 
-    def defines(self, rows: int, warps: int) -> dict[str, str]:
+    @property
+    def wave_numbers(self) -> int:
+        """Of one block, as WAVE_NUMBERS in common.cuh."""
+        return 0 if self.conditional else round_up(self.scales * (4 * self.waves + 1) * self.features, 4)
+
+    def defines(self, block: Block) -> dict[str, str]:
         """The shape as the preprocessor takes it."""
         values = {
             "FEATURES": self.features,
@@ -69,43 +77,64 @@ class FlowShape:
             "WAVES": self.waves,
             "CONDITIONAL": int(self.conditional),
             "NETWORKS": self.networks,
-            "ROWS": rows,
-            "WARPS": warps,
+            "ROWS": block.rows,
+            "SPLIT": int(block.split),
+            "SLOTS": block.slots,
+            "WARPS": WARPS,
         }
         return {name: str(value) for name, value in values.items()} | {"SQUASH": f"{float(self.squash)!r}f"}
 
-    def forward_shared(self, rows: int, warps: int) -> int:
-        """Bytes of shared memory of the forward kernel, as FORWARD_SHARED in forward.cu."""
-        each = 2 * self.features + stride_of(self.inputs) + 2 * stride_of(self.units)
-        last = rows * stride_of(self.head) if self.conditional else parts_size(self.head // 16, rows, warps)
-        return 4 * (rows * each + last)
+    # ---------------------------------------------------------------- shared memory, as the kernels lay it out
 
-    def backward_shared(self, rows: int, warps: int) -> int:
-        """Bytes of shared memory of the backward kernel, as BACKWARD_SHARED in backward.cu."""
-        tiles = round_up(self.context + self.features, 16) // 16
-        each = self.features + self.context + 1 + stride_of(self.head) + 2 * stride_of(self.units)
-        return 4 * (rows * each + parts_size(tiles, rows, warps))
+    def forward_shared(self, block: Block, tiles: int, parts: int) -> int:
+        """Bytes that flow_forward takes."""
+        operands = block.operand(self.units) + block.operand(self.inputs)
+        each = self._residual + 16 * parts + 2 * self.features
+        constants = 2 * (self.biases + self.wave_numbers)
+        return 4 * (block.ring + operands + block.rows * each + constants + _tables(len(self.hidden) + 1, tiles))
 
-    def inverse_shared(self, rows: int, inner: int) -> int:
-        """Bytes of shared memory of the inverse kernel, with so many numbers of inner weights."""
-        each = 4 * self.features + stride_of(self.inputs) + len(self.hidden) * stride_of(self.units)
-        return 4 * (rows * (each + stride_of(self.head)) + inner)
+    def backward_shared(self, block: Block, tiles: int, parts: int) -> int:
+        """Bytes that flow_backward takes."""
+        operands = block.operand(self.units) + block.operand(self.head)
+        each = self._residual + 16 * parts + self.features + self.context + 1
+        tables = _tables(len(self.hidden) + 1, tiles)
+        return 4 * (block.ring + operands + block.rows * each + self.wave_numbers + tables)
 
-    def fits(self, rows: int, warps: int, shared_bytes: int) -> bool:
-        """Whether a block can take so many rows with that much shared memory."""
-        return max(self.forward_shared(rows, warps), self.backward_shared(rows, warps)) <= shared_bytes
+    def inverse_shared(self, block: Block, tiles: int, parts: int) -> int:
+        """Bytes that flow_inverse takes."""
+        depth = len(self.hidden)
+        operands = depth * block.operand(self.units) + block.operand(self.inputs)
+        each = self._residual + 16 * parts + 4 * self.features + (self.outputs if self.conditional else 0)
+        constants = 2 * self.biases + self.wave_numbers + round_up(depth * self.features, 4)
+        return 4 * (block.ring + operands + block.rows * each + constants + _tables(self.features * (depth + 1), tiles))
+
+    @property
+    def _residual(self) -> int:
+        return self.units if self.residual and len(self.hidden) > 2 else 0
+
+
+@dataclass(frozen=True)
+class Block:
+    """How a block of threads works."""
+
+    rows: int  # of the batch
+    split: bool  # whether activations are stored as two tf32 numbers
+    slots: int  # tiles that a warp has room for
+
+    @property
+    def ring(self) -> int:
+        """Numbers that travel."""
+        return WARPS * self.slots * 128
+
+    def operand(self, numbers: int) -> int:
+        """Room for so many activations of every row."""
+        return numbers * self.rows * (2 if self.split else 1)
+
+
+def _tables(stages: int, tiles: int) -> int:
+    return 4 * (stages + tiles) + stages * WARPS
 
 
 def round_up(number: int, multiple: int) -> int:
     """The next multiple."""
     return -(-number // multiple) * multiple
-
-
-def stride_of(count: int) -> int:
-    """Distance of rows in shared memory, as stride_of in common.cuh."""
-    return round_up(count - 4, 32) + 4
-
-
-def parts_size(tiles: int, rows: int, warps: int) -> int:
-    """Room for parts of sums, as parts_size in common.cuh."""
-    return max(1, warps // tiles) * 16 * tiles * rows

@@ -4,9 +4,9 @@ struct Value {
     float value, slope, curvature;
 };
 
-// Constrained waves, wherever they come from: frequencies a, and p, q = alpha w (cos 2b, sin 2b).
+// Constrained waves, wherever they come from: frequencies a, 1 / a, and p, q = alpha w (cos 2b, sin 2b).
 struct Waves {
-    float a[WAVES], p[WAVES], q[WAVES], shift;
+    float a[WAVES], inverse[WAVES], p[WAVES], q[WAVES], shift;
 
     __device__ __forceinline__ Value at(float x) const {
         float rise = shift, slope = 1.0f, curvature = 0.0f;
@@ -15,7 +15,7 @@ struct Waves {
             float sine, cosine;
             sin_cos(a[k] * x, sine, cosine);
             const float square = sine * sine, product = sine * cosine, turn = fmaf(-2.0f, square, 1.0f);
-            rise += (q[k] * square - p[k] * product) / a[k];
+            rise += (q[k] * square - p[k] * product) * inverse[k];
             slope -= fmaf(p[k], turn, -2.0f * q[k] * product);
             curvature += 2.0f * a[k] * fmaf(q[k], turn, 2.0f * p[k] * product);
         }
@@ -23,18 +23,29 @@ struct Waves {
     }
 };
 
-// Shared waves, stored as [scale][a_1.. p_1.. q_1.. d][feature].
-__device__ __forceinline__ Waves shared_waves(const float* __restrict__ waves, int scale, int feature) {
+// Shared waves, stored as [scale][a_1.. 1 / a_1.. p_1.. q_1.. d][feature].
+__device__ __forceinline__ Waves shared_waves(const float* waves, int scale, int feature) {
     Waves found;
-    const float* at = waves + scale * (3 * WAVES + 1) * FEATURES + feature;
+    const float* at = waves + scale * SCALE_NUMBERS + feature;
 #pragma unroll
     for (int k = 0; k < WAVES; k++) {
-        found.a[k] = __ldg(at + k * FEATURES);
-        found.p[k] = __ldg(at + (WAVES + k) * FEATURES);
-        found.q[k] = __ldg(at + (2 * WAVES + k) * FEATURES);
+        found.a[k] = at[k * FEATURES];
+        found.inverse[k] = at[(WAVES + k) * FEATURES];
+        found.p[k] = at[(2 * WAVES + k) * FEATURES];
+        found.q[k] = at[(3 * WAVES + k) * FEATURES];
     }
-    found.shift = __ldg(at + 3 * WAVES * FEATURES);
+    found.shift = at[4 * WAVES * FEATURES];
     return found;
+}
+__device__ __forceinline__ void store_waves(float* waves, int scale, int feature, const Waves& from) {
+    float* at = waves + scale * SCALE_NUMBERS + feature;
+    for (int k = 0; k < WAVES; k++) {
+        at[k * FEATURES] = from.a[k];
+        at[(WAVES + k) * FEATURES] = from.inverse[k];
+        at[(2 * WAVES + k) * FEATURES] = from.p[k];
+        at[(3 * WAVES + k) * FEATURES] = from.q[k];
+    }
+    at[4 * WAVES * FEATURES] = from.shift;
 }
 
 // Free numbers of one scale, from which its waves follow.
@@ -63,6 +74,7 @@ struct FreeWaves {
         for (int k = 0; k < WAVES; k++) {
             const float size = ALPHA_LARGEST * strength * share[k];
             found.a[k] = softplus(frequency[k]) + LEAST_FREQUENCY;
+            found.inverse[k] = 1.0f / found.a[k];
             found.p[k] = size * cosine[k];
             found.q[k] = size * sine[k];
         }
@@ -92,7 +104,7 @@ struct WaveGradients {
 #pragma unroll
         for (int k = 0; k < WAVES; k++) {
             float sine, cosine;
-            const float frequency = waves.a[k], inverse = 1.0f / frequency;
+            const float frequency = waves.a[k], inverse = waves.inverse[k];
             sin_cos(frequency * x, sine, cosine);
             const float square = sine * sine, product = sine * cosine, turn = fmaf(-2.0f, square, 1.0f);
             const float bend = fmaf(waves.p[k], turn, -2.0f * waves.q[k] * product);

@@ -1,0 +1,137 @@
+"""Which warp multiplies which tiles in which order, as products.cuh wants it.
+
+A flow is a sequence of products, the same for every network. Of each matrix, the tiles of 16 rows by 8
+columns that the mask leaves are taken row by row and shared out to the warps in equal runs. So the tiles that
+a warp needs are a stream, and packing a flow is one gather from its parameters, with an index that is
+computed once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..degrees import Layer, below
+from .shape import WARPS, FlowShape, round_up
+
+
+class NetworkOffsets(NamedTuple):
+    """Where a network's numbers begin among the parameters of the flow: hidden layers, then the head."""
+
+    weights: tuple[int, ...]
+    biases: tuple[int, ...]
+
+
+class Stage(NamedTuple):
+    """One product."""
+
+    layer: int  # whose matrix
+    places: Tensor  # (rows, columns), among the matrix's own numbers, -1 for a zero
+
+
+class Streams(NamedTuple):
+    """For a whole flow; all tensors are int32."""
+
+    gather: Tensor  # what to gather: an index
+    starts: Tensor  # tiles before each warp's, and all
+    tables: Tensor  # stages, rows of tiles, and where each warp begins: see Plan in products.cuh
+    tiles: int  # rows of tiles of all stages
+    parts: int  # that one stage can have
+
+
+def forward_stages(shape: FlowShape) -> list[Stage]:
+    """Layer by layer."""
+    return [Stage(i, _places(layer)) for i, layer in enumerate(shape.plan.layers)]
+
+
+def backward_stages(shape: FlowShape) -> list[Stage]:
+    """The transposed matrices, from the head down."""
+    return [Stage(i, places.mT) for i, places in reversed(forward_stages(shape))]
+
+
+def inverse_stages(shape: FlowShape) -> list[Stage]:
+    """For every degree, its rows of every layer."""
+    stages = []
+    for degree in range(shape.features):
+        for i, layer in enumerate(shape.plan.layers):
+            first, end = below(layer.rows, degree), layer.rows[degree]
+            if i == len(shape.hidden):
+                first, end = shape.outputs * degree, shape.outputs * (degree + 1)
+            stages.append(Stage(i, _places(layer)[first:end]))
+    return stages
+
+
+def _places(layer: Layer) -> Tensor:
+    """Where each number of a matrix is among them, -1 where it is masked."""
+    rows, columns = len(layer.reach), layer.columns[-1]
+    places = torch.arange(rows * columns).view(rows, columns)
+    return torch.where(torch.arange(columns) < torch.tensor(layer.reach).unsqueeze(-1), places, -1)
+
+
+def streams(stages: list[Stage], networks: list[NetworkOffsets], zero: int) -> Streams:
+    """Share out the stages of all networks, in this order; ``zero`` is where a number is that is always zero."""
+    runs: list[list[Tensor]] = [[] for _ in range(WARPS)]
+    owners: list[list[int]] = [[] for _ in range(WARPS)]
+    stage_rows, tile_rows, starts = list[list[int]](), list[list[int]](), list[list[int]]()
+    most_parts = 1
+    for stage in stages:
+        items, spans = _tiles(stage.places)
+        each = -(-len(items) // WARPS)
+        stage_rows.append([len(tile_rows), len(spans), each, len(items)])
+        found = [_part_range(i, begin, end, each) for i, (begin, end, _) in enumerate(spans)]
+        most_parts = max([most_parts, *(first + max(1, count) for first, count in found)])
+        starts.append([_first_row(spans, warp * each, len(tile_rows)) for warp in range(WARPS)])
+        for (begin, end, column), (first, count) in zip(spans, found, strict=True):
+            tile_rows.append([begin, end, column, first << 16 | count])
+        for warp in range(WARPS):
+            mine = items[warp * each : (warp + 1) * each]
+            runs[warp].append(mine)
+            owners[warp] += [stage.layer] * len(mine)
+    offsets = torch.tensor([network.weights for network in networks])
+    gathered, ends = [], [0]
+    for run, owner in zip(runs, owners, strict=True):
+        places = torch.cat(run)
+        at = offsets[:, torch.tensor(owner, dtype=torch.int64)].unsqueeze(-1) + places
+        gathered.append(torch.where(places < 0, zero, at).flatten())
+        ends.append(ends[-1] + len(networks) * len(places))
+    flat = [number for table in (stage_rows, tile_rows, starts) for row in table for number in row]
+    return Streams(
+        torch.cat(gathered).to(torch.int32),
+        torch.tensor(ends, dtype=torch.int32),
+        torch.tensor(flat, dtype=torch.int32),
+        len(tile_rows),
+        most_parts,
+    )
+
+
+def _tiles(matrix: Tensor) -> tuple[Tensor, list[tuple[int, int, int]]]:
+    """The tiles of a matrix in the order of a warp's lanes, (tiles, 128); and for each row of tiles how many
+    come before it, how many with it, and its first column of tiles."""
+    rows, columns = matrix.shape
+    whole = torch.full((round_up(rows, 16), round_up(columns, 8)), -1)
+    whole[:rows, :columns] = matrix
+    # (row of tiles, half, group, column of tiles, half, member) to the order of a warp's lanes.
+    tiles = whole.view(-1, 2, 8, whole.shape[1] // 8, 2, 4).permute(0, 3, 2, 5, 4, 1).flatten(2)
+    parts, spans, count = [whole.new_empty((0, 128))], list[tuple[int, int, int]](), 0
+    for row in tiles:
+        used = (row >= 0).any(1).nonzero().flatten()
+        first, end = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
+        parts.append(row[first:end])
+        spans.append((count, count + end - first, first))
+        count += end - first
+    return torch.cat(parts), spans
+
+
+def _part_range(row: int, begin: int, end: int, each: int) -> tuple[int, int]:
+    """The first part of a row of tiles, and their number: every warp that has any of it makes one."""
+    if not each:
+        return row, 0
+    first = min(begin // each, WARPS - 1)  # also a row without tiles has a place
+    return row + first, (end - 1) // each - first + 1 if end > begin else 0
+
+
+def _first_row(spans: list[tuple[int, int, int]], item: int, before: int) -> int:
+    """The row of tiles that has an item."""
+    return before + next((i for i, (begin, end, _) in enumerate(spans) if begin <= item < end), 0)
