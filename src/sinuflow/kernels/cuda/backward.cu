@@ -147,22 +147,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
             const int stage = DEPTH - 1 - layer;
             const long base = (static_cast<long>(network) * DEPTH + layer) * rows + first;
             // Whether the units were above zero: asked for before the product, needed after it.
-            constexpr int PAIRS = (UNITS / 8 * COLUMNS * 32 + THREADS - 1) / THREADS;
-            float2 kept[PAIRS];
-#pragma unroll
-            for (int i = 0; i < PAIRS; i++) {
-                const int e = threadIdx.x + i * THREADS, unit = e / 32 / COLUMNS * 8 + e % 4, n = e / 32 % COLUMNS * 8 + e % 32 / 4;
+            float2 kept[(UNITS / 8 * COLUMNS * 32 + THREADS - 1) / THREADS];
+            each_pair<UNITS>([&](int i, int, int unit, int n) {
                 const float* from = p.kept_hidden + (base + n) * UNITS + unit;
-                kept[i] = e < UNITS / 8 * COLUMNS * 32 && first + n < batch ? make_float2(__ldg(from), __ldg(from + 4)) : make_float2(0.0f, 0.0f);
-            }
+                kept[i] = first + n < batch ? make_float2(__ldg(from), __ldg(from + 4)) : make_float2(0.0f, 0.0f);
+            });
             multiply(plan, stage, stream, stage ? units : outputs, parts);
             __syncthreads();
-#pragma unroll
-            for (int i = 0; i < PAIRS; i++) {
-                const int e = threadIdx.x + i * THREADS, unit = e / 32 / COLUMNS * 8 + e % 4, n = e / 32 % COLUMNS * 8 + e % 32 / 4;
-                if (e >= UNITS / 8 * COLUMNS * 32) break;
-                const Parts at(plan, stage, parts, unit, n);
-                float low = kept[i].x > 0.0f ? at.total() : 0.0f, high = kept[i].y > 0.0f ? at.total(4) : 0.0f;
+            each_pair<UNITS>([&](int i, int e, int unit, int n) {
+                const float2 found = Parts(plan, stage, parts, unit, n).totals();
+                float low = kept[i].x > 0.0f ? found.x : 0.0f, high = kept[i].y > 0.0f ? found.y : 0.0f;
                 if (STREAMS && layer % 2 == 0) {
                     float2* sum = reinterpret_cast<float2*>(residual) + e;
                     if (layer + 2 < DEPTH) low += sum->x, high += sum->y;
@@ -173,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
                     float* to = p.grad_hidden + (base + n) * UNITS + unit;
                     to[0] = low, to[4] = high;
                 }
-            }
+            });
             __syncthreads();
         }
         multiply(plan, DEPTH, stream, units, parts);
@@ -182,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
         for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
             const int n = e % ROWS, place = CONTEXT + turned(e / ROWS, reverse);
             const long row = first + n < batch ? first + n : 0;
-            const float seen = SQUASH == 0 ? 0.0f : p.kept_inputs[(network * rows + row) * INPUTS8 + place];
+            const float seen = SQUASH == 0 ? 0.0f : p.kept_inputs[(network * rows + row) * INPUTS16 + place];
             grad[e] += Parts(plan, DEPTH, parts, place, n).total() * slope_of_seen(seen);
         }
         for (int e = threadIdx.x; e < CONTEXT * ROWS; e += THREADS)

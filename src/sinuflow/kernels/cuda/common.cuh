@@ -13,7 +13,7 @@ constexpr int THREADS = 32 * WARPS;
 __host__ __device__ constexpr int padded(int n, int m) { return (n + m - 1) / m * m; }
 
 constexpr int INPUTS = CONTEXT + FEATURES;
-constexpr int INPUTS8 = padded(INPUTS, 8);
+constexpr int INPUTS16 = padded(INPUTS, 16);
 constexpr int UNITS = padded(HIDDEN, 16);
 constexpr int HEAD = FEATURES * OUTPUTS;
 constexpr int HEAD16 = padded(HEAD, 16);

@@ -12,7 +12,7 @@ struct ForwardArguments {
     float* z;              // [FEATURES][batch]
     float* ladj;           // [batch]
     float* log_density;    // [batch], or null
-    float* kept_inputs;    // of the networks, [NETWORKS][batch][INPUTS8]; null: nothing is kept
+    float* kept_inputs;    // of the networks, [NETWORKS][batch][INPUTS16]; null: nothing is kept
     float* kept_hidden;    // [NETWORKS][DEPTH][batch][UNITS], rectified
     float* kept_outputs;   // [NETWORKS][batch][HEAD16], if the waves are conditional
     float* kept_x;         // what the waves see, [BLOCKS][SCALES][FEATURES][batch] or [NETWORKS][FEATURES][batch]
@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
     float* rings = memory;
     float* units = rings + RING;  // operands
     float* inputs = units + operand_size(UNITS);
-    float* residual = inputs + operand_size(INPUTS8);  // a pair for every lane, as in an operand
+    float* residual = inputs + operand_size(INPUTS16);  // a pair for every lane, as in an operand
     float* constants = residual + (STREAMS ? UNITS * ROWS : 0);
     float* parts = constants + 2 * CONSTANTS;
     float* x = parts + p.parts * 16 * ROWS;  // [FEATURES][ROWS]
@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
     fetch_constants(p.biases, p.waves, 0, constants);  // with the first tiles
     Stream stream;
     stream.begin(p.weights, p.starts, rings);
-    for (int e = threadIdx.x; e < INPUTS8 * ROWS; e += THREADS) {
+    for (int e = threadIdx.x; e < INPUTS16 * ROWS; e += THREADS) {
         const int i = e / ROWS, n = e % ROWS;
         store_one(inputs, i, n, i < CONTEXT && first + n < batch ? p.context[i * rows + first + n] : 0.0f);
     }
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
         x[e] = value;
         store_one(inputs, place, n, seen);
         if (!keeps || first + n >= batch) return;
-        p.kept_inputs[(network * rows + first + n) * INPUTS8 + place] = seen;
+        p.kept_inputs[(network * rows + first + n) * INPUTS16 + place] = seen;
         if (CONDITIONAL) p.kept_x[(static_cast<long>(network) * FEATURES + i) * rows + first + n] = value;
     };
     for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
@@ -81,15 +81,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
         if (CONTEXT && keeps)
             for (int e = threadIdx.x; e < CONTEXT * ROWS; e += THREADS) {
                 const int i = e / ROWS, n = first + e % ROWS;
-                if (n < batch) p.kept_inputs[(network * rows + n) * INPUTS8 + i] = p.context[i * rows + n];
+                if (n < batch) p.kept_inputs[(network * rows + n) * INPUTS16 + i] = p.context[i * rows + n];
             }
 #pragma unroll 1
         for (int layer = 0; layer < DEPTH; layer++) {
             multiply(plan, layer, stream, layer ? units : inputs, parts);
             __syncthreads();
-            each_pair(UNITS, [&](int e, int unit, int n) {
-                const Parts at(plan, layer, parts, unit, n);
-                float low = at.total() + bias[layer * UNITS + unit], high = at.total(4) + bias[layer * UNITS + unit + 4];
+            each_pair<UNITS>([&](int, int e, int unit, int n) {
+                const float2 found = Parts(plan, layer, parts, unit, n).totals();
+                float low = found.x + bias[layer * UNITS + unit], high = found.y + bias[layer * UNITS + unit + 4];
                 if (STREAMS && layer % 2 == 0) {
                     float2* sum = reinterpret_cast<float2*>(residual) + e;
                     if (layer) low += sum->x, high += sum->y;
@@ -108,9 +108,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
         __syncthreads();
         bias += DEPTH * UNITS;
         if (CONDITIONAL) {
-            each_pair(HEAD16, [&](int, int row, int n) {
+            each_pair<HEAD16>([&](int, int, int row, int n) {
                 const Parts at(plan, DEPTH, parts, row, n);
-                const float low = at.total() + bias[row], high = at.total(4) + bias[row + 4];
+                const float2 found = at.totals();
+                const float low = found.x + bias[row], high = found.y + bias[row + 4];
                 at.at[0] = low, at.at[32] = high;  // the first part now is the sum
                 if (keeps && first + n < batch) {
                     float* to = p.kept_outputs + (network * rows + first + n) * HEAD16 + row;

@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     float* rings = memory;
     float* units = rings + RING;  // operands, one for every hidden layer
     float* inputs = units + DEPTH * operand_size(UNITS);
-    float* residual = inputs + operand_size(INPUTS8);  // [UNITS][ROWS]
+    float* residual = inputs + operand_size(INPUTS16);  // [UNITS][ROWS]
     float* biases = residual + (STREAMS ? UNITS * ROWS : 0);
     float* waves = biases + 2 * BIASES;
     float* parts = waves + WAVE_NUMBERS;
@@ -154,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     stream.begin(p.weights, p.starts, rings);
     for (int e = threadIdx.x; e < DEPTH * FEATURES; e += THREADS) ends[e] = __ldg(p.ends + e);
     // Products run over whole groups of eight, with weights of zero for what is not known yet: it must be a number.
-    for (int e = threadIdx.x; e < DEPTH * operand_size(UNITS) + operand_size(INPUTS8); e += THREADS) units[e] = 0.0f;
+    for (int e = threadIdx.x; e < DEPTH * operand_size(UNITS) + operand_size(INPUTS16); e += THREADS) units[e] = 0.0f;
     for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
         const int n = first + e % ROWS;
         x[e] = n < batch ? p.z[e / ROWS * rows + n] : 0.0f;

@@ -1,7 +1,7 @@
 // The gradients of the parameters, all at once, from what the other two kernels left behind.
 
 struct WeightArguments {
-    const float* kept_inputs;   // [NETWORKS][batch][INPUTS8]
+    const float* kept_inputs;   // [NETWORKS][batch][INPUTS16]
     const float* kept_hidden;   // [NETWORKS][DEPTH][batch][UNITS]
     const float* grad_outputs;  // [NETWORKS][batch][HEAD16]
     const float* grad_hidden;   // [NETWORKS][DEPTH][batch][UNITS]
@@ -45,8 +45,8 @@ extern "C" __global__ void __launch_bounds__(32 * WEIGHT_WARPS) weight_gradients
     const bool head = layer == DEPTH;
     const int rows = head ? HEAD : HIDDEN, columns = layer == 0 ? INPUTS : HIDDEN;
     const float* g = head ? p.grad_outputs + network * batch * HEAD16 : p.grad_hidden + hidden + layer * batch * UNITS;
-    const float* h = layer == 0 ? p.kept_inputs + network * batch * INPUTS8 : p.kept_hidden + hidden + (layer - 1) * batch * UNITS;
-    const int left_width = head ? HEAD16 : UNITS, right_width = layer == 0 ? INPUTS8 : UNITS;
+    const float* h = layer == 0 ? p.kept_inputs + network * batch * INPUTS16 : p.kept_hidden + hidden + (layer - 1) * batch * UNITS;
+    const int left_width = head ? HEAD16 : UNITS, right_width = layer == 0 ? INPUTS16 : UNITS;
     const int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4;
     const int top = threadIdx.x / 64 * 32, side = threadIdx.x / 32 % 2 * 32;  // of this warp's quarter
 

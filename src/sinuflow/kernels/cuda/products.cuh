@@ -1,6 +1,6 @@
 // Products with masked matrices, by tensor cores, for ROWS rows of the batch.
 //
-// A matrix is cut into tiles of 16 rows by 8 columns, and the tiles that the mask empties are left out. The
+// A matrix is cut into tiles of 16 by 16, and the tiles that the mask empties are left out. The
 // tiles that are left, row by row, are shared out to the warps in equal runs. So every warp has a stream of
 // tiles of its own, in the order in which it needs them through the whole flow, and asks for them well ahead:
 // they travel while the warp computes, waits for others or does something else (see streams.py).
@@ -64,74 +64,100 @@ __device__ __forceinline__ void store_one(float* operand, int number, int n, flo
 }
 
 // Every thread its pairs of numbers: `use` gets the place of a pair, its first number, and the row of the batch.
-template <class Use>
-__device__ __forceinline__ void each_pair(int numbers, Use use) {
-    for (int e = threadIdx.x; e < numbers / 8 * COLUMNS * 32; e += THREADS)
-        use(e, e / 32 / COLUMNS * 8 + e % 4, e / 32 % COLUMNS * 8 + e % 32 / 4);
+template <int NUMBERS, class Use>
+__device__ __forceinline__ void each_pair(Use use) {
+    constexpr int PAIRS = NUMBERS / 8 * COLUMNS * 32;
+#pragma unroll
+    for (int i = 0; i < (PAIRS + THREADS - 1) / THREADS; i++) {
+        const int e = threadIdx.x + i * THREADS;
+        if (PAIRS % THREADS == 0 || e < PAIRS) use(i, e, e / 32 / COLUMNS * 8 + e % 4, e / 32 % COLUMNS * 8 + e % 32 / 4);
+    }
 }
 
-// A lane's share of the operand for one product.
+// A lane's share of the operand for one product of eight numbers.
 struct Fragment {
     float high[COLUMNS][2], low[COLUMNS][2];
 
-    __device__ __forceinline__ void load(const float* operand, int k) {
-        const int lane = threadIdx.x % 32;
+    __device__ __forceinline__ void load(const float* at) {
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++) {
-            const int place = (k * COLUMNS + j) * 32 + lane;
             if (SPLIT) {
-                const float4 parts = reinterpret_cast<const float4*>(operand)[place];
+                const float4 parts = *reinterpret_cast<const float4*>(at + j * 32 * PAIR);
                 high[j][0] = parts.x, high[j][1] = parts.y, low[j][0] = parts.z, low[j][1] = parts.w;
             } else {
-                const float2 pair = reinterpret_cast<const float2*>(operand)[place];
-                high[j][0] = pair.x, high[j][1] = pair.y;
+                const float2 pair = *reinterpret_cast<const float2*>(at + j * 32 * PAIR);
+                split(pair.x, high[j][0], low[j][0]);
+                split(pair.y, high[j][1], low[j][1]);
             }
-        }
-    }
-    __device__ __forceinline__ void prepare() {
-        if (SPLIT) return;
-#pragma unroll
-        for (int j = 0; j < COLUMNS; j++) {
-            split(high[j][0], high[j][0], low[j][0]);
-            split(high[j][1], high[j][1], low[j][1]);
         }
     }
 };
 
 // ---------------------------------------------------------------- weights
 
-constexpr int RING = WARPS * SLOTS * 128;
+constexpr int TILE_NUMBERS = 256;
+constexpr int RING = WARPS * SLOTS * TILE_NUMBERS;
+static_assert((SLOTS & (SLOTS - 1)) == 0, "places in the ring are found by a mask");
 
-// A warp's tiles, one after the other; every lane fetches what it needs itself.
+// A warp's tiles, one after the other; every lane fetches what it needs itself. It runs ahead of what is taken,
+// also beyond the end: what comes after the last warp's stream must be memory, and is never used.
 struct Stream {
-    const float4 *next, *end;
+    const float4* next;
     float* ring;
-    int used;
-    float4 ready;
+    int slot;
 
     __device__ __forceinline__ void begin(const float* weights, const int* starts, float* rings) {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        next = reinterpret_cast<const float4*>(weights) + static_cast<long>(__ldg(starts + warp)) * 32 + lane;
-        end = reinterpret_cast<const float4*>(weights) + static_cast<long>(__ldg(starts + warp + 1)) * 32 + lane;
-        ring = rings + warp * SLOTS * 128 + lane * 4;
-        for (used = 0; used < SLOTS - 1; used++) fetch(used);
-        used = 0;
-        take();
+        next = reinterpret_cast<const float4*>(weights) + static_cast<long>(__ldg(starts + warp)) * (TILE_NUMBERS / 4) + lane;
+        ring = rings + warp * SLOTS * TILE_NUMBERS + lane * 4;
+        slot = 0;
+        for (int i = 0; i < SLOTS - 1; i++) fetch(i * TILE_NUMBERS);
     }
-    __device__ __forceinline__ float4 take() {
-        const float4 now = ready;
+    __device__ __forceinline__ void take(float4& left, float4& right) {
+        constexpr int MASK = SLOTS * TILE_NUMBERS - 1;
         wait_for_groups<SLOTS - 2>();
-        ready = *reinterpret_cast<const float4*>(ring + used % SLOTS * 128);
-        fetch(used + SLOTS - 1);  // where the tile was that was taken before this one
-        used++;
-        return now;
+        left = *reinterpret_cast<const float4*>(ring + slot);
+        right = *reinterpret_cast<const float4*>(ring + slot + 128);
+        fetch((slot + (SLOTS - 1) * TILE_NUMBERS) & MASK);  // where the tile was that was taken before this one
+        slot = (slot + TILE_NUMBERS) & MASK;
     }
 
    private:
-    __device__ __forceinline__ void fetch(int slot) {
-        if (next < end) copy_async(ring + slot % SLOTS * 128, next);
-        next += 32;
+    __device__ __forceinline__ void fetch(int to) {
+        copy_async(ring + to, next);
+        copy_async(ring + to + 128, next + 32);
+        next += TILE_NUMBERS / 4;
         end_group();
+    }
+};
+
+// What the tensor cores drop of a number: they take 11 bits.
+__device__ __forceinline__ float dropped(float x) { return x - __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
+
+// Sums of one row of tiles by all rows of the batch. Separate ones keep the tensor cores from waiting.
+struct Sums {
+    static constexpr int KINDS = COLUMNS == 1 ? 2 : 1;
+    float sum[COLUMNS][4], cross[KINDS][COLUMNS][4];
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) sum[j][c] = cross[0][j][c] = cross[KINDS - 1][j][c] = 0.0f;
+    }
+    // Eight columns of a tile.
+    __device__ __forceinline__ void add(const float4& weight, const Fragment& of) {
+        const float above[4] = {weight.x, weight.y, weight.z, weight.w};
+        const float below[4] = {dropped(weight.x), dropped(weight.y), dropped(weight.z), dropped(weight.w)};
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++) mma_tf32(sum[j], above, of.high[j]);
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++) mma_tf32(cross[0][j], above, of.low[j]);
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++) mma_tf32(cross[KINDS - 1][j], below, of.high[j]);
+    }
+    __device__ __forceinline__ float total(int j, int c) const {
+        return sum[j][c] + (KINDS == 1 ? cross[0][j][c] : cross[0][j][c] + cross[KINDS - 1][j][c]);
     }
 };
 
@@ -162,33 +188,25 @@ __device__ __forceinline__ void multiply(const Plan& plan, int stage, Stream& st
     for (int tile = plan.starts[stage * WARPS + warp]; at < stop; tile++) {
         const int4 row = plan.tiles[tile];
         const int upto = min(stop, row.y);
-        int k = row.z + at - row.x;
-        float sum[COLUMNS][4] = {}, cross[COLUMNS][4] = {};
-        Fragment next;
-        next.load(operand, k);
+        const float* from = operand + (row.z + at - row.x) * (2 * COLUMNS * 32 * PAIR) + lane * PAIR;
+        Sums sums;
+        sums.clear();
 #pragma unroll 1
-        for (; at < upto; at++, k++) {
-            Fragment now = next;
-            const float4 weight = stream.take();
-            if (at + 1 < upto) next.load(operand, k + 1);
-            now.prepare();
-            float above[4], below[4];
-            split(weight.x, above[0], below[0]);
-            split(weight.y, above[1], below[1]);
-            split(weight.z, above[2], below[2]);
-            split(weight.w, above[3], below[3]);
-#pragma unroll
-            for (int j = 0; j < COLUMNS; j++) mma_tf32(sum[j], above, now.high[j]);
-#pragma unroll
-            for (int j = 0; j < COLUMNS; j++) mma_tf32(cross[j], above, now.low[j]);
-#pragma unroll
-            for (int j = 0; j < COLUMNS; j++) mma_tf32(cross[j], below, now.high[j]);
+        for (; at < upto; at++) {
+            float4 left, right;
+            stream.take(left, right);
+            Fragment fragment;
+            fragment.load(from);
+            sums.add(left, fragment);
+            fragment.load(from + COLUMNS * 32 * PAIR);
+            sums.add(right, fragment);
+            from += 2 * COLUMNS * 32 * PAIR;
         }
         float* to = parts + (tile - all.x + warp) * COLUMNS * 128 + lane / 4 * 8 + 2 * (lane % 4);
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++) {
-            *reinterpret_cast<float2*>(to + j * 128) = make_float2(sum[j][0] + cross[j][0], sum[j][1] + cross[j][1]);
-            *reinterpret_cast<float2*>(to + j * 128 + 64) = make_float2(sum[j][2] + cross[j][2], sum[j][3] + cross[j][3]);
+            *reinterpret_cast<float2*>(to + j * 128) = make_float2(sums.total(j, 0), sums.total(j, 1));
+            *reinterpret_cast<float2*>(to + j * 128 + 64) = make_float2(sums.total(j, 2), sums.total(j, 3));
         }
     }
 }
@@ -203,10 +221,20 @@ struct Parts {
         at = parts + ((where >> 16) * COLUMNS + n / 8) * 128 + row % 16 * 8 + n % 8;
         count = where & 0xffff;
     }
-    // The sum of the parts of the number that is so many rows further on, in the same row of tiles.
-    __device__ __forceinline__ float total(int further = 0) const {
+    __device__ __forceinline__ float total() const {
         float sum = 0.0f;
-        for (int i = 0; i < count; i++) sum += at[i * COLUMNS * 128 + 8 * further];
+#pragma unroll 4
+        for (int i = 0; i < count; i++) sum += at[i * COLUMNS * 128];
+        return sum;
+    }
+    // This number, and the one four rows further on.
+    __device__ __forceinline__ float2 totals() const {
+        float2 sum = count ? make_float2(at[0], at[32]) : make_float2(0.0f, 0.0f);
+#pragma unroll 1
+        for (int i = 1; i < count; i++) {
+            sum.x += at[i * COLUMNS * 128];
+            sum.y += at[i * COLUMNS * 128 + 32];
+        }
         return sum;
     }
 };

@@ -18,12 +18,14 @@ from .arguments import (
     WeightArguments,
 )
 from .layout import bias_index, gradient_jobs
-from .shape import WARPS, Block, FlowShape
+from .shape import TILE, WARPS, Block, FlowShape
 from .streams import NetworkOffsets, Stage, Streams, backward_stages, forward_stages, inverse_stages, streams
 
 _PREPARE_THREADS, _WEIGHT_THREADS, _WAVE_THREADS = 256, 128, 128
+#: Numbers after the last stream of tiles, which it may run into.
+_BEYOND = 4 * TILE * TILE
 #: For the kernels that do not go through a flow row by row.
-_ANY_BLOCK = Block(8, True, 8)
+_ANY_BLOCK = Block(8, True, 4)
 
 
 class Launcher(Protocol):
@@ -157,7 +159,7 @@ class Program:
 
     def _prepare(self, parameters: Tensor, index: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         shape = self._shape
-        packed = self._empty(len(index))
+        packed = self._empty(len(index) + _BEYOND)
         waves = affine = None
         if not shape.conditional:
             waves = self._empty(shape.blocks, shape.wave_numbers)
@@ -354,5 +356,5 @@ class Program:
 
     def _block(self, way: _Way, rows: int) -> Block | None:
         """The fastest block of so many rows that there is shared memory for."""
-        blocks = [Block(rows, split, slots) for split in (True, False) for slots in (8, 4)]
+        blocks = [Block(rows, split, slots) for split in (True, False) for slots in (4, 2)]
         return next((block for block in blocks if way.shared(block) <= self._launcher.shared_bytes), None)

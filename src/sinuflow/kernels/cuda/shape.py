@@ -8,6 +8,8 @@ from ..degrees import Plan, plan
 
 #: Warps to a block.
 WARPS = 16
+#: Rows and columns of a tile of weights.
+TILE = 16
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ class FlowShape:
 
     @property
     def inputs(self) -> int:
-        """Numbers that a network sees, in groups of eight."""
-        return round_up(self.context + self.features, 8)
+        """Numbers that a network sees, in groups of sixteen."""
+        return round_up(self.context + self.features, 16)
 
     @property
     def units(self) -> int:
@@ -124,7 +126,7 @@ class Block:
     @property
     def ring(self) -> int:
         """Numbers that travel."""
-        return WARPS * self.slots * 128
+        return WARPS * self.slots * TILE * TILE
 
     def operand(self, numbers: int) -> int:
         """Room for so many activations of every row."""

@@ -1,7 +1,7 @@
 """Which warp multiplies which tiles in which order, as products.cuh wants it.
 
-A flow is a sequence of products, the same for every network. Of each matrix, the tiles of 16 rows by 8
-columns that the mask leaves are taken row by row and shared out to the warps in equal runs. So the tiles that
+A flow is a sequence of products, the same for every network. Of each matrix, the tiles of 16 by 16
+that the mask leaves are taken row by row and shared out to the warps in equal runs. So the tiles that
 a warp needs are a stream, and packing a flow is one gather from its parameters, with an index that is
 computed once.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..degrees import Layer, below
-from .shape import WARPS, FlowShape, round_up
+from .shape import TILE, WARPS, FlowShape, round_up
 
 
 class NetworkOffsets(NamedTuple):
@@ -107,14 +107,14 @@ def streams(stages: list[Stage], networks: list[NetworkOffsets], zero: int) -> S
 
 
 def _tiles(matrix: Tensor) -> tuple[Tensor, list[tuple[int, int, int]]]:
-    """The tiles of a matrix in the order of a warp's lanes, (tiles, 128); and for each row of tiles how many
+    """The tiles of a matrix in the order of a warp's lanes, (tiles, 256); and for each row of tiles how many
     come before it, how many with it, and its first column of tiles."""
     rows, columns = matrix.shape
-    whole = torch.full((round_up(rows, 16), round_up(columns, 8)), -1)
+    whole = torch.full((round_up(rows, TILE), round_up(columns, TILE)), -1)
     whole[:rows, :columns] = matrix
-    # (row of tiles, half, group, column of tiles, half, member) to the order of a warp's lanes.
-    tiles = whole.view(-1, 2, 8, whole.shape[1] // 8, 2, 4).permute(0, 3, 2, 5, 4, 1).flatten(2)
-    parts, spans, count = [whole.new_empty((0, 128))], list[tuple[int, int, int]](), 0
+    # (row of tiles, half, group, column of tiles, product, half, member) to the order of products and lanes.
+    tiles = whole.view(-1, 2, 8, whole.shape[1] // TILE, 2, 2, 4).permute(0, 3, 4, 2, 6, 5, 1).flatten(2)
+    parts, spans, count = [whole.new_empty((0, TILE * TILE))], list[tuple[int, int, int]](), 0
     for row in tiles:
         used = (row >= 0).any(1).nonzero().flatten()
         first, end = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
