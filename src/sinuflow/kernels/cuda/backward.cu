@@ -31,41 +31,44 @@ __device__ __forceinline__ float slope_of_seen(float seen) {
 }
 
 // Conditional waves: from the gradients of value and log-determinant to those of x and of the parameters.
-__device__ __forceinline__ float through_waves(const float* __restrict__ mine, float x, float grad, float grad_ladj, float* of) {
-    constexpr int COUNT = SCALES * WAVES;
-    float out[OUTPUTS], inputs[SCALES];
-#pragma unroll
-    for (int i = 0; i < OUTPUTS; i++) out[i] = __ldg(mine + i);
-    const float half = tanhf(0.5f * out[1]), scale = expf(2.0f * half);
-    float y = fmaf(x, scale, out[0]);
+// `get` gives a parameter, and `put` takes its gradient, from one lane each.
+template <int LANES, class Get, class Put>
+__device__ __forceinline__ float through_waves(float x, float grad, float grad_ladj, Get get, Put put) {
+    const bool leads = threadIdx.x % LANES == 0;
+    float inputs[SCALES];
+    const float half = tanhf(0.5f * get(1)), scale = expf(2.0f * half);
+    float y = fmaf(x, scale, get(0));
 #pragma unroll
     for (int j = 0; j < SCALES; j++) {
         inputs[j] = y;
-        if (j + 1 < SCALES) y = conditional_waves(out, j).at(y).value;
+        if (j + 1 < SCALES) y = conditional_waves<LANES>(j, get).at(y).value;
     }
 #pragma unroll
     for (int j = SCALES - 1; j >= 0; j--) {
-        FreeWaves free;
-        load_conditional(free, out, j);
-        const Waves waves = free.constrained(0.0f);
+        const FreeWaves<LANES> free = conditional_free<LANES>(j, get);
+        const Waves<LANES> waves = free.constrained(0.0f);
         const Value found = waves.at(inputs[j]);
         const float of_slope = grad_ladj / found.slope;
-        WaveGradients gradients;
+        WaveGradients<LANES> gradients;
         gradients.clear();
         gradients.add(waves, inputs[j], grad, of_slope);
-        FreeGradients followed;
+        FreeGradients<LANES> followed;
         followed.follow(free, gradients);
 #pragma unroll
-        for (int k = 0; k < WAVES; k++) {
-            of[2 + j * WAVES + k] = followed.frequency[k];
-            of[2 + COUNT + j * WAVES + k] = followed.phase[k];
-            of[2 + 2 * COUNT + j * WAVES + k] = followed.weight[k];
+        for (int i = 0; i < waves.COUNT; i++) {
+            if (!waves.exists(i)) continue;
+            const int k = waves.number(i);
+            put(output_of(0, j, k), followed.frequency[i]);
+            put(output_of(1, j, k), followed.phase[i]);
+            put(output_of(2, j, k), followed.weight[i]);
         }
-        of[2 + 3 * COUNT + j] = followed.strength;
+        if (leads) put(strength_of(j), followed.strength);
         grad = fmaf(grad, found.slope, of_slope * found.curvature);
     }
-    of[0] = grad;
-    of[1] = fmaf(grad, x * scale, grad_ladj) * (1.0f - half * half);
+    if (leads) {
+        put(0, grad);
+        put(1, fmaf(grad, x * scale, grad_ladj) * (1.0f - half * half));
+    }
     return grad * scale;
 }
 
@@ -103,38 +106,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
         const bool reverse = is_reversed(network);
 
         // What the network's outputs did to the features.
-        for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
+        each_element<SPREAD>([&](int e, bool stores) {
             const int n = e % ROWS, i = e / ROWS, place = turned(i, reverse);
             const bool inside = first + n < batch;
             const long row = inside ? first + n : 0;
             float* to = p.grad_outputs + (network * rows + row) * HEAD16 + place * OUTPUTS;
+            float g = grad[e];
             if (CONDITIONAL) {
                 const float* mine = p.kept_outputs + (network * rows + row) * HEAD16 + place * OUTPUTS;
-                float of[OUTPUTS];
-                grad[e] = through_waves(mine, p.kept_x[(static_cast<long>(network) * FEATURES + i) * rows + row], grad[e], of_ladj[n], of);
-#pragma unroll
-                for (int o = 0; o < OUTPUTS; o++) {
-                    store_one(outputs, place * OUTPUTS + o, n, of[o]);
-                    if (inside) to[o] = of[o];
-                }
-                continue;
-            }
-            float g = grad[e];
-            if (network == NETWORKS - 1) g *= expf(-__ldg(p.affine + FEATURES + i));
-            if (network % 2 == 0) {
-                const long at = (static_cast<long>(network / 2) * SCALES * FEATURES + i) * rows + row;
+                const float x = p.kept_x[(static_cast<long>(network) * FEATURES + i) * rows + row];
+                g = through_waves<SPREAD>(x, g, of_ladj[n], [&](int o) { return __ldg(mine + o); }, [&](int o, float value) {
+                    store_one(outputs, place * OUTPUTS + o, n, value);
+                    if (inside) to[o] = value;
+                });
+            } else {
+                if (network == NETWORKS - 1) g *= expf(-__ldg(p.affine + FEATURES + i));
+                if (network % 2 == 0) {
+                    const long at = (static_cast<long>(network / 2) * SCALES * FEATURES + i) * rows + row;
 #pragma unroll SCALES <= 8 ? SCALES : 1
-                for (int scale = SCALES - 1; scale >= 0; scale--) {
-                    const long there = at + static_cast<long>(scale) * FEATURES * rows;
-                    if (inside) p.grad_values[there] = g;
-                    const Value found = shared_waves(waves, scale, i).at(__ldg(p.kept_x + there));
-                    g = fmaf(g, found.slope, of_ladj[n] / found.slope * found.curvature);
+                    for (int scale = SCALES - 1; scale >= 0; scale--) {
+                        const long there = at + static_cast<long>(scale) * FEATURES * rows;
+                        if (inside && stores) p.grad_values[there] = g;
+                        const Value found = shared_waves<SPREAD>(waves, scale, i).at(__ldg(p.kept_x + there));
+                        g = fmaf(g, found.slope, of_ladj[n] / found.slope * found.curvature);
+                    }
                 }
+                if (stores) store_one(outputs, place, n, g);
+                if (inside && stores) *to = g;
             }
-            grad[e] = g;
-            store_one(outputs, place, n, g);
-            if (inside) *to = g;
-        }
+            if (stores) grad[e] = g;
+        });
         __syncthreads();
         if (!CONDITIONAL && network % 2) {  // the waves come next
             const float4* from = reinterpret_cast<const float4*>(p.waves + network / 2 * WAVE_NUMBERS);
@@ -173,16 +174,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
         multiply(plan, DEPTH, stream, units, parts);
         wait_for_all();
         __syncthreads();
-        for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
+        each_element<SPREAD>([&](int e, bool stores) {
+            if (!stores) return;
             const int n = e % ROWS, place = CONTEXT + turned(e / ROWS, reverse);
             const long row = first + n < batch ? first + n : 0;
             const float seen = SQUASH == 0 ? 0.0f : p.kept_inputs[(network * rows + row) * INPUTS16 + place];
             grad[e] += Parts(plan, DEPTH, parts, place, n).total() * slope_of_seen(seen);
-        }
+        });
+        __syncwarp();  // the next network's waves are shared out among the same lanes
         for (int e = threadIdx.x; e < CONTEXT * ROWS; e += THREADS)
             of_context[e] += Parts(plan, DEPTH, parts, e / ROWS, e % ROWS).total();
-        // No barrier: the next network begins with what each thread has of its own, and waits before products.
+        // No barrier: the next network begins with what each warp has of its own, and waits before products.
     }
+    __syncthreads();
 
     for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
         const int n = first + e % ROWS;

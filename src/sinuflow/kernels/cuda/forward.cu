@@ -120,18 +120,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
             });
             __syncthreads();
         }
-        for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
+        each_element<SPREAD>([&](int e, bool stores) {
             const int n = e % ROWS, i = e / ROWS, place = turned(i, is_reversed(network));
             float y = x[e], change = 0.0f;
             if (CONDITIONAL) {
-                float mine[OUTPUTS];
-#pragma unroll
-                for (int o = 0; o < OUTPUTS; o++) mine[o] = *Parts(plan, DEPTH, parts, place * OUTPUTS + o, n).at;
-                change = log_scale_of(mine);
-                y = fmaf(y, expf(change), mine[0]);
-#pragma unroll
+                auto output = [&](int o) { return *Parts(plan, DEPTH, parts, place * OUTPUTS + o, n).at; };
+                change = log_scale_from(output(1));
+                y = fmaf(y, expf(change), output(0));
+#pragma unroll 1
                 for (int scale = 0; scale < SCALES; scale++) {
-                    const Value found = conditional_waves(mine, scale).at(y);
+                    const Value found = conditional_waves<SPREAD>(scale, output).at(y);
                     y = found.value;
                     change += logf(found.slope);
                 }
@@ -141,9 +139,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
                     float slope = 1.0f;
 #pragma unroll 1
                     for (int scale = 0; scale < SCALES; scale++) {
-                        if (keeps && first + n < batch)
+                        if (keeps && stores && first + n < batch)
                             p.kept_x[((static_cast<long>(network / 2) * SCALES + scale) * FEATURES + i) * rows + first + n] = y;
-                        const Value found = shared_waves(waves, scale, i).at(y);
+                        const Value found = shared_waves<SPREAD>(waves, scale, i).at(y);
                         y = found.value;
                         slope *= found.slope;
                         if (scale % 8 == 7 || scale == SCALES - 1) {  // before the product can vanish
@@ -156,12 +154,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
                     y = (y - __ldg(p.affine + i)) * expf(change);
                 }
             }
+            if (!stores) return;
             ladj[e] += change;
             if (network + 1 < NETWORKS)
                 show(network + 1, e, y);
             else
                 x[e] = y;
-        }
+        });
         wait_for_all();
         __syncthreads();
     }

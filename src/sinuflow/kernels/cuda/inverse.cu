@@ -64,61 +64,25 @@ struct Search {
     }
 };
 
-// Invert one transformer by one thread.
-__device__ __forceinline__ void search_alone(Search& search, const Waves& waves, float target, int limit) {
-    float centre = waves.shift, radius = 0.0f, tilt = 1.0f, spread = 0.0f;
+// Invert one transformer. All groups of lanes in a warp go on until the last of them has finished.
+template <int LANES>
+__device__ __forceinline__ void find(Search& search, const Waves<LANES>& waves, float target, int limit) {
+    float centre = 0.0f, radius = 0.0f, tilt = 0.0f, spread = 0.0f;
 #pragma unroll
-    for (int k = 0; k < WAVES; k++) {
-        const float size = sqrtf(fmaf(waves.p[k], waves.p[k], waves.q[k] * waves.q[k])), half = 0.5f * waves.inverse[k];
-        const float slowness = waves.a[k] * waves.a[k] / (SLOW * SLOW);
-        centre = fmaf(half, waves.q[k], centre);
+    for (int i = 0; i < waves.COUNT; i++) {
+        const float size = sqrtf(fmaf(waves.p[i], waves.p[i], waves.q[i] * waves.q[i])), half = 0.5f * waves.inverse[i];
+        const float slowness = waves.a[i] * waves.a[i] / (SLOW * SLOW);
+        centre = fmaf(half, waves.q[i], centre);
         radius = fmaf(half, size, radius);
-        tilt -= waves.p[k] / fmaf(slowness, slowness, 1.0f);
+        tilt += waves.p[i] / fmaf(slowness, slowness, 1.0f);
         spread += size;
     }
-    search.begin(target, waves.shift, centre, radius, tilt, 1.0f - fminf(spread, ALPHA_LARGEST));
-    while (search.step(waves.at(search.x), limit)) {
-    }
-}
-
-__host__ __device__ constexpr int lanes_for(int count) { return count <= 1 ? 1 : count <= 2 ? 2 : count <= 4 ? 4 : count <= 8 ? 8 : count <= 16 ? 16 : 32; }
-
-template <int LANES>
-__device__ __forceinline__ float lane_sum(float value) {
-#pragma unroll
-    for (int distance = LANES / 2; distance; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
-    return value;
-}
-
-// Invert one transformer by a warp, a lane for every wave: `out` are the parameters of the feature.
-__device__ __forceinline__ void search_together(Search& search, const float* out, int scale, float target, int limit) {
-    constexpr int COUNT = SCALES * WAVES, LANES = lanes_for(WAVES);
-    static_assert(WAVES <= 32, "a lane for every wave");
-    const int k = threadIdx.x % LANES;
-    const bool mine = k < WAVES;
-    const float* frequencies = out + 2 + scale * WAVES + (mine ? k : 0);
-    const float weight = mine ? frequencies[2 * COUNT] : -INFINITY;
-    float largest = weight;
-#pragma unroll
-    for (int distance = LANES / 2; distance; distance /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
-    const float e = expf(weight - largest), share = e / lane_sum<LANES>(e);
-    const float alpha = ALPHA_LARGEST * tanhf(out[2 + 3 * COUNT + scale]);
-    float sine, cosine;
-    sin_cos(2.0f * frequencies[COUNT], sine, cosine);
-    const float a = softplus(frequencies[0]) + LEAST_FREQUENCY, p = alpha * share * cosine, q = alpha * share * sine;
-    const float inverse = 1.0f / a, half = 0.5f * inverse, slowness = a * a / (SLOW * SLOW);
-    const float centre = lane_sum<LANES>(half * q), radius = lane_sum<LANES>(half * fabsf(alpha) * share);
-    const float tilt = 1.0f - lane_sum<LANES>(p / fmaf(slowness, slowness, 1.0f));
-    search.begin(target, 0.0f, centre, radius, tilt, 1.0f - fabsf(alpha));
-    for (bool more = true; more;) {
-        float s, c;
-        sin_cos(a * search.x, s, c);
-        const float square = s * s, product = s * c, turn = fmaf(-2.0f, square, 1.0f);
-        Value found;
-        found.value = search.x + lane_sum<LANES>((q * square - p * product) * inverse);
-        found.slope = 1.0f - lane_sum<LANES>(fmaf(p, turn, -2.0f * q * product));
-        found.curvature = lane_sum<LANES>(2.0f * a * fmaf(q, turn, 2.0f * p * product));
-        more = search.step(found, limit);  // the same for all lanes
+    centre = waves.shift + lane_sum<LANES>(centre);
+    search.begin(target, waves.shift, centre, lane_sum<LANES>(radius), 1.0f - lane_sum<LANES>(tilt),
+                 1.0f - fminf(lane_sum<LANES>(spread), ALPHA_LARGEST));
+    for (bool more = true; LANES == 1 ? more : __any_sync(~0u, more);) {
+        const Value found = waves.at(search.x);
+        if (more) more = search.step(found, limit);
     }
 }
 
@@ -246,14 +210,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                         mine[o] = Parts(plan, stage, parts, o, n).total() + head_bias[m * OUTPUTS + o];
                     __syncwarp();
                     const int e = i * ROWS + n;
-                    float y = x[e], gap = 0.0f, change = log_scale_of(mine);
+                    float y = x[e], gap = 0.0f, change = log_scale_from(mine[1]);
                     int evaluations = 0;
                     bool good = true;
                     const float scale = expf(-change);
 #pragma unroll 1
                     for (int j = SCALES - 1; j >= 0; j--) {
                         Search search;
-                        search_together(search, mine, j, y, p.limit);
+                        find(search, conditional_waves<TOGETHER>(j, [&](int o) { return mine[o]; }), y, p.limit);
                         y = search.x;
                         change += logf(search.slope);
                         gap = fmaxf(gap, search.residual);
@@ -281,28 +245,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         wait_for_all();
         certify();
         if (!CONDITIONAL && network % 2 == 1) {
-            for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
-                float y = x[e], gap = 0.0f, slope = 1.0f;
+            each_element<SPREAD>([&](int e, bool stores) {
+                float y = x[e], gap = 0.0f, slope = 1.0f, change = 0.0f;
                 int evaluations = 0;
                 bool good = true;
 #pragma unroll 1
                 for (int j = SCALES - 1; j >= 0; j--) {
                     Search search;
-                    search_alone(search, shared_waves(waves, j, e / ROWS), y, p.limit);
+                    find(search, shared_waves<SPREAD>(waves, j, e / ROWS), y, p.limit);
                     y = search.x;
                     slope *= search.slope;
                     if (j % 8 == 0) {  // before the product can vanish
-                        ladj[e] -= logf(slope);
+                        change += logf(slope);
                         slope = 1.0f;
                     }
                     gap = fmaxf(gap, search.residual);
                     evaluations = max(evaluations, search.used);
                     good = good && search.done;
                 }
+                if (!stores) return;
                 x[e] = y;
+                ladj[e] -= change;
                 worst[e] = !(y * 0.0f == 0.0f) ? NAN : good ? gap : -fmaxf(gap, 1e-30f);
                 most[e] = evaluations;
-            }
+            });
             certify();
         }
     }

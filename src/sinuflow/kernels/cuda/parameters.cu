@@ -122,6 +122,13 @@ __device__ __forceinline__ float warp_sum(float value) {
     return value;
 }
 
+// The free numbers of a block's transformer, counted by scale and feature.
+__device__ __forceinline__ FreeWaves<1> free_waves(const float* parameters, const int* offset, int transformer) {
+    FreeWaves<1> free;
+    free.load([&](int kind, int k) { return parameters[offset[kind] + transformer * WAVES + k]; }, parameters[offset[3] + transformer]);
+    return free;
+}
+
 // The gradients of the shared waves, a warp for every transformer of every feature; then of the affine map.
 extern "C" __global__ void __launch_bounds__(128) wave_gradients(const WaveArguments p) {
     constexpr int TRANSFORMERS = BLOCKS * SCALES * FEATURES;
@@ -129,8 +136,8 @@ extern "C" __global__ void __launch_bounds__(128) wave_gradients(const WaveArgum
     const long batch = p.batch;
     if (job < TRANSFORMERS) {
         const int feature = job % FEATURES, scale = job / FEATURES % SCALES, block = job / FEATURES / SCALES;
-        const Waves waves = shared_waves(p.waves + block * WAVE_NUMBERS, scale, feature);
-        WaveGradients sums;
+        const Waves<1> waves = shared_waves<1>(p.waves + block * WAVE_NUMBERS, scale, feature);
+        WaveGradients<1> sums;
         sums.clear();
         float of_shift = 0.0f;
         for (long n = lane; n < batch; n += 32) {
@@ -149,10 +156,8 @@ extern "C" __global__ void __launch_bounds__(128) wave_gradients(const WaveArgum
         if (lane == 0) {
             const int* offset = p.offsets + 5 * block;
             const int at = scale * FEATURES + feature;
-            FreeWaves free;
-            free.load(p.parameters + offset[0] + at * WAVES, p.parameters + offset[1] + at * WAVES,
-                      p.parameters + offset[2] + at * WAVES, p.parameters[offset[3] + at], 1);
-            FreeGradients of;
+            const FreeWaves<1> free = free_waves(p.parameters, offset, at);
+            FreeGradients<1> of;
             of.follow(free, sums);
 #pragma unroll
             for (int k = 0; k < WAVES; k++) {
@@ -203,10 +208,8 @@ extern "C" __global__ void __launch_bounds__(256) prepare(const PrepareArguments
         const int feature = job % FEATURES, scale = job / FEATURES % SCALES, block = job / FEATURES / SCALES;
         const int* offset = p.offsets + 5 * block;
         const int at = scale * FEATURES + feature;
-        FreeWaves free;
-        free.load(p.parameters + offset[0] + at * WAVES, p.parameters + offset[1] + at * WAVES,
-                  p.parameters + offset[2] + at * WAVES, p.parameters[offset[3] + at], 1);
-        store_waves(p.waves + block * WAVE_NUMBERS, scale, feature, free.constrained(p.parameters[offset[4] + at]));
+        store_waves(p.waves + block * WAVE_NUMBERS, scale, feature,
+                    free_waves(p.parameters, offset, at).constrained(p.parameters[offset[4] + at]));
     }
     for (int i = thread; i < 2 * FEATURES; i += threads)
         p.affine[i] = p.parameters[p.offsets[5 * BLOCKS + i / FEATURES] + i % FEATURES];

@@ -1,43 +1,86 @@
 // The sinusoidal transformers of one feature of one row. Formulas as in kernels/waves.py.
+//
+// LANES neighbouring threads can share a transformer: each has every LANES-th wave, and they add up what
+// they find, so that all hold the same result.
+
+__host__ __device__ constexpr int lanes_for(int count) { return count <= 1 ? 1 : count <= 2 ? 2 : count <= 4 ? 4 : count <= 8 ? 8 : count <= 16 ? 16 : 32; }
+__host__ __device__ constexpr int spare_lanes(int most) { return most == 1 || FEATURES * ROWS * most <= THREADS ? most : spare_lanes(most / 2); }
+
+// Lanes to an element, where all features of all rows are at hand: as many as there are threads for.
+constexpr int SPREAD = spare_lanes(lanes_for(WAVES));
+// Where only one feature is, a warp takes one row.
+constexpr int TOGETHER = lanes_for(WAVES);
+static_assert(WAVES <= 32, "a lane for every wave");
+
+template <int LANES>
+__device__ __forceinline__ float lane_sum(float value) {
+#pragma unroll
+    for (int distance = LANES / 2; distance; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
+    return value;
+}
+template <int LANES>
+__device__ __forceinline__ float lane_max(float value) {
+#pragma unroll
+    for (int distance = LANES / 2; distance; distance /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, distance));
+    return value;
+}
+
+// All features of all rows, a group of lanes for each: `use` gets the element, and whether this lane is the
+// one that stores its results. Whole warps come along, because they exchange numbers.
+template <int LANES, class Use>
+__device__ __forceinline__ void each_element(Use use) {
+    constexpr int COUNT = FEATURES * ROWS;
+    for (int t = threadIdx.x; t < padded(COUNT * LANES, 32); t += THREADS)
+        use(min(t / LANES, COUNT - 1), t / LANES < COUNT && t % LANES == 0);
+}
 
 struct Value {
     float value, slope, curvature;
 };
 
 // Constrained waves, wherever they come from: frequencies a, 1 / a, and p, q = alpha w (cos 2b, sin 2b).
+template <int LANES>
 struct Waves {
-    float a[WAVES], inverse[WAVES], p[WAVES], q[WAVES], shift;
+    static constexpr int COUNT = (WAVES + LANES - 1) / LANES;
+    float a[COUNT], inverse[COUNT], p[COUNT], q[COUNT], shift;
+
+    // The number of a lane's i-th wave, and whether there is one.
+    static __device__ __forceinline__ int number(int i) { return threadIdx.x % LANES + LANES * i; }
+    static __device__ __forceinline__ bool exists(int i) { return WAVES % LANES == 0 || number(i) < WAVES; }
 
     __device__ __forceinline__ Value at(float x) const {
-        float rise = shift, slope = 1.0f, curvature = 0.0f;
+        float rise = 0.0f, slope = 0.0f, curvature = 0.0f;
 #pragma unroll
-        for (int k = 0; k < WAVES; k++) {
+        for (int i = 0; i < COUNT; i++) {
             float sine, cosine;
-            sin_cos(a[k] * x, sine, cosine);
+            sin_cos(a[i] * x, sine, cosine);
             const float square = sine * sine, product = sine * cosine, turn = fmaf(-2.0f, square, 1.0f);
-            rise += (q[k] * square - p[k] * product) * inverse[k];
-            slope -= fmaf(p[k], turn, -2.0f * q[k] * product);
-            curvature += 2.0f * a[k] * fmaf(q[k], turn, 2.0f * p[k] * product);
+            rise = fmaf(q[i] * square - p[i] * product, inverse[i], rise);
+            slope += fmaf(p[i], turn, -2.0f * q[i] * product);
+            curvature = fmaf(2.0f * a[i], fmaf(q[i], turn, 2.0f * p[i] * product), curvature);
         }
-        return {x + rise, slope, curvature};
+        return {x + (shift + lane_sum<LANES>(rise)), 1.0f - lane_sum<LANES>(slope), lane_sum<LANES>(curvature)};
     }
 };
 
 // Shared waves, stored as [scale][a_1.. 1 / a_1.. p_1.. q_1.. d][feature].
-__device__ __forceinline__ Waves shared_waves(const float* waves, int scale, int feature) {
-    Waves found;
+template <int LANES>
+__device__ __forceinline__ Waves<LANES> shared_waves(const float* waves, int scale, int feature) {
+    Waves<LANES> found;
     const float* at = waves + scale * SCALE_NUMBERS + feature;
 #pragma unroll
-    for (int k = 0; k < WAVES; k++) {
-        found.a[k] = at[k * FEATURES];
-        found.inverse[k] = at[(WAVES + k) * FEATURES];
-        found.p[k] = at[(2 * WAVES + k) * FEATURES];
-        found.q[k] = at[(3 * WAVES + k) * FEATURES];
+    for (int i = 0; i < found.COUNT; i++) {
+        const bool exists = found.exists(i);
+        const float* mine = at + (exists ? found.number(i) : 0) * FEATURES;
+        found.a[i] = mine[0];
+        found.inverse[i] = mine[WAVES * FEATURES];
+        found.p[i] = exists ? mine[2 * WAVES * FEATURES] : 0.0f;
+        found.q[i] = exists ? mine[3 * WAVES * FEATURES] : 0.0f;
     }
     found.shift = at[4 * WAVES * FEATURES];
     return found;
 }
-__device__ __forceinline__ void store_waves(float* waves, int scale, int feature, const Waves& from) {
+__device__ __forceinline__ void store_waves(float* waves, int scale, int feature, const Waves<1>& from) {
     float* at = waves + scale * SCALE_NUMBERS + feature;
     for (int k = 0; k < WAVES; k++) {
         at[k * FEATURES] = from.a[k];
@@ -49,34 +92,42 @@ __device__ __forceinline__ void store_waves(float* waves, int scale, int feature
 }
 
 // Free numbers of one scale, from which its waves follow.
+template <int LANES>
 struct FreeWaves {
-    float frequency[WAVES], share[WAVES], sine[WAVES], cosine[WAVES], strength;  // share: softmax; strength: tanh
+    static constexpr int COUNT = Waves<LANES>::COUNT;
+    float frequency[COUNT], share[COUNT], sine[COUNT], cosine[COUNT], strength;  // share: softmax; strength: tanh
 
-    __device__ __forceinline__ void load(const float* frequencies, const float* phases, const float* weights, float free_strength,
-                                         int step) {
+    // `get` gives the frequency (0), phase (1) or weight (2) of a wave.
+    template <class Get>
+    __device__ __forceinline__ void load(Get get, float free_strength) {
         strength = tanhf(free_strength);
-        float largest = weights[0], total = 0.0f;
+        float largest = -INFINITY, total = 0.0f;
 #pragma unroll
-        for (int k = 1; k < WAVES; k++) largest = fmaxf(largest, weights[k * step]);
-#pragma unroll
-        for (int k = 0; k < WAVES; k++) total += share[k] = expf(weights[k * step] - largest);
-#pragma unroll
-        for (int k = 0; k < WAVES; k++) {
-            share[k] /= total;
-            frequency[k] = frequencies[k * step];
-            sin_cos(2.0f * phases[k * step], sine[k], cosine[k]);
+        for (int i = 0; i < COUNT; i++) {
+            const bool exists = Waves<LANES>::exists(i);
+            const int k = exists ? Waves<LANES>::number(i) : 0;
+            frequency[i] = get(0, k);
+            sin_cos(2.0f * get(1, k), sine[i], cosine[i]);
+            share[i] = exists ? get(2, k) : -INFINITY;
+            largest = fmaxf(largest, share[i]);
         }
+        largest = lane_max<LANES>(largest);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) total += share[i] = expf(share[i] - largest);
+        total = lane_sum<LANES>(total);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) share[i] /= total;
     }
 
-    __device__ __forceinline__ Waves constrained(float shift) const {
-        Waves found;
+    __device__ __forceinline__ Waves<LANES> constrained(float shift) const {
+        Waves<LANES> found;
 #pragma unroll
-        for (int k = 0; k < WAVES; k++) {
-            const float size = ALPHA_LARGEST * strength * share[k];
-            found.a[k] = softplus(frequency[k]) + LEAST_FREQUENCY;
-            found.inverse[k] = 1.0f / found.a[k];
-            found.p[k] = size * cosine[k];
-            found.q[k] = size * sine[k];
+        for (int i = 0; i < COUNT; i++) {
+            const float size = ALPHA_LARGEST * strength * share[i];
+            found.a[i] = softplus(frequency[i]) + LEAST_FREQUENCY;
+            found.inverse[i] = 1.0f / found.a[i];
+            found.p[i] = size * cosine[i];
+            found.q[i] = size * sine[i];
         }
         found.shift = shift;
         return found;
@@ -84,61 +135,70 @@ struct FreeWaves {
 };
 
 // The parameters of a feature as a network puts them out: d, s, all frequencies, phases, weights, strengths.
-__device__ __forceinline__ void load_conditional(FreeWaves& free, const float* out, int scale) {
-    constexpr int COUNT = SCALES * WAVES;
-    const float* frequencies = out + 2 + scale * WAVES;
-    free.load(frequencies, frequencies + COUNT, frequencies + 2 * COUNT, out[2 + 3 * COUNT + scale], 1);
+__device__ __forceinline__ constexpr int output_of(int kind, int scale, int k) { return 2 + (kind * SCALES + scale) * WAVES + k; }
+__device__ __forceinline__ constexpr int strength_of(int scale) { return 2 + 3 * SCALES * WAVES + scale; }
+
+// `get` gives a parameter.
+template <int LANES, class Get>
+__device__ __forceinline__ FreeWaves<LANES> conditional_free(int scale, Get get) {
+    FreeWaves<LANES> free;
+    free.load([&](int kind, int k) { return get(output_of(kind, scale, k)); }, get(strength_of(scale)));
+    return free;
 }
-__device__ __forceinline__ Waves conditional_waves(const float* out, int scale) {
-    FreeWaves free;
-    load_conditional(free, out, scale);
-    return free.constrained(0.0f);
+template <int LANES, class Get>
+__device__ __forceinline__ Waves<LANES> conditional_waves(int scale, Get get) {
+    return conditional_free<LANES>(scale, get).constrained(0.0f);
 }
-__device__ __forceinline__ float log_scale_of(const float* out) { return 2.0f * tanhf(0.5f * out[1]); }
+__device__ __forceinline__ float log_scale_from(float output) { return 2.0f * tanhf(0.5f * output); }
 
 // The gradients of a transformer's parameters at x, given those of its value and its slope.
+template <int LANES>
 struct WaveGradients {
-    float a[WAVES], p[WAVES], q[WAVES];
+    static constexpr int COUNT = Waves<LANES>::COUNT;
+    float a[COUNT], p[COUNT], q[COUNT];
 
-    __device__ __forceinline__ void add(const Waves& waves, float x, float of_value, float of_slope) {
+    __device__ __forceinline__ void add(const Waves<LANES>& waves, float x, float of_value, float of_slope) {
 #pragma unroll
-        for (int k = 0; k < WAVES; k++) {
+        for (int i = 0; i < COUNT; i++) {
             float sine, cosine;
-            const float frequency = waves.a[k], inverse = waves.inverse[k];
+            const float frequency = waves.a[i], inverse = waves.inverse[i];
             sin_cos(frequency * x, sine, cosine);
             const float square = sine * sine, product = sine * cosine, turn = fmaf(-2.0f, square, 1.0f);
-            const float bend = fmaf(waves.p[k], turn, -2.0f * waves.q[k] * product);
-            const float bow = 2.0f * fmaf(waves.q[k], turn, 2.0f * waves.p[k] * product);
-            const float rise = (waves.q[k] * square - waves.p[k] * product) * inverse;
-            a[k] += of_slope * x * bow - of_value * inverse * fmaf(x, bend, rise);
-            p[k] -= fmaf(of_value * inverse, product, of_slope * turn);
-            q[k] += fmaf(of_value * inverse, square, 2.0f * of_slope * product);
+            const float bend = fmaf(waves.p[i], turn, -2.0f * waves.q[i] * product);
+            const float bow = 2.0f * fmaf(waves.q[i], turn, 2.0f * waves.p[i] * product);
+            const float rise = (waves.q[i] * square - waves.p[i] * product) * inverse;
+            a[i] += of_slope * x * bow - of_value * inverse * fmaf(x, bend, rise);
+            p[i] -= fmaf(of_value * inverse, product, of_slope * turn);
+            q[i] += fmaf(of_value * inverse, square, 2.0f * of_slope * product);
         }
     }
     __device__ __forceinline__ void clear() {
 #pragma unroll
-        for (int k = 0; k < WAVES; k++) a[k] = p[k] = q[k] = 0.0f;
+        for (int i = 0; i < COUNT; i++) a[i] = p[i] = q[i] = 0.0f;
     }
 };
 
 // From the gradients of constrained waves to those of the free numbers.
+template <int LANES>
 struct FreeGradients {
-    float frequency[WAVES], phase[WAVES], weight[WAVES], strength;
+    static constexpr int COUNT = Waves<LANES>::COUNT;
+    float frequency[COUNT], phase[COUNT], weight[COUNT], strength;
 
-    __device__ __forceinline__ void follow(const FreeWaves& free, const WaveGradients& of) {
+    __device__ __forceinline__ void follow(const FreeWaves<LANES>& free, const WaveGradients<LANES>& of) {
         const float alpha = ALPHA_LARGEST * free.strength;
-        float total = 0.0f, along[WAVES];
+        float total = 0.0f, along[COUNT];
 #pragma unroll
-        for (int k = 0; k < WAVES; k++) {
-            along[k] = fmaf(of.p[k], free.cosine[k], of.q[k] * free.sine[k]);
-            total = fmaf(free.share[k], along[k], total);
+        for (int i = 0; i < COUNT; i++) {
+            along[i] = fmaf(of.p[i], free.cosine[i], of.q[i] * free.sine[i]);
+            total = fmaf(free.share[i], along[i], total);
         }
+        total = lane_sum<LANES>(total);
 #pragma unroll
-        for (int k = 0; k < WAVES; k++) {
-            const float size = alpha * free.share[k];
-            frequency[k] = of.a[k] * sigmoid(free.frequency[k]);
-            phase[k] = 2.0f * size * (of.q[k] * free.cosine[k] - of.p[k] * free.sine[k]);
-            weight[k] = size * (along[k] - total);
+        for (int i = 0; i < COUNT; i++) {
+            const float size = alpha * free.share[i];
+            frequency[i] = of.a[i] * sigmoid(free.frequency[i]);
+            phase[i] = 2.0f * size * (of.q[i] * free.cosine[i] - of.p[i] * free.sine[i]);
+            weight[i] = size * (along[i] - total);
         }
         strength = total * ALPHA_LARGEST * (1.0f - free.strength * free.strength);
     }
