@@ -143,6 +143,7 @@ class InverseArguments(Arguments):
         ("weights", _POINTER),
         ("starts", _POINTER),
         ("tables", _POINTER),
+        ("inner", _POINTER),
         ("ends", _POINTER),
         ("biases", _POINTER),
         ("waves", _POINTER),

@@ -148,16 +148,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
             const int stage = DEPTH - 1 - layer;
             const long base = (static_cast<long>(network) * DEPTH + layer) * rows + first;
             // Whether the units were above zero: asked for before the product, needed after it.
-            float2 kept[(UNITS / 8 * COLUMNS * 32 + THREADS - 1) / THREADS];
-            each_pair<UNITS>([&](int i, int, int unit, int n) {
+            constexpr int MINE = (pairs_of(UNITS) + THREADS - 1) / THREADS;
+            constexpr bool EARLY = MINE <= 4;  // more of them would not be held in registers
+            float2 asked[EARLY ? MINE : 1];
+            auto kept = [&](int e) {
+                const int unit = e / 32 / COLUMNS * 8 + e % 4, n = e / 32 % COLUMNS * 8 + e % 32 / 4;
                 const float* from = p.kept_hidden + (base + n) * UNITS + unit;
-                kept[i] = first + n < batch ? make_float2(__ldg(from), __ldg(from + 4)) : make_float2(0.0f, 0.0f);
-            });
+                return e < pairs_of(UNITS) && first + n < batch ? make_float2(__ldg(from), __ldg(from + 4)) : make_float2(0.0f, 0.0f);
+            };
+            if (EARLY)
+#pragma unroll
+                for (int i = 0; i < MINE; i++) asked[EARLY ? i : 0] = kept(threadIdx.x + i * THREADS);
             multiply(plan, stage, stream, stage ? units : outputs, parts);
             __syncthreads();
-            each_pair<UNITS>([&](int i, int e, int unit, int n) {
+            auto pass = [&](int e, float2 above) {
+                const int unit = e / 32 / COLUMNS * 8 + e % 4, n = e / 32 % COLUMNS * 8 + e % 32 / 4;
                 const float2 found = Parts(plan, stage, parts, unit, n).totals();
-                float low = kept[i].x > 0.0f ? found.x : 0.0f, high = kept[i].y > 0.0f ? found.y : 0.0f;
+                float low = above.x > 0.0f ? found.x : 0.0f, high = above.y > 0.0f ? found.y : 0.0f;
                 if (STREAMS && layer % 2 == 0) {
                     float2* sum = reinterpret_cast<float2*>(residual) + e;
                     if (layer + 2 < DEPTH) low += sum->x, high += sum->y;
@@ -168,7 +175,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
                     float* to = p.grad_hidden + (base + n) * UNITS + unit;
                     to[0] = low, to[4] = high;
                 }
-            });
+            };
+            if (EARLY) {
+#pragma unroll
+                for (int i = 0; i < MINE; i++)
+                    if (threadIdx.x + i * THREADS < pairs_of(UNITS)) pass(threadIdx.x + i * THREADS, asked[EARLY ? i : 0]);
+            } else {
+#pragma unroll 4
+                for (int e = threadIdx.x; e < pairs_of(UNITS); e += THREADS) pass(e, kept(e));
+            }
             __syncthreads();
         }
         multiply(plan, DEPTH, stream, units, parts);

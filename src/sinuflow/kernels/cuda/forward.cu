@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
         for (int layer = 0; layer < DEPTH; layer++) {
             multiply(plan, layer, stream, layer ? units : inputs, parts);
             __syncthreads();
-            each_pair<UNITS>([&](int, int e, int unit, int n) {
+            each_pair<UNITS>([&](int e, int unit, int n) {
                 const float2 found = Parts(plan, layer, parts, unit, n).totals();
                 float low = found.x + bias[layer * UNITS + unit], high = found.y + bias[layer * UNITS + unit + 4];
                 if (STREAMS && layer % 2 == 0) {
@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
         __syncthreads();
         bias += DEPTH * UNITS;
         if (CONDITIONAL) {
-            each_pair<HEAD16>([&](int, int, int row, int n) {
+            each_pair<HEAD16>([&](int, int row, int n) {
                 const Parts at(plan, DEPTH, parts, row, n);
                 const float2 found = at.totals();
                 const float low = found.x + bias[row], high = found.y + bias[row + 4];

@@ -1,14 +1,17 @@
 // The whole flow from noise to data, by ordered substitution: one block takes ROWS rows through all layers.
 //
 // When the first m features are known, so are the units of degree m, layer by layer, and with them the
-// parameters of the next feature: one product for every degree and layer.
+// parameters of the next feature. With many units to a degree, that is one product for every degree and layer.
+// With few of them, GROUP degrees go together: what is known before the group contributes by products, and
+// what happens inside the group is done degree by degree by one warp for each row, without waiting for others.
 
 struct InverseArguments {
     const float* z;          // [FEATURES][batch]
     const float* context;    // [CONTEXT][batch]
     const float* weights;    // streams of tiles, from the last network to the first
     const int* starts;       // of the streams, [WARPS + 1]
-    const int* tables;       // for every degree, a stage for every hidden layer and one for the head
+    const int* tables;       // for every group, a stage for every hidden layer and one for the head
+    const float* inner;      // weights inside the groups, [NETWORKS][GROUPS][INNER]
     const int* ends;         // for every layer and degree, how many rows have at most that degree; [DEPTH][FEATURES]
     const float* biases;     // [NETWORKS][BIASES]
     const float* waves;
@@ -24,6 +27,15 @@ struct InverseArguments {
 constexpr int LAYERS = CONDITIONAL ? NETWORKS : NETWORKS / 2 * 3 + 1;
 
 constexpr float EPSILON = 1.1920929e-07f, SLOW = 0.1f;
+
+// Inside a group: lane l of a warp has units l, l + 32..., and parameters of features likewise. Weights are
+// stored as [GROUP features][UNIT_STRIDE], for each further layer [GROUP_UNITS][UNIT_STRIDE], and for the head
+// [GROUP_UNITS][OUTPUT_STRIDE].
+constexpr bool GROUPED = GROUP > 1;
+constexpr int GROUPS = (FEATURES + GROUP - 1) / GROUP;
+constexpr int MINE = GROUPED ? (GROUP_UNITS + 31) / 32 : 1, UNIT_STRIDE = 32 * MINE;
+constexpr int MY_OUTPUTS = GROUPED ? (GROUP * OUTPUTS + 31) / 32 : 1, OUTPUT_STRIDE = 32 * MY_OUTPUTS;
+constexpr int INNER = GROUPED ? (GROUP + (DEPTH - 1) * GROUP_UNITS) * UNIT_STRIDE + GROUP_UNITS * OUTPUT_STRIDE : 0;
 
 // A bracketed search for tau(x) = target, with the local parabola; all threads of a group hold the same state.
 struct Search {
@@ -94,7 +106,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     float* residual = inputs + operand_size(INPUTS16);  // [UNITS][ROWS]
     float* biases = residual + (STREAMS ? UNITS * ROWS : 0);
     float* waves = biases + 2 * BIASES;
-    float* parts = waves + WAVE_NUMBERS;
+    float* inner = waves + WAVE_NUMBERS;  // of this group and the next
+    float* fresh = inner + 2 * INNER;     // units that were found last, [WARPS][UNIT_STRIDE]
+    float* parts = fresh + (GROUPED ? WARPS * UNIT_STRIDE : 0);
     float* out = parts + p.parts * 16 * ROWS;  // [ROWS][OUTPUTS]
     float* x = out + (CONDITIONAL ? ROWS * OUTPUTS : 0);  // [FEATURES][ROWS]
     float* ladj = x + FEATURES * ROWS;
@@ -112,8 +126,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         from = reinterpret_cast<const float4*>(p.waves + network / 2 * WAVE_NUMBERS);
         for (int e = threadIdx.x; e < WAVE_NUMBERS / 4; e += THREADS) copy_async(waves + 4 * e, from + e);
     };
-    const Plan plan = load_plan(p.tables, FEATURES * (DEPTH + 1), p.tiles, tables);
+    auto fetch_inner = [&](int network, int group) {
+        if (group == GROUPS) network--, group = 0;
+        if (!GROUPED || network < 0) return;
+        const int index = network * GROUPS + group;
+        const float4* from = reinterpret_cast<const float4*>(p.inner + static_cast<long>(index) * INNER);
+        for (int e = threadIdx.x; e < INNER / 4; e += THREADS) copy_async(inner + index % 2 * INNER + 4 * e, from + e);
+    };
+    const Plan plan = load_plan(p.tables, GROUPS * (DEPTH + 1), p.tiles, tables);
     fetch_biases(NETWORKS - 1);
+    fetch_inner(NETWORKS - 1, 0);
     Stream stream;
     stream.begin(p.weights, p.starts, rings);
     for (int e = threadIdx.x; e < DEPTH * FEATURES; e += THREADS) ends[e] = __ldg(p.ends + e);
@@ -158,6 +180,128 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         most[e] = 1.0f;
     };
 
+    // A feature's shift is known, and with it the feature; one thread. Or all its parameters, in `out`; one warp.
+    auto found_shift = [&](int network, int m, int n, float shift) {
+        const int e = turned(m, is_reversed(network)) * ROWS + n;
+        x[e] -= shift;
+        exactly(e);
+        const float seen = squashed(x[e]);
+        store_one(inputs, CONTEXT + m, n, seen);
+        return seen;
+    };
+    auto found_parameters = [&](int network, int m, int n) {
+        const float* mine = out + n * OUTPUTS;
+        const int e = turned(m, is_reversed(network)) * ROWS + n;
+        float y = x[e], gap = 0.0f, change = log_scale_from(mine[1]);
+        int evaluations = 0;
+        bool good = true;
+        const float scale = expf(-change);
+#pragma unroll 1
+        for (int j = SCALES - 1; j >= 0; j--) {
+            Search search;
+            find(search, conditional_waves<TOGETHER>(j, [&](int o) { return mine[o]; }), y, p.limit);
+            y = search.x;
+            change += logf(search.slope);
+            gap = fmaxf(gap, search.residual);
+            evaluations = max(evaluations, search.used);
+            good = good && search.done;
+        }
+        y = (y - mine[0]) * scale;
+        const float seen = squashed(y);
+        __syncwarp();
+        if (lane == 0) {
+            x[e] = y;
+            ladj[e] -= change;
+            worst[e] = !(y * 0.0f == 0.0f) ? NAN : good ? gap : -fmaxf(gap, 1e-30f);
+            most[e] = evaluations;
+            store_one(inputs, CONTEXT + m, n, seen);
+        }
+        return seen;
+    };
+
+    // The features of a group, one after the other, by one warp for one row. Whatever becomes known is added at
+    // once to all that depends on it.
+    auto substitute = [&](int network, int begin, int end, int stage, int n, const float* weights) {
+        const float* bias = biases + network % 2 * BIASES;
+        float* mine = fresh + warp * UNIT_STRIDE;
+        float before[DEPTH][MINE], outputs[MY_OUTPUTS];
+        int row[DEPTH];
+#pragma unroll
+        for (int layer = 0; layer < DEPTH; layer++) {
+            row[layer] = begin ? ends[layer * FEATURES + begin - 1] : 0;
+            const int count = ends[layer * FEATURES + end - 1] - row[layer];
+#pragma unroll
+            for (int r = 0; r < MINE; r++) {
+                const int unit = lane + 32 * r;
+                before[layer][r] =
+                    unit < count ? Parts(plan, stage + layer, parts, unit, n).total() + bias[layer * UNITS + row[layer] + unit] : 0.0f;
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < MY_OUTPUTS; r++) {
+            const int o = lane + 32 * r;
+            outputs[r] = o < (end - begin) * OUTPUTS ? Parts(plan, stage + DEPTH, parts, o, n).total() + bias[DEPTH * UNITS + begin * OUTPUTS + o] : 0.0f;
+        }
+#pragma unroll 1
+        for (int m = begin; m < end; m++) {
+#pragma unroll
+            for (int layer = 0; layer < DEPTH; layer++) {
+                const int* until = ends + layer * FEATURES + m;
+                const int low = (m ? until[-1] : 0) - row[layer], high = until[0] - row[layer];
+#pragma unroll
+                for (int r = 0; r < MINE; r++) {
+                    const int unit = lane + 32 * r;
+                    if (unit < low || unit >= high) continue;
+                    if (STREAMS && layer >= 2 && layer % 2 == 0) before[layer][r] += before[layer >= 2 ? layer - 2 : 0][r];
+                    const float value = rectified(before[layer][r]);
+                    mine[unit] = value;
+                    store_one(units + layer * operand_size(UNITS), row[layer] + unit, n, value);
+                }
+                __syncwarp();
+                const float* from = weights + (GROUP + layer * GROUP_UNITS) * UNIT_STRIDE + lane;
+                if (layer + 1 < DEPTH) {
+#pragma unroll 4
+                    for (int unit = low; unit < high; unit++) {
+                        const float value = mine[unit];
+#pragma unroll
+                        for (int r = 0; r < MINE; r++)
+                            before[layer + 1 < DEPTH ? layer + 1 : 0][r] =
+                                fmaf(from[unit * UNIT_STRIDE + 32 * r], value, before[layer + 1 < DEPTH ? layer + 1 : 0][r]);
+                    }
+                } else {
+#pragma unroll 4
+                    for (int unit = low; unit < high; unit++) {
+                        const float value = mine[unit];
+#pragma unroll
+                        for (int r = 0; r < MY_OUTPUTS; r++) outputs[r] = fmaf(from[unit * OUTPUT_STRIDE + 32 * r], value, outputs[r]);
+                    }
+                }
+                __syncwarp();
+            }
+            float seen;
+            if (CONDITIONAL) {
+#pragma unroll
+                for (int r = 0; r < MY_OUTPUTS; r++) {
+                    const int o = lane + 32 * r - (m - begin) * OUTPUTS;
+                    if (o >= 0 && o < OUTPUTS) out[n * OUTPUTS + o] = outputs[r];
+                }
+                __syncwarp();
+                seen = found_parameters(network, m, n);
+            } else {
+                float shift = outputs[0];
+#pragma unroll
+                for (int r = 1; r < MY_OUTPUTS; r++)
+                    if (m - begin >= 32 * r) shift = outputs[r];
+                shift = __shfl_sync(~0u, shift, (m - begin) % 32);
+                if (lane == 0) seen = found_shift(network, m, n, shift);
+                seen = __shfl_sync(~0u, seen, 0);
+            }
+#pragma unroll
+            for (int r = 0; r < MINE; r++) before[0][r] = fmaf(weights[(m - begin) * UNIT_STRIDE + lane + 32 * r], seen, before[0][r]);
+        }
+        __syncwarp();
+    };
+
     if (!CONDITIONAL) {
         for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
             const int i = e / ROWS;
@@ -173,25 +317,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
 
 #pragma unroll 1
     for (int network = NETWORKS - 1; network >= 0; network--) {
-        const bool reverse = is_reversed(network);
         const float* bias = biases + network % 2 * BIASES;
-        const float* head_bias = bias + DEPTH * UNITS;
         if (network) fetch_biases(network - 1);
 #pragma unroll 1
-        for (int m = 0; m < FEATURES; m++) {
-            const int i = turned(m, reverse);
-            int stage = m * (DEPTH + 1);
+        for (int group = 0; group < GROUPS; group++) {
+            const int begin = group * GROUP, end = min(begin + GROUP, FEATURES), stage = group * (DEPTH + 1);
+            if (GROUPED) {
+                fetch_inner(network, group + 1);
 #pragma unroll 1
-            for (int layer = 0; layer < DEPTH; layer++, stage++) {
-                const int* end = ends + layer * FEATURES + m;
-                const int row = m ? end[-1] : 0, count = end[0] - row;
+                for (int layer = 0; layer <= DEPTH; layer++)
+                    multiply(plan, stage + layer, stream, layer ? units + (layer - 1) * operand_size(UNITS) : inputs, parts);
+                __syncthreads();
+                const float* weights = inner + (network * GROUPS + group) % 2 * INNER;
+                for (int n = warp; n < ROWS; n += WARPS) substitute(network, begin, end, stage, n, weights);
+                wait_for_all();
+                __syncthreads();
+                continue;
+            }
+            for (int layer = 0; layer < DEPTH; layer++) {
+                const int* until = ends + layer * FEATURES + begin;
+                const int row = begin ? until[-1] : 0, count = until[0] - row;
                 if (count == 0) continue;
                 float* mine = units + layer * operand_size(UNITS);
-                multiply(plan, stage, stream, layer ? mine - operand_size(UNITS) : inputs, parts);
+                multiply(plan, stage + layer, stream, layer ? mine - operand_size(UNITS) : inputs, parts);
                 __syncthreads();
                 for (int e = threadIdx.x; e < count * ROWS; e += THREADS) {
                     const int n = e % ROWS, unit = row + e / ROWS;
-                    float value = Parts(plan, stage, parts, e / ROWS, n).total() + bias[layer * UNITS + unit];
+                    float value = Parts(plan, stage + layer, parts, e / ROWS, n).total() + bias[layer * UNITS + unit];
                     if (STREAMS && layer % 2 == 0) {
                         float* sum = residual + unit * ROWS + n;
                         if (layer) value += *sum;
@@ -201,44 +353,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                 }
                 __syncthreads();
             }
-            multiply(plan, stage, stream, units + (DEPTH - 1) * operand_size(UNITS), parts);
+            multiply(plan, stage + DEPTH, stream, units + (DEPTH - 1) * operand_size(UNITS), parts);
             __syncthreads();
             if (CONDITIONAL) {
-                for (int n = warp; n < ROWS; n += WARPS) {  // a warp for every row
-                    float* mine = out + n * OUTPUTS;
+                for (int n = warp; n < ROWS; n += WARPS) {
                     for (int o = lane; o < OUTPUTS; o += 32)
-                        mine[o] = Parts(plan, stage, parts, o, n).total() + head_bias[m * OUTPUTS + o];
+                        out[n * OUTPUTS + o] = Parts(plan, stage + DEPTH, parts, o, n).total() + bias[DEPTH * UNITS + begin * OUTPUTS + o];
                     __syncwarp();
-                    const int e = i * ROWS + n;
-                    float y = x[e], gap = 0.0f, change = log_scale_from(mine[1]);
-                    int evaluations = 0;
-                    bool good = true;
-                    const float scale = expf(-change);
-#pragma unroll 1
-                    for (int j = SCALES - 1; j >= 0; j--) {
-                        Search search;
-                        find(search, conditional_waves<TOGETHER>(j, [&](int o) { return mine[o]; }), y, p.limit);
-                        y = search.x;
-                        change += logf(search.slope);
-                        gap = fmaxf(gap, search.residual);
-                        evaluations = max(evaluations, search.used);
-                        good = good && search.done;
-                    }
-                    __syncwarp();
-                    if (lane) continue;
-                    x[e] = (y - mine[0]) * scale;
-                    ladj[e] -= change;
-                    worst[e] = !(x[e] * 0.0f == 0.0f) ? NAN : good ? gap : -fmaxf(gap, 1e-30f);
-                    most[e] = evaluations;
-                    store_one(inputs, CONTEXT + m, n, squashed(x[e]));
+                    found_parameters(network, begin, n);
                 }
             } else {
-                for (int n = threadIdx.x; n < ROWS; n += THREADS) {
-                    const int e = i * ROWS + n;
-                    x[e] -= Parts(plan, stage, parts, 0, n).total() + head_bias[m];
-                    exactly(e);
-                    store_one(inputs, CONTEXT + m, n, squashed(x[e]));
-                }
+                for (int n = threadIdx.x; n < ROWS; n += THREADS)
+                    found_shift(network, begin, n, Parts(plan, stage + DEPTH, parts, 0, n).total() + bias[DEPTH * UNITS + begin]);
             }
             __syncthreads();
         }

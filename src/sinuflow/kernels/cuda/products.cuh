@@ -64,14 +64,11 @@ __device__ __forceinline__ void store_one(float* operand, int number, int n, flo
 }
 
 // Every thread its pairs of numbers: `use` gets the place of a pair, its first number, and the row of the batch.
+__host__ __device__ constexpr int pairs_of(int numbers) { return numbers / 8 * COLUMNS * 32; }
 template <int NUMBERS, class Use>
 __device__ __forceinline__ void each_pair(Use use) {
-    constexpr int PAIRS = NUMBERS / 8 * COLUMNS * 32;
-#pragma unroll
-    for (int i = 0; i < (PAIRS + THREADS - 1) / THREADS; i++) {
-        const int e = threadIdx.x + i * THREADS;
-        if (PAIRS % THREADS == 0 || e < PAIRS) use(i, e, e / 32 / COLUMNS * 8 + e % 4, e / 32 % COLUMNS * 8 + e % 32 / 4);
-    }
+#pragma unroll 2
+    for (int e = threadIdx.x; e < pairs_of(NUMBERS); e += THREADS) use(e, e / 32 / COLUMNS * 8 + e % 4, e / 32 % COLUMNS * 8 + e % 32 / 4);
 }
 
 // A lane's share of the operand for one product of eight numbers.
@@ -163,8 +160,8 @@ struct Sums {
 
 // ---------------------------------------------------------------- who does what
 
-// Tables in shared memory. A stage is one product: {its first row of tiles, how many, tiles to a warp, tiles
-// in all}; a row of tiles: {tiles before it, and with it, its first column of tiles, first part << 16 | parts};
+// Tables in shared memory. A stage is one product: {its first row of tiles, its first part, tiles to a warp,
+// tiles in all}; a row of tiles: {tiles before it, and with it, its first column of tiles, first part << 16 | parts};
 // and for every stage and warp the row of tiles where its run begins.
 struct Plan {
     const int4 *stages, *tiles;
@@ -202,7 +199,7 @@ __device__ __forceinline__ void multiply(const Plan& plan, int stage, Stream& st
             sums.add(right, fragment);
             from += 2 * COLUMNS * 32 * PAIR;
         }
-        float* to = parts + (tile - all.x + warp) * COLUMNS * 128 + lane / 4 * 8 + 2 * (lane % 4);
+        float* to = parts + (all.y + tile - all.x + warp) * COLUMNS * 128 + lane / 4 * 8 + 2 * (lane % 4);
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++) {
             *reinterpret_cast<float2*>(to + j * 128) = make_float2(sums.total(j, 0), sums.total(j, 1));

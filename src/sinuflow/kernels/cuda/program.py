@@ -19,7 +19,16 @@ from .arguments import (
 )
 from .layout import bias_index, gradient_jobs
 from .shape import TILE, WARPS, Block, FlowShape
-from .streams import NetworkOffsets, Stage, Streams, backward_stages, forward_stages, inverse_stages, streams
+from .streams import (
+    NetworkOffsets,
+    Stage,
+    Streams,
+    backward_stages,
+    forward_stages,
+    inner_index,
+    inverse_stages,
+    streams,
+)
 
 _PREPARE_THREADS, _WEIGHT_THREADS, _WAVE_THREADS = 256, 128, 128
 #: Numbers after the last stream of tiles, which it may run into.
@@ -55,6 +64,7 @@ class Packed(NamedTuple):
     weights: Tensor
     biases: Tensor
     transposed: Tensor | None
+    inner: Tensor | None
     waves: Tensor | None
     affine: Tensor | None
 
@@ -123,7 +133,9 @@ class Program:
         self._biases = len(biases)
         self._score_index = torch.cat([biases, self._forward.streams.gather])
         self._train_index = torch.cat([self._score_index, self._backward.streams.gather])
-        self._sample_index = torch.cat([biases, self._inverse.streams.gather])
+        inner = inner_index(shape, offsets.networks, zero).to(device)
+        self._inner = len(inner)
+        self._sample_index = torch.cat([biases, inner, self._inverse.streams.gather])
         layers = shape.plan.layers
         self._jobs = gradient_jobs(layers).to(device)
         self._reach = torch.cat([torch.tensor(layer.reach, dtype=torch.int32) for layer in layers]).to(device)
@@ -150,12 +162,14 @@ class Program:
         packed, waves, affine = self._prepare(parameters, self._train_index if learning else self._score_index)
         last = len(self._score_index)
         transposed = packed[last:] if learning else None
-        return Packed(parameters, packed[self._biases : last], packed[: self._biases], transposed, waves, affine)
+        return Packed(parameters, packed[self._biases : last], packed[: self._biases], transposed, None, waves, affine)
 
     def pack_inverse(self, parameters: Tensor) -> Packed:
         """Prepare to invert."""
         packed, waves, affine = self._prepare(parameters, self._sample_index)
-        return Packed(parameters, packed[self._biases :], packed[: self._biases], None, waves, affine)
+        weights = packed[self._biases + self._inner :]
+        inner = packed[self._biases : self._biases + self._inner]
+        return Packed(parameters, weights, packed[: self._biases], None, inner, waves, affine)
 
     def _prepare(self, parameters: Tensor, index: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         shape = self._shape
@@ -318,6 +332,7 @@ class Program:
             weights=packed.weights,
             starts=self._inverse.streams.starts,
             tables=self._inverse.streams.tables,
+            inner=packed.inner,
             ends=self._ends,
             biases=packed.biases,
             waves=packed.waves,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
-from ..degrees import Plan, plan
+from ..degrees import Plan, below, plan
 
 #: Warps to a block.
 WARPS = 16
 #: Rows and columns of a tile of weights.
 TILE = 16
+#: Units of a layer that a warp can take by itself, and weights for which there is room.
+_MOST_UNITS, _MOST_INNER = 64, 6144
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,8 @@ class FlowShape:
             "WAVES": self.waves,
             "CONDITIONAL": int(self.conditional),
             "NETWORKS": self.networks,
+            "GROUP": self.group.degrees,
+            "GROUP_UNITS": self.group.units,
             "ROWS": block.rows,
             "SPLIT": int(block.split),
             "SLOTS": block.slots,
@@ -107,12 +112,61 @@ class FlowShape:
         depth = len(self.hidden)
         operands = depth * block.operand(self.units) + block.operand(self.inputs)
         each = self._residual + 16 * parts + 4 * self.features + (self.outputs if self.conditional else 0)
-        constants = 2 * self.biases + self.wave_numbers + round_up(depth * self.features, 4)
-        return 4 * (block.ring + operands + block.rows * each + constants + _tables(self.features * (depth + 1), tiles))
+        group = self.group
+        fresh = WARPS * group.unit_stride if group.degrees > 1 else 0
+        constants = 2 * (self.biases + group.numbers) + self.wave_numbers + fresh + round_up(depth * self.features, 4)
+        stages = len(group.ranges(self.features)) * (depth + 1)
+        return 4 * (block.ring + operands + block.rows * each + constants + _tables(stages, tiles))
+
+    @cached_property
+    def group(self) -> Group:
+        """The largest group of degrees that a warp can take for the inverse."""
+        found = Group(1, 0, 0, 0)
+        for degrees in range(2, self.features + 1):
+            hidden = self.plan.hidden[0].rows
+            counts = [hidden[end - 1] - below(hidden, begin) for begin, end in _ranges(self.features, degrees)]
+            group = Group(degrees, max(counts), len(self.hidden), degrees * self.outputs)
+            if group.units > _MOST_UNITS or group.numbers > _MOST_INNER:
+                break
+            found = group
+        return found
 
     @property
     def _residual(self) -> int:
         return self.units if self.residual and len(self.hidden) > 2 else 0
+
+
+@dataclass(frozen=True)
+class Group:
+    """Degrees that ordered substitution takes together; the strides are those of inverse.cu."""
+
+    degrees: int
+    units: int  # of a layer, at most
+    depth: int
+    outputs: int
+
+    @property
+    def unit_stride(self) -> int:
+        return round_up(self.units, 32)
+
+    @property
+    def output_stride(self) -> int:
+        return round_up(self.outputs, 32)
+
+    @property
+    def numbers(self) -> int:
+        """Weights between the numbers of a group."""
+        if self.degrees == 1:
+            return 0
+        return (self.degrees + (self.depth - 1) * self.units) * self.unit_stride + self.units * self.output_stride
+
+    def ranges(self, features: int) -> list[tuple[int, int]]:
+        """The first degree of every group, and its end."""
+        return _ranges(features, self.degrees)
+
+
+def _ranges(features: int, size: int) -> list[tuple[int, int]]:
+    return [(begin, min(begin + size, features)) for begin in range(0, features, size)]
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ class Stage(NamedTuple):
 
     layer: int  # whose matrix
     places: Tensor  # (rows, columns), among the matrix's own numbers, -1 for a zero
+    first_part: int = 0  # where its parts go
 
 
 class Streams(NamedTuple):
@@ -48,19 +49,65 @@ def forward_stages(shape: FlowShape) -> list[Stage]:
 
 def backward_stages(shape: FlowShape) -> list[Stage]:
     """The transposed matrices, from the head down."""
-    return [Stage(i, places.mT) for i, places in reversed(forward_stages(shape))]
+    return [Stage(stage.layer, stage.places.mT) for stage in reversed(forward_stages(shape))]
 
 
 def inverse_stages(shape: FlowShape) -> list[Stage]:
-    """For every degree, its rows of every layer."""
+    """For every group of degrees, its rows of every layer, as far as they depend on what is known before.
+
+    A single degree goes layer by layer, so that the layer below is known altogether.
+    """
     stages = []
-    for degree in range(shape.features):
+    for begin, end in shape.group.ranges(shape.features):
+        first_part = 0
         for i, layer in enumerate(shape.plan.layers):
-            first, end = below(layer.rows, degree), layer.rows[degree]
-            if i == len(shape.hidden):
-                first, end = shape.outputs * degree, shape.outputs * (degree + 1)
-            stages.append(Stage(i, _places(layer)[first:end]))
+            rows, known = _group_rows(shape, i, begin, end), _known(shape, i, begin)
+            columns = known if shape.group.degrees > 1 else layer.columns[-1]
+            stages.append(Stage(i, _places(layer)[rows, :columns], first_part))
+            if shape.group.degrees > 1:
+                first_part += _most_parts(shape, i)
     return stages
+
+
+def inner_index(shape: FlowShape, networks: list[NetworkOffsets], zero: int) -> Tensor:
+    """What to gather for the weights inside the groups: of every network, every group, in the order of inverse.cu."""
+    group = shape.group
+    if group.degrees == 1:
+        return torch.zeros(0, dtype=torch.int32)
+    offsets, places = [], []
+    for begin, end in group.ranges(shape.features):
+        for i, layer in enumerate(shape.plan.layers):
+            rows, known = _group_rows(shape, i, begin, end), _known(shape, i, begin)
+            head = i == len(shape.hidden)
+            height = group.degrees if i == 0 else group.units
+            part = torch.full((height, group.output_stride if head else group.unit_stride), -1)
+            last = shape.context + end if i == 0 else layer.columns[end - 1]
+            inside = _places(layer)[rows, known:last].mT
+            part[: inside.shape[0], : inside.shape[1]] = inside
+            places.append(part.flatten())
+            offsets.append(torch.full_like(places[-1], i))
+    flat, layers = torch.cat(places), torch.cat(offsets)
+    starts = torch.tensor([network.weights for network in networks])
+    return torch.where(flat < 0, zero, flat + starts[:, layers]).flatten().to(torch.int32)
+
+
+def _group_rows(shape: FlowShape, i: int, begin: int, end: int) -> slice:
+    """The rows of a layer for these degrees; of the head, for these features."""
+    rows = shape.plan.layers[i].rows
+    if i == len(shape.hidden):
+        return slice(shape.outputs * begin, shape.outputs * end)
+    return slice(below(rows, begin), rows[end - 1])
+
+
+def _known(shape: FlowShape, i: int, begin: int) -> int:
+    """Columns of a layer that are known when a group begins: features before it, units of lower degrees."""
+    return shape.context + begin if i == 0 else below(shape.plan.layers[i].columns, begin)
+
+
+def _most_parts(shape: FlowShape, i: int) -> int:
+    """Parts that a product for a group can have."""
+    rows = shape.group.outputs if i == len(shape.hidden) else shape.group.units
+    return -(-rows // TILE) + WARPS - 1
 
 
 def _places(layer: Layer) -> Tensor:
@@ -79,8 +126,8 @@ def streams(stages: list[Stage], networks: list[NetworkOffsets], zero: int) -> S
     for stage in stages:
         items, spans = _tiles(stage.places)
         each = -(-len(items) // WARPS)
-        stage_rows.append([len(tile_rows), len(spans), each, len(items)])
-        found = [_part_range(i, begin, end, each) for i, (begin, end, _) in enumerate(spans)]
+        stage_rows.append([len(tile_rows), stage.first_part, each, len(items)])
+        found = [_part_range(stage.first_part + i, begin, end, each) for i, (begin, end, _) in enumerate(spans)]
         most_parts = max([most_parts, *(first + max(1, count) for first, count in found)])
         starts.append([_first_row(spans, warp * each, len(tile_rows)) for warp in range(WARPS)])
         for (begin, end, column), (first, count) in zip(spans, found, strict=True):
@@ -110,7 +157,7 @@ def _tiles(matrix: Tensor) -> tuple[Tensor, list[tuple[int, int, int]]]:
     """The tiles of a matrix in the order of a warp's lanes, (tiles, 256); and for each row of tiles how many
     come before it, how many with it, and its first column of tiles."""
     rows, columns = matrix.shape
-    whole = torch.full((round_up(rows, TILE), round_up(columns, TILE)), -1)
+    whole = torch.full((round_up(rows, TILE), round_up(max(1, columns), TILE)), -1)
     whole[:rows, :columns] = matrix
     # (row of tiles, half, group, column of tiles, product, half, member) to the order of products and lanes.
     tiles = whole.view(-1, 2, 8, whole.shape[1] // TILE, 2, 2, 4).permute(0, 3, 4, 2, 6, 5, 1).flatten(2)
