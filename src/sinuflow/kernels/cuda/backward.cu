@@ -41,7 +41,7 @@ __device__ __forceinline__ float through_waves(float x, float grad, float grad_l
 #pragma unroll
     for (int j = 0; j < SCALES; j++) {
         inputs[j] = y;
-        if (j + 1 < SCALES) y = conditional_waves<LANES>(j, get).at(y).value;
+        if (j + 1 < SCALES) y = conditional_waves<LANES>(j, get).template at<false>(y).value;
     }
 #pragma unroll
     for (int j = SCALES - 1; j >= 0; j--) {
@@ -74,8 +74,7 @@ __device__ __forceinline__ float through_waves(float x, float grad, float grad_l
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const BackwardArguments p) {
     DYNAMIC_SHARED(memory);
-    float* rings = memory;
-    float* units = rings + RING;  // operands
+    float* units = memory;  // operands
     float* outputs = units + operand_size(UNITS);
     float* residual = outputs + operand_size(HEAD16);  // a pair for every lane, as in an operand
     float* waves = residual + (STREAMS ? UNITS * ROWS : 0);
@@ -89,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
 
     const Plan plan = load_plan(p.tables, DEPTH + 1, p.tiles, tables);
     Stream stream;
-    stream.begin(p.weights, p.starts, rings);
+    stream.begin(p.weights, p.starts);
     for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
         const int n = first + e % ROWS;
         const long at = e / ROWS * rows + n;
@@ -101,6 +100,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
     for (int e = threadIdx.x; e < ROWS * (HEAD16 - HEAD); e += THREADS) store_one(outputs, HEAD + e / ROWS, e % ROWS, 0.0f);
     __syncthreads();
 
+    Run run = plan.run(0);
 #pragma unroll 1
     for (int network = NETWORKS - 1; network >= 0; network--) {
         const bool reverse = is_reversed(network);
@@ -159,11 +159,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
             if (EARLY)
 #pragma unroll
                 for (int i = 0; i < MINE; i++) asked[EARLY ? i : 0] = kept(threadIdx.x + i * THREADS);
-            multiply(plan, stage, stream, stage ? units : outputs, parts);
+            multiply(plan, run, stream, stage ? units : outputs, parts);
+            run = plan.run(stage + 1);  // whatever does not depend on others is done before waiting for them
+            const int* places = plan.places_of(stage);
             __syncthreads();
             auto pass = [&](int e, float2 above) {
                 const int unit = e / 32 / COLUMNS * 8 + e % 4, n = e / 32 % COLUMNS * 8 + e % 32 / 4;
-                const float2 found = Parts(plan, stage, parts, unit, n).totals();
+                const float2 found = Parts(places[unit / 16], parts, unit, n).totals();
                 float low = above.x > 0.0f ? found.x : 0.0f, high = above.y > 0.0f ? found.y : 0.0f;
                 if (STREAMS && layer % 2 == 0) {
                     float2* sum = reinterpret_cast<float2*>(residual) + e;
@@ -186,15 +188,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
             }
             __syncthreads();
         }
-        multiply(plan, DEPTH, stream, units, parts);
+        multiply(plan, run, stream, units, parts);
+        run = plan.run(0);
         wait_for_all();
         __syncthreads();
         each_element<SPREAD>([&](int e, bool stores) {
-            if (!stores) return;
             const int n = e % ROWS, place = CONTEXT + turned(e / ROWS, reverse);
             const long row = first + n < batch ? first + n : 0;
             const float seen = SQUASH == 0 ? 0.0f : p.kept_inputs[(network * rows + row) * INPUTS16 + place];
-            grad[e] += Parts(plan, DEPTH, parts, place, n).total() * slope_of_seen(seen);
+            const float sum = Parts(plan, DEPTH, parts, place, n).shared_total<SPREAD>();
+            if (stores) grad[e] = fmaf(sum, slope_of_seen(seen), grad[e]);
         });
         __syncwarp();  // the next network's waves are shared out among the same lanes
         for (int e = threadIdx.x; e < CONTEXT * ROWS; e += THREADS)

@@ -66,3 +66,17 @@ __device__ __forceinline__ float squashed(float x) {
 // Which feature stands at a place of a network: every second network sees them upside down.
 __device__ __forceinline__ bool is_reversed(int network) { return CONDITIONAL ? network % 2 == 1 : network % 2 == 0; }
 __device__ __forceinline__ int turned(int i, bool reverse) { return reverse ? FEATURES - 1 - i : i; }
+
+// What all lanes of a group of neighbours get of their numbers.
+template <int LANES>
+__device__ __forceinline__ float lane_sum(float value) {
+#pragma unroll
+    for (int distance = LANES / 2; distance; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
+    return value;
+}
+template <int LANES>
+__device__ __forceinline__ float lane_max(float value) {
+#pragma unroll
+    for (int distance = LANES / 2; distance; distance /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, distance));
+    return value;
+}

@@ -32,8 +32,7 @@ __device__ __forceinline__ void fetch_constants(const float* biases, const float
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const ForwardArguments p) {
     DYNAMIC_SHARED(memory);
-    float* rings = memory;
-    float* units = rings + RING;  // operands
+    float* units = memory;  // operands
     float* inputs = units + operand_size(UNITS);
     float* residual = inputs + operand_size(INPUTS16);  // a pair for every lane, as in an operand
     float* constants = residual + (STREAMS ? UNITS * ROWS : 0);
@@ -48,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
     const Plan plan = load_plan(p.tables, DEPTH + 1, p.tiles, tables);
     fetch_constants(p.biases, p.waves, 0, constants);  // with the first tiles
     Stream stream;
-    stream.begin(p.weights, p.starts, rings);
+    stream.begin(p.weights, p.starts);
     for (int e = threadIdx.x; e < INPUTS16 * ROWS; e += THREADS) {
         const int i = e / ROWS, n = e % ROWS;
         store_one(inputs, i, n, i < CONTEXT && first + n < batch ? p.context[i * rows + first + n] : 0.0f);
@@ -73,6 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
     wait_for_all();
     __syncthreads();
 
+    Run run = plan.run(0);
 #pragma unroll 1
     for (int network = 0; network < NETWORKS; network++) {
         const float* bias = constants + network % 2 * CONSTANTS;
@@ -85,10 +85,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
             }
 #pragma unroll 1
         for (int layer = 0; layer < DEPTH; layer++) {
-            multiply(plan, layer, stream, layer ? units : inputs, parts);
+            multiply(plan, run, stream, layer ? units : inputs, parts);
+            run = plan.run(layer + 1);  // whatever does not depend on others is done before waiting for them
+            const int* places = plan.places_of(layer);
             __syncthreads();
             each_pair<UNITS>([&](int e, int unit, int n) {
-                const float2 found = Parts(plan, layer, parts, unit, n).totals();
+                const float2 found = Parts(places[unit / 16], parts, unit, n).totals();
                 float low = found.x + bias[layer * UNITS + unit], high = found.y + bias[layer * UNITS + unit + 4];
                 if (STREAMS && layer % 2 == 0) {
                     float2* sum = reinterpret_cast<float2*>(residual) + e;
@@ -104,7 +106,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
             });
             __syncthreads();
         }
-        multiply(plan, DEPTH, stream, units, parts);
+        multiply(plan, run, stream, units, parts);
+        run = plan.run(0);
         __syncthreads();
         bias += DEPTH * UNITS;
         if (CONDITIONAL) {
@@ -129,19 +132,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
                 y = fmaf(y, expf(change), output(0));
 #pragma unroll 1
                 for (int scale = 0; scale < SCALES; scale++) {
-                    const Value found = conditional_waves<SPREAD>(scale, output).at(y);
+                    const Value found = conditional_waves<SPREAD>(scale, output).template at<false>(y);
                     y = found.value;
                     change += logf(found.slope);
                 }
             } else {
-                y += Parts(plan, DEPTH, parts, place, n).total() + bias[place];
+                y += Parts(plan, DEPTH, parts, place, n).shared_total<SPREAD>() + bias[place];
                 if (network % 2 == 0) {
                     float slope = 1.0f;
-#pragma unroll 1
+#pragma unroll SCALES <= 4 ? SCALES : 1
                     for (int scale = 0; scale < SCALES; scale++) {
                         if (keeps && stores && first + n < batch)
                             p.kept_x[((static_cast<long>(network / 2) * SCALES + scale) * FEATURES + i) * rows + first + n] = y;
-                        const Value found = shared_waves<SPREAD>(waves, scale, i).at(y);
+                        const Value found = shared_waves<SPREAD>(waves, scale, i).template at<false>(y);
                         y = found.value;
                         slope *= found.slope;
                         if (scale % 8 == 7 || scale == SCALES - 1) {  // before the product can vanish

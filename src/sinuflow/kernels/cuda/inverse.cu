@@ -12,7 +12,7 @@ struct InverseArguments {
     const int* starts;       // of the streams, [WARPS + 1]
     const int* tables;       // for every group, a stage for every hidden layer and one for the head
     const float* inner;      // weights inside the groups, [NETWORKS][GROUPS][INNER]
-    const int* ends;         // for every layer and degree, how many rows have at most that degree; [DEPTH][FEATURES]
+    const int* ends;         // for every degree, how many units of a layer have at most that degree; [FEATURES]
     const float* biases;     // [NETWORKS][BIASES]
     const float* waves;
     const float* affine;
@@ -100,8 +100,7 @@ __device__ __forceinline__ void find(Search& search, const Waves<LANES>& waves, 
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const InverseArguments p) {
     DYNAMIC_SHARED(memory);
-    float* rings = memory;
-    float* units = rings + RING;  // operands, one for every hidden layer
+    float* units = memory;  // operands, one for every hidden layer
     float* inputs = units + DEPTH * operand_size(UNITS);
     float* residual = inputs + operand_size(INPUTS16);  // [UNITS][ROWS]
     float* biases = residual + (STREAMS ? UNITS * ROWS : 0);
@@ -115,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     float* worst = ladj + FEATURES * ROWS;  // of this layer, by element
     float* most = worst + FEATURES * ROWS;
     int* ends = reinterpret_cast<int*>(most + FEATURES * ROWS);
-    float* tables = reinterpret_cast<float*>(ends + padded(DEPTH * FEATURES, 4));
+    float* tables = reinterpret_cast<float*>(ends + padded(FEATURES, 4));
     const int first = blockIdx.x * ROWS, batch = p.batch, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const long rows = batch;
 
@@ -137,8 +136,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     fetch_biases(NETWORKS - 1);
     fetch_inner(NETWORKS - 1, 0);
     Stream stream;
-    stream.begin(p.weights, p.starts, rings);
-    for (int e = threadIdx.x; e < DEPTH * FEATURES; e += THREADS) ends[e] = __ldg(p.ends + e);
+    stream.begin(p.weights, p.starts);
+    for (int e = threadIdx.x; e < FEATURES; e += THREADS) ends[e] = __ldg(p.ends + e);
     // Products run over whole groups of eight, with weights of zero for what is not known yet: it must be a number.
     for (int e = threadIdx.x; e < DEPTH * operand_size(UNITS) + operand_size(INPUTS16); e += THREADS) units[e] = 0.0f;
     for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
@@ -225,18 +224,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         const float* bias = biases + network % 2 * BIASES;
         float* mine = fresh + warp * UNIT_STRIDE;
         float before[DEPTH][MINE], outputs[MY_OUTPUTS];
-        int row[DEPTH];
+        const int row = begin ? ends[begin - 1] : 0, count = ends[end - 1] - row;
 #pragma unroll
-        for (int layer = 0; layer < DEPTH; layer++) {
-            row[layer] = begin ? ends[layer * FEATURES + begin - 1] : 0;
-            const int count = ends[layer * FEATURES + end - 1] - row[layer];
+        for (int layer = 0; layer < DEPTH; layer++)
 #pragma unroll
             for (int r = 0; r < MINE; r++) {
                 const int unit = lane + 32 * r;
-                before[layer][r] =
-                    unit < count ? Parts(plan, stage + layer, parts, unit, n).total() + bias[layer * UNITS + row[layer] + unit] : 0.0f;
+                before[layer][r] = unit < count ? Parts(plan, stage + layer, parts, unit, n).total() + bias[layer * UNITS + row + unit] : 0.0f;
             }
-        }
 #pragma unroll
         for (int r = 0; r < MY_OUTPUTS; r++) {
             const int o = lane + 32 * r;
@@ -244,34 +239,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         }
 #pragma unroll 1
         for (int m = begin; m < end; m++) {
+            // All hidden layers have the same degrees.
+            const int low = (m ? ends[m - 1] : 0) - row, high = ends[m] - row;
 #pragma unroll
             for (int layer = 0; layer < DEPTH; layer++) {
-                const int* until = ends + layer * FEATURES + m;
-                const int low = (m ? until[-1] : 0) - row[layer], high = until[0] - row[layer];
 #pragma unroll
                 for (int r = 0; r < MINE; r++) {
                     const int unit = lane + 32 * r;
-                    if (unit < low || unit >= high) continue;
-                    if (STREAMS && layer >= 2 && layer % 2 == 0) before[layer][r] += before[layer >= 2 ? layer - 2 : 0][r];
-                    const float value = rectified(before[layer][r]);
-                    mine[unit] = value;
-                    store_one(units + layer * operand_size(UNITS), row[layer] + unit, n, value);
+                    if (STREAMS && layer >= 2 && layer % 2 == 0 && unit >= low && unit < high)
+                        before[layer][r] += before[layer >= 2 ? layer - 2 : 0][r];
+                    mine[unit] = unit >= low && unit < high ? rectified(before[layer][r]) : 0.0f;
                 }
                 __syncwarp();
                 const float* from = weights + (GROUP + layer * GROUP_UNITS) * UNIT_STRIDE + lane;
-                if (layer + 1 < DEPTH) {
-#pragma unroll 4
-                    for (int unit = low; unit < high; unit++) {
-                        const float value = mine[unit];
 #pragma unroll
-                        for (int r = 0; r < MINE; r++)
-                            before[layer + 1 < DEPTH ? layer + 1 : 0][r] =
-                                fmaf(from[unit * UNIT_STRIDE + 32 * r], value, before[layer + 1 < DEPTH ? layer + 1 : 0][r]);
-                    }
-                } else {
-#pragma unroll 4
-                    for (int unit = low; unit < high; unit++) {
-                        const float value = mine[unit];
+                for (int i = 0; i < DEGREE_UNITS; i++) {
+                    const int unit = min(low + i, GROUP_UNITS - 1);
+                    const float value = low + i < GROUP_UNITS ? mine[unit] : 0.0f;  // of other degrees, it is zero
+                    if (layer + 1 < DEPTH) {
+#pragma unroll
+                        for (int r = 0; r < MINE; r++) {
+                            float& sum = before[layer + 1 < DEPTH ? layer + 1 : 0][r];
+                            sum = fmaf(from[unit * UNIT_STRIDE + 32 * r], value, sum);
+                        }
+                    } else {
 #pragma unroll
                         for (int r = 0; r < MY_OUTPUTS; r++) outputs[r] = fmaf(from[unit * OUTPUT_STRIDE + 32 * r], value, outputs[r]);
                     }
@@ -299,7 +290,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
 #pragma unroll
             for (int r = 0; r < MINE; r++) before[0][r] = fmaf(weights[(m - begin) * UNIT_STRIDE + lane + 32 * r], seen, before[0][r]);
         }
-        __syncwarp();
+#pragma unroll
+        for (int layer = 0; layer < DEPTH; layer++)
+#pragma unroll
+            for (int r = 0; r < MINE; r++)
+                if (lane + 32 * r < count) store_one(units + layer * operand_size(UNITS), row + lane + 32 * r, n, rectified(before[layer][r]));
     };
 
     if (!CONDITIONAL) {
@@ -326,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                 fetch_inner(network, group + 1);
 #pragma unroll 1
                 for (int layer = 0; layer <= DEPTH; layer++)
-                    multiply(plan, stage + layer, stream, layer ? units + (layer - 1) * operand_size(UNITS) : inputs, parts);
+                    multiply(plan, plan.run(stage + layer), stream, layer ? units + (layer - 1) * operand_size(UNITS) : inputs, parts);
                 __syncthreads();
                 const float* weights = inner + (network * GROUPS + group) % 2 * INNER;
                 for (int n = warp; n < ROWS; n += WARPS) substitute(network, begin, end, stage, n, weights);
@@ -335,11 +330,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                 continue;
             }
             for (int layer = 0; layer < DEPTH; layer++) {
-                const int* until = ends + layer * FEATURES + begin;
-                const int row = begin ? until[-1] : 0, count = until[0] - row;
+                const int row = begin ? ends[begin - 1] : 0, count = ends[begin] - row;
                 if (count == 0) continue;
                 float* mine = units + layer * operand_size(UNITS);
-                multiply(plan, stage + layer, stream, layer ? mine - operand_size(UNITS) : inputs, parts);
+                multiply(plan, plan.run(stage + layer), stream, layer ? mine - operand_size(UNITS) : inputs, parts);
                 __syncthreads();
                 for (int e = threadIdx.x; e < count * ROWS; e += THREADS) {
                     const int n = e % ROWS, unit = row + e / ROWS;
@@ -353,7 +347,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                 }
                 __syncthreads();
             }
-            multiply(plan, stage + DEPTH, stream, units + (DEPTH - 1) * operand_size(UNITS), parts);
+            multiply(plan, plan.run(stage + DEPTH), stream, units + (DEPTH - 1) * operand_size(UNITS), parts);
             __syncthreads();
             if (CONDITIONAL) {
                 for (int n = warp; n < ROWS; n += WARPS) {

@@ -3,7 +3,8 @@
 // A matrix is cut into tiles of 16 by 16, and the tiles that the mask empties are left out. The
 // tiles that are left, row by row, are shared out to the warps in equal runs. So every warp has a stream of
 // tiles of its own, in the order in which it needs them through the whole flow, and asks for them well ahead:
-// they travel while the warp computes, waits for others or does something else (see streams.py).
+// they travel while the warp computes, waits for others or does something else (see streams.py). As every lane
+// needs other numbers of a tile, they go to registers directly.
 //
 // The other operand, activations, lies in shared memory. Each number is the sum of two tf32 numbers, and
 // three of the four products of the parts are added: that keeps the precision of float32.
@@ -20,6 +21,12 @@ __device__ __forceinline__ void mma_tf32(float (&c)[4], const float (&a)[4], con
 // Copies of 16 bytes into shared memory that go on while the thread does; they end in the order of their groups.
 __device__ __forceinline__ void copy_async(float* to, const float4* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+}
+// Numbers that nobody else needs: they must not drive others out of the cache.
+__device__ __forceinline__ float4 load_once(const float4* from) {
+    float4 found;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(found.x), "=f"(found.y), "=f"(found.z), "=f"(found.w) : "l"(from));
+    return found;
 }
 __device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LATEST>  // all but so many groups have arrived
@@ -93,40 +100,6 @@ struct Fragment {
 // ---------------------------------------------------------------- weights
 
 constexpr int TILE_NUMBERS = 256;
-constexpr int RING = WARPS * SLOTS * TILE_NUMBERS;
-static_assert((SLOTS & (SLOTS - 1)) == 0, "places in the ring are found by a mask");
-
-// A warp's tiles, one after the other; every lane fetches what it needs itself. It runs ahead of what is taken,
-// also beyond the end: what comes after the last warp's stream must be memory, and is never used.
-struct Stream {
-    const float4* next;
-    float* ring;
-    int slot;
-
-    __device__ __forceinline__ void begin(const float* weights, const int* starts, float* rings) {
-        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        next = reinterpret_cast<const float4*>(weights) + static_cast<long>(__ldg(starts + warp)) * (TILE_NUMBERS / 4) + lane;
-        ring = rings + warp * SLOTS * TILE_NUMBERS + lane * 4;
-        slot = 0;
-        for (int i = 0; i < SLOTS - 1; i++) fetch(i * TILE_NUMBERS);
-    }
-    __device__ __forceinline__ void take(float4& left, float4& right) {
-        constexpr int MASK = SLOTS * TILE_NUMBERS - 1;
-        wait_for_groups<SLOTS - 2>();
-        left = *reinterpret_cast<const float4*>(ring + slot);
-        right = *reinterpret_cast<const float4*>(ring + slot + 128);
-        fetch((slot + (SLOTS - 1) * TILE_NUMBERS) & MASK);  // where the tile was that was taken before this one
-        slot = (slot + TILE_NUMBERS) & MASK;
-    }
-
-   private:
-    __device__ __forceinline__ void fetch(int to) {
-        copy_async(ring + to, next);
-        copy_async(ring + to + 128, next + 32);
-        next += TILE_NUMBERS / 4;
-        end_group();
-    }
-};
 
 // What the tensor cores drop of a number: they take 11 bits.
 __device__ __forceinline__ float dropped(float x) { return x - __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
@@ -158,71 +131,124 @@ struct Sums {
     }
 };
 
+// A warp's tiles, one after the other; every lane asks for what it needs itself. The queue runs ahead of what is
+// used, also beyond the end: what comes after the last warp's stream must be memory, and is never used.
+struct Stream {
+    struct Tile {
+        float4 left, right;
+    };
+    const float4* next;
+    Tile queue[SLOTS];
+    int first;  // of the queue
+
+    __device__ __forceinline__ void begin(const float* weights, const int* starts) {
+        const long before = static_cast<long>(__ldg(starts + threadIdx.x / 32)) * (TILE_NUMBERS / 4);
+        next = reinterpret_cast<const float4*>(weights) + before + threadIdx.x % 32;
+        first = 0;
+#pragma unroll
+        for (int i = 0; i < SLOTS; i++) fetch(queue[i]);
+    }
+    // Add `count` tiles to the sums; `from` is the lane's share of the operand.
+    __device__ __forceinline__ void add(int count, const float* from, Sums& sums) {
+        // The places in the queue are registers, so each has its own code.
+#pragma unroll 1
+        for (;;) {
+#pragma unroll
+            for (int i = 0; i < SLOTS; i++) {
+                if (first != i) continue;
+                first = (i + 1) % SLOTS;
+                Fragment fragment;
+                fragment.load(from);
+                sums.add(queue[i].left, fragment);
+                fragment.load(from + COLUMNS * 32 * PAIR);
+                sums.add(queue[i].right, fragment);
+                fetch(queue[i]);
+                from += 2 * COLUMNS * 32 * PAIR;
+                if (--count == 0) return;
+            }
+        }
+    }
+
+   private:
+    __device__ __forceinline__ void fetch(Tile& tile) {
+        tile.left = load_once(next);
+        tile.right = load_once(next + 32);
+        next += TILE_NUMBERS / 4;
+    }
+};
+
 // ---------------------------------------------------------------- who does what
 
-// Tables in shared memory. A stage is one product: {its first row of tiles, its first part, tiles to a warp,
-// tiles in all}; a row of tiles: {tiles before it, and with it, its first column of tiles, first part << 16 | parts};
-// and for every stage and warp the row of tiles where its run begins.
+// Tables in shared memory. Rows of tiles, in the order in which they are shared out: {tiles before it, and with
+// it, its first column of tiles, unused}. For every stage, which is one product, and every warp, its run: {the
+// row of tiles where it begins, its first part, the first tile, the end}. For every stage, its first row of tiles;
+// and for every row of tiles, in their natural order, where the parts of its sums are: first << 16 | how many.
+struct __align__(16) Run {
+    int tile, part, at, stop;
+};
+
 struct Plan {
-    const int4 *stages, *tiles;
-    const int* starts;
+    const int4* tiles;
+    const Run* runs;
+    const int *stages, *places;
+
+    __device__ __forceinline__ Run run(int stage) const { return runs[stage * WARPS + threadIdx.x / 32]; }
+    __device__ __forceinline__ const int* places_of(int stage) const { return places + stages[stage]; }
 };
 
 __device__ __forceinline__ Plan load_plan(const int* __restrict__ tables, int stages, int tiles, float* room) {
     int* to = reinterpret_cast<int*>(room);
-    for (int e = threadIdx.x; e < 4 * (stages + tiles) + stages * WARPS; e += THREADS) to[e] = __ldg(tables + e);
-    const int4* at = reinterpret_cast<const int4*>(room);
-    return {at, at + stages, reinterpret_cast<const int*>(at + stages + tiles)};
+    for (int e = threadIdx.x; e < 5 * tiles + (4 * WARPS + 1) * stages; e += THREADS) to[e] = __ldg(tables + e);
+    const int* rest = to + 4 * tiles + 4 * WARPS * stages;
+    return {reinterpret_cast<const int4*>(to), reinterpret_cast<const Run*>(to + 4 * tiles), rest, rest + stages};
 }
 
-// This warp's share of a product. Parts are stored as [part][COLUMNS][16][8].
-__device__ __forceinline__ void multiply(const Plan& plan, int stage, Stream& stream, const float* operand, float* parts) {
-    const int4 all = plan.stages[stage];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int at = warp * all.z;
-    const int stop = min(at + all.z, all.w);
-    if (at >= stop) return;
-    for (int tile = plan.starts[stage * WARPS + warp]; at < stop; tile++) {
-        const int4 row = plan.tiles[tile];
-        const int upto = min(stop, row.y);
-        const float* from = operand + (row.z + at - row.x) * (2 * COLUMNS * 32 * PAIR) + lane * PAIR;
+// Parts are stored as [part][COLUMNS][16][8].
+__device__ __forceinline__ void multiply(const Plan& plan, Run run, Stream& stream, const float* operand, float* parts) {
+    const int lane = threadIdx.x % 32;
+    float* to = parts + run.part * COLUMNS * 128 + lane / 4 * 8 + 2 * (lane % 4);
+#pragma unroll 1
+    for (; run.at < run.stop; run.tile++) {
+        const int4 row = plan.tiles[run.tile];
+        const int upto = min(run.stop, row.y);
         Sums sums;
         sums.clear();
-#pragma unroll 1
-        for (; at < upto; at++) {
-            float4 left, right;
-            stream.take(left, right);
-            Fragment fragment;
-            fragment.load(from);
-            sums.add(left, fragment);
-            fragment.load(from + COLUMNS * 32 * PAIR);
-            sums.add(right, fragment);
-            from += 2 * COLUMNS * 32 * PAIR;
-        }
-        float* to = parts + (all.y + tile - all.x + warp) * COLUMNS * 128 + lane / 4 * 8 + 2 * (lane % 4);
+        stream.add(upto - run.at, operand + (row.z + run.at - row.x) * (2 * COLUMNS * 32 * PAIR) + lane * PAIR, sums);
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++) {
             *reinterpret_cast<float2*>(to + j * 128) = make_float2(sums.total(j, 0), sums.total(j, 1));
             *reinterpret_cast<float2*>(to + j * 128 + 64) = make_float2(sums.total(j, 2), sums.total(j, 3));
         }
+        to += COLUMNS * 128;
+        run.at = upto;
     }
 }
 
-// Where the parts of a number of the result are: `row` is counted from the stage's first row of tiles.
+// Where the parts of a number of the result are: `row` is counted from the first row of tiles of the stage.
 struct Parts {
     float* at;
     int count;
 
-    __device__ __forceinline__ Parts(const Plan& plan, int stage, float* parts, int row, int n) {
-        const int where = plan.tiles[plan.stages[stage].x + row / 16].w;
-        at = parts + ((where >> 16) * COLUMNS + n / 8) * 128 + row % 16 * 8 + n % 8;
-        count = where & 0xffff;
+    __device__ __forceinline__ Parts(int place, float* parts, int row, int n) {
+        at = parts + ((place >> 16) * COLUMNS + n / 8) * 128 + row % 16 * 8 + n % 8;
+        count = place & 0xffff;
     }
+    __device__ __forceinline__ Parts(const Plan& plan, int stage, float* parts, int row, int n)
+        : Parts(plan.places_of(stage)[row / 16], parts, row, n) {}
+
     __device__ __forceinline__ float total() const {
         float sum = 0.0f;
 #pragma unroll 4
         for (int i = 0; i < count; i++) sum += at[i * COLUMNS * 128];
         return sum;
+    }
+    // The same by all lanes of a group together.
+    template <int LANES>
+    __device__ __forceinline__ float shared_total() const {
+        float sum = 0.0f;
+#pragma unroll 4
+        for (int i = threadIdx.x % LANES; i < count; i += LANES) sum += at[i * COLUMNS * 128];
+        return lane_sum<LANES>(sum);
     }
     // This number, and the one four rows further on.
     __device__ __forceinline__ float2 totals() const {

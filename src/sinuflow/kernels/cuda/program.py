@@ -139,7 +139,7 @@ class Program:
         layers = shape.plan.layers
         self._jobs = gradient_jobs(layers).to(device)
         self._reach = torch.cat([torch.tensor(layer.reach, dtype=torch.int32) for layer in layers]).to(device)
-        self._ends = self._table([layer.rows[: shape.features] for layer in layers[:-1]])
+        self._ends = self._table([layers[0].rows[: shape.features]])  # all hidden layers have the same degrees
         self._wave_offsets = torch.tensor(offsets.waves, dtype=torch.int32, device=device)
         self._weight_offsets = self._table([n.weights for n in offsets.networks])
         self._bias_offsets = self._table([n.biases for n in offsets.networks])
@@ -371,5 +371,6 @@ class Program:
 
     def _block(self, way: _Way, rows: int) -> Block | None:
         """The fastest block of so many rows that there is shared memory for."""
-        blocks = [Block(rows, split, slots) for split in (True, False) for slots in (4, 2)]
+        slots = 4 if rows < 32 else 2  # more would not be held in registers
+        blocks = [Block(rows, split, slots) for split in (True, False)]
         return next((block for block in blocks if way.shared(block) <= self._launcher.shared_bytes), None)

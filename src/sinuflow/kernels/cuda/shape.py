@@ -84,6 +84,7 @@ class FlowShape:
             "NETWORKS": self.networks,
             "GROUP": self.group.degrees,
             "GROUP_UNITS": self.group.units,
+            "DEGREE_UNITS": self.group.units_of_degree,
             "ROWS": block.rows,
             "SPLIT": int(block.split),
             "SLOTS": block.slots,
@@ -98,14 +99,14 @@ class FlowShape:
         operands = block.operand(self.units) + block.operand(self.inputs)
         each = self._residual + 16 * parts + 2 * self.features
         constants = 2 * (self.biases + self.wave_numbers)
-        return 4 * (block.ring + operands + block.rows * each + constants + _tables(len(self.hidden) + 1, tiles))
+        return 4 * (operands + block.rows * each + constants + _tables(len(self.hidden) + 1, tiles))
 
     def backward_shared(self, block: Block, tiles: int, parts: int) -> int:
         """Bytes that flow_backward takes."""
         operands = block.operand(self.units) + block.operand(self.head)
         each = self._residual + 16 * parts + self.features + self.context + 1
         tables = _tables(len(self.hidden) + 1, tiles)
-        return 4 * (block.ring + operands + block.rows * each + self.wave_numbers + tables)
+        return 4 * (operands + block.rows * each + self.wave_numbers + tables)
 
     def inverse_shared(self, block: Block, tiles: int, parts: int) -> int:
         """Bytes that flow_inverse takes."""
@@ -114,18 +115,19 @@ class FlowShape:
         each = self._residual + 16 * parts + 4 * self.features + (self.outputs if self.conditional else 0)
         group = self.group
         fresh = WARPS * group.unit_stride if group.degrees > 1 else 0
-        constants = 2 * (self.biases + group.numbers) + self.wave_numbers + fresh + round_up(depth * self.features, 4)
+        constants = 2 * (self.biases + group.numbers) + self.wave_numbers + fresh + round_up(self.features, 4)
         stages = len(group.ranges(self.features)) * (depth + 1)
-        return 4 * (block.ring + operands + block.rows * each + constants + _tables(stages, tiles))
+        return 4 * (operands + block.rows * each + constants + _tables(stages, tiles))
 
     @cached_property
     def group(self) -> Group:
         """The largest group of degrees that a warp can take for the inverse."""
-        found = Group(1, 0, 0, 0)
+        found = Group(1, 0, 0, 0, 0)
         for degrees in range(2, self.features + 1):
             hidden = self.plan.hidden[0].rows
             counts = [hidden[end - 1] - below(hidden, begin) for begin, end in _ranges(self.features, degrees)]
-            group = Group(degrees, max(counts), len(self.hidden), degrees * self.outputs)
+            single = [hidden[m] - below(hidden, m) for m in range(self.features)]
+            group = Group(degrees, max(counts), max(single), len(self.hidden), degrees * self.outputs)
             if group.units > _MOST_UNITS or group.numbers > _MOST_INNER:
                 break
             found = group
@@ -142,6 +144,7 @@ class Group:
 
     degrees: int
     units: int  # of a layer, at most
+    units_of_degree: int  # likewise
     depth: int
     outputs: int
 
@@ -175,12 +178,7 @@ class Block:
 
     rows: int  # of the batch
     split: bool  # whether activations are stored as two tf32 numbers
-    slots: int  # tiles that a warp has room for
-
-    @property
-    def ring(self) -> int:
-        """Numbers that travel."""
-        return WARPS * self.slots * TILE * TILE
+    slots: int  # tiles that a warp asks for ahead
 
     def operand(self, numbers: int) -> int:
         """Room for so many activations of every row."""
@@ -188,7 +186,7 @@ class Block:
 
 
 def _tables(stages: int, tiles: int) -> int:
-    return 4 * (stages + tiles) + stages * WARPS
+    return 5 * tiles + (4 * WARPS + 1) * stages
 
 
 def round_up(number: int, multiple: int) -> int:

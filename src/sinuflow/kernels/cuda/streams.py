@@ -8,6 +8,7 @@ computed once.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,9 @@ from torch import Tensor
 
 from ..degrees import Layer, below
 from .shape import TILE, WARPS, FlowShape, round_up
+
+#: A warp may have so much more to do than the others, if that saves parts.
+_UNEVEN = 1.05
 
 
 class NetworkOffsets(NamedTuple):
@@ -37,7 +41,7 @@ class Streams(NamedTuple):
 
     gather: Tensor  # what to gather: an index
     starts: Tensor  # tiles before each warp's, and all
-    tables: Tensor  # stages, rows of tiles, and where each warp begins: see Plan in products.cuh
+    tables: Tensor  # see Plan in products.cuh
     tiles: int  # rows of tiles of all stages
     parts: int  # that one stage can have
 
@@ -121,64 +125,94 @@ def streams(stages: list[Stage], networks: list[NetworkOffsets], zero: int) -> S
     """Share out the stages of all networks, in this order; ``zero`` is where a number is that is always zero."""
     runs: list[list[Tensor]] = [[] for _ in range(WARPS)]
     owners: list[list[int]] = [[] for _ in range(WARPS)]
-    stage_rows, tile_rows, starts = list[list[int]](), list[list[int]](), list[list[int]]()
-    most_parts = 1
+    tables = _Tables()
     for stage in stages:
-        items, spans = _tiles(stage.places)
-        each = -(-len(items) // WARPS)
-        stage_rows.append([len(tile_rows), stage.first_part, each, len(items)])
-        found = [_part_range(stage.first_part + i, begin, end, each) for i, (begin, end, _) in enumerate(spans)]
-        most_parts = max([most_parts, *(first + max(1, count) for first, count in found)])
-        starts.append([_first_row(spans, warp * each, len(tile_rows)) for warp in range(WARPS)])
-        for (begin, end, column), (first, count) in zip(spans, found, strict=True):
-            tile_rows.append([begin, end, column, first << 16 | count])
-        for warp in range(WARPS):
-            mine = items[warp * each : (warp + 1) * each]
-            runs[warp].append(mine)
-            owners[warp] += [stage.layer] * len(mine)
+        items, ends = tables.add(stage)
+        for warp, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+            runs[warp].append(items[begin:end])
+            owners[warp] += [stage.layer] * (end - begin)
     offsets = torch.tensor([network.weights for network in networks])
-    gathered, ends = [], [0]
+    gathered, starts = [], [0]
     for run, owner in zip(runs, owners, strict=True):
         places = torch.cat(run)
         at = offsets[:, torch.tensor(owner, dtype=torch.int64)].unsqueeze(-1) + places
         gathered.append(torch.where(places < 0, zero, at).flatten())
-        ends.append(ends[-1] + len(networks) * len(places))
-    flat = [number for table in (stage_rows, tile_rows, starts) for row in table for number in row]
+        starts.append(starts[-1] + len(networks) * len(places))
+    gather = torch.cat(gathered).to(torch.int32)
     return Streams(
-        torch.cat(gathered).to(torch.int32),
-        torch.tensor(ends, dtype=torch.int32),
-        torch.tensor(flat, dtype=torch.int32),
-        len(tile_rows),
-        most_parts,
+        gather, torch.tensor(starts, dtype=torch.int32), tables.joined(), len(tables.tiles), tables.most_parts
     )
 
 
-def _tiles(matrix: Tensor) -> tuple[Tensor, list[tuple[int, int, int]]]:
-    """The tiles of a matrix in the order of a warp's lanes, (tiles, 256); and for each row of tiles how many
-    come before it, how many with it, and its first column of tiles."""
+class _Tables:
+    """What products.cuh has to know of the stages."""
+
+    def __init__(self) -> None:
+        self.tiles, self.runs = list[list[int]](), list[list[int]]()
+        self.stages, self.places = list[int](), list[int]()
+        self.most_parts = 1
+
+    def add(self, stage: Stage) -> tuple[Tensor, list[int]]:
+        """The tiles of a stage in the order in which they are shared out, and where each warp's run ends."""
+        rows = _rows_of_tiles(stage.places)
+        order, ends = _shared_out([len(tiles) for _, tiles in rows])
+        places, runs, part, before, warp = [0] * len(rows), list[list[int]](), stage.first_part, 0, 0
+        starts = [0, *ends[:-1]]
+        for position, i in enumerate(order):
+            column, tiles = rows[i]
+            after = before + len(tiles)
+            self.tiles.append([before, after, column, 0])
+            first = part
+            while warp < WARPS and starts[warp] < after:
+                if starts[warp] < ends[warp] and starts[warp] >= before:
+                    part += starts[warp] > before
+                    runs.append([len(self.places) + position, part, starts[warp], ends[warp]])
+                elif starts[warp] >= before:
+                    runs.append([0, 0, 0, 0])
+                warp += 1
+            places[i] = first << 16 | (part - first + 1 if len(tiles) else 0)
+            part, before = part + 1, after  # also a row without tiles has a place
+        runs += [[0, 0, 0, 0]] * (WARPS - len(runs))
+        self.stages.append(len(self.places))
+        self.places += places
+        self.runs += runs
+        self.most_parts = max(self.most_parts, part)
+        return torch.cat([stage.places.new_empty((0, TILE * TILE)), *(rows[i][1] for i in order)]), ends
+
+    def joined(self) -> Tensor:
+        """All of them, one after the other."""
+        flat = [number for table in (self.tiles, self.runs) for row in table for number in row]
+        return torch.tensor(flat + self.stages + self.places, dtype=torch.int32)
+
+
+def _shared_out(counts: list[int]) -> tuple[list[int], list[int]]:
+    """An order of the rows of tiles, and where the run of each warp ends.
+
+    If whole rows can be shared out evenly, no sums come in parts. If not, runs end inside of rows.
+    """
+    total = sum(counts)
+    each = -(-total // WARPS)
+    shares: list[list[int]] = [[] for _ in range(WARPS)]
+    loads = [0] * WARPS
+    for i in sorted(range(len(counts)), key=lambda i: -counts[i]):
+        least = loads.index(min(loads))
+        shares[least].append(i)
+        loads[least] += counts[i]
+    if max(loads) <= _UNEVEN * each:
+        return [i for share in shares for i in share], list(accumulate(loads))
+    return list(range(len(counts))), [min(total, (warp + 1) * each) for warp in range(WARPS)]
+
+
+def _rows_of_tiles(matrix: Tensor) -> list[tuple[int, Tensor]]:
+    """For each row of tiles, its first column of tiles, and the tiles in the order of a warp's lanes, (tiles, 256)."""
     rows, columns = matrix.shape
     whole = torch.full((round_up(rows, TILE), round_up(max(1, columns), TILE)), -1)
     whole[:rows, :columns] = matrix
     # (row of tiles, half, group, column of tiles, product, half, member) to the order of products and lanes.
     tiles = whole.view(-1, 2, 8, whole.shape[1] // TILE, 2, 2, 4).permute(0, 3, 4, 2, 6, 5, 1).flatten(2)
-    parts, spans, count = [whole.new_empty((0, TILE * TILE))], list[tuple[int, int, int]](), 0
+    found = []
     for row in tiles:
         used = (row >= 0).any(1).nonzero().flatten()
         first, end = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
-        parts.append(row[first:end])
-        spans.append((count, count + end - first, first))
-        count += end - first
-    return torch.cat(parts), spans
-
-
-def _part_range(row: int, begin: int, end: int, each: int) -> tuple[int, int]:
-    """The first part of a row of tiles, and their number: every warp that has any of it makes one."""
-    if not each:
-        return row, 0
-    first = min(begin // each, WARPS - 1)  # also a row without tiles has a place
-    return row + first, (end - 1) // each - first + 1 if end > begin else 0
-
-
-def _first_row(spans: list[tuple[int, int, int]], item: int, before: int) -> int:
-    """The row of tiles that has an item."""
-    return before + next((i for i, (begin, end, _) in enumerate(spans) if begin <= item < end), 0)
+        found.append((first, row[first:end]))
+    return found

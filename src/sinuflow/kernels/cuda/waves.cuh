@@ -12,19 +12,6 @@ constexpr int SPREAD = spare_lanes(lanes_for(WAVES));
 constexpr int TOGETHER = lanes_for(WAVES);
 static_assert(WAVES <= 32, "a lane for every wave");
 
-template <int LANES>
-__device__ __forceinline__ float lane_sum(float value) {
-#pragma unroll
-    for (int distance = LANES / 2; distance; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
-    return value;
-}
-template <int LANES>
-__device__ __forceinline__ float lane_max(float value) {
-#pragma unroll
-    for (int distance = LANES / 2; distance; distance /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, distance));
-    return value;
-}
-
 // All features of all rows, a group of lanes for each: `use` gets the element, and whether this lane is the
 // one that stores its results. Whole warps come along, because they exchange numbers.
 template <int LANES, class Use>
@@ -48,6 +35,7 @@ struct Waves {
     static __device__ __forceinline__ int number(int i) { return threadIdx.x % LANES + LANES * i; }
     static __device__ __forceinline__ bool exists(int i) { return WAVES % LANES == 0 || number(i) < WAVES; }
 
+    template <bool CURVED = true>
     __device__ __forceinline__ Value at(float x) const {
         float rise = 0.0f, slope = 0.0f, curvature = 0.0f;
 #pragma unroll
@@ -57,9 +45,9 @@ struct Waves {
             const float square = sine * sine, product = sine * cosine, turn = fmaf(-2.0f, square, 1.0f);
             rise = fmaf(q[i] * square - p[i] * product, inverse[i], rise);
             slope += fmaf(p[i], turn, -2.0f * q[i] * product);
-            curvature = fmaf(2.0f * a[i], fmaf(q[i], turn, 2.0f * p[i] * product), curvature);
+            if (CURVED) curvature = fmaf(2.0f * a[i], fmaf(q[i], turn, 2.0f * p[i] * product), curvature);
         }
-        return {x + (shift + lane_sum<LANES>(rise)), 1.0f - lane_sum<LANES>(slope), lane_sum<LANES>(curvature)};
+        return {x + (shift + lane_sum<LANES>(rise)), 1.0f - lane_sum<LANES>(slope), CURVED ? lane_sum<LANES>(curvature) : 0.0f};
     }
 };
 
