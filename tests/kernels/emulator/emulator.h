@@ -182,6 +182,10 @@ inline void copy_async(float* to, const float4* from) {
     if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16) std::abort();
     emulator::fibers[emulator::current].open.push_back({to, from});
 }
+inline void copy_or_zero(float* to, const float4* from, bool copies) {
+    static const float4 zeros{};
+    copy_async(to, copies ? from : &zeros);
+}
 inline float4 load_once(const float4* from) { return *from; }
 inline void end_group() {
     auto& fiber = emulator::fibers[emulator::current];

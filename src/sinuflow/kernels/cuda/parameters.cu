@@ -14,31 +14,21 @@ struct WeightArguments {
 };
 
 constexpr int TILE = 64, CHUNK = 32, CHUNK_STRIDE = TILE + 8, WEIGHT_WARPS = 4;
+static_assert(2 * TILE == 32 * WEIGHT_WARPS, "two threads to a column for the gradient of the bias");
 
-// A chunk of an operand, [CHUNK rows of the batch][TILE columns], held by the threads of a block.
-struct Chunk {
-    float4 part[CHUNK * TILE / 4 / (32 * WEIGHT_WARPS)];
-
-    __device__ __forceinline__ void load(const float* __restrict__ from, int width, int column, long row, long batch) {
+// A chunk of an operand, [CHUNK rows of the batch][TILE columns], on its way to shared memory.
+__device__ __forceinline__ void fetch_chunk(float* to, const float* __restrict__ from, int width, int column, long row, long batch) {
 #pragma unroll
-        for (int i = 0; i < CHUNK * TILE / 4 / (32 * WEIGHT_WARPS); i++) {
-            const int e = threadIdx.x + i * 32 * WEIGHT_WARPS, n = e / (TILE / 4), c = column + e % (TILE / 4) * 4;
-            part[i] = row + n < batch && c < width ? __ldg(reinterpret_cast<const float4*>(from + (row + n) * width + c))
-                                                   : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        }
+    for (int i = 0; i < CHUNK * TILE / 4 / (32 * WEIGHT_WARPS); i++) {
+        const int e = threadIdx.x + i * 32 * WEIGHT_WARPS, n = e / (TILE / 4), c = e % (TILE / 4) * 4;
+        const bool exists = row + n < batch && column + c < width;
+        copy_or_zero(to + n * CHUNK_STRIDE + c, reinterpret_cast<const float4*>(exists ? from + (row + n) * width + column + c : from), exists);
     }
-    __device__ __forceinline__ void store(float* to) const {
-#pragma unroll
-        for (int i = 0; i < CHUNK * TILE / 4 / (32 * WEIGHT_WARPS); i++) {
-            const int e = threadIdx.x + i * 32 * WEIGHT_WARPS, n = e / (TILE / 4), c = e % (TILE / 4) * 4;
-            *reinterpret_cast<float4*>(to + n * CHUNK_STRIDE + c) = part[i];
-        }
-    }
-};
+}
 
 // One tile of the gradient of one matrix: the sum over the batch of g h^T.
-extern "C" __global__ void __launch_bounds__(32 * WEIGHT_WARPS) weight_gradients(const WeightArguments p) {
-    __shared__ __align__(16) float left[CHUNK * CHUNK_STRIDE], right[CHUNK * CHUNK_STRIDE];
+extern "C" __global__ void __launch_bounds__(32 * WEIGHT_WARPS, 3) weight_gradients(const WeightArguments p) {
+    __shared__ __align__(16) float left[2][CHUNK * CHUNK_STRIDE], right[2][CHUNK * CHUNK_STRIDE];
     const int* job = p.jobs + 4 * blockIdx.x;
     const int layer = job[0], row = job[1], column = job[2], network = blockIdx.y;
     const long batch = p.batch, hidden = static_cast<long>(network) * DEPTH * batch * UNITS;
@@ -51,32 +41,38 @@ extern "C" __global__ void __launch_bounds__(32 * WEIGHT_WARPS) weight_gradients
     const int top = threadIdx.x / 64 * 32, side = threadIdx.x / 32 % 2 * 32;  // of this warp's quarter
 
     float sum[2][4][4] = {}, cross[2][4][4] = {}, of_bias = 0.0f;
-    Chunk next_left, next_right;
-    next_left.load(g, left_width, row, 0, batch);
-    next_right.load(h, right_width, column, 0, batch);
-    for (long n = 0; n < batch; n += CHUNK) {
+    fetch_chunk(left[0], g, left_width, row, 0, batch);
+    fetch_chunk(right[0], h, right_width, column, 0, batch);
+    end_group();
+    int now = 0;
+    for (long n = 0; n < batch; n += CHUNK, now ^= 1) {
+        fetch_chunk(left[now ^ 1], g, left_width, row, n + CHUNK, batch);
+        fetch_chunk(right[now ^ 1], h, right_width, column, n + CHUNK, batch);
+        end_group();
+        wait_for_groups<1>();
         __syncthreads();
-        next_left.store(left);
-        next_right.store(right);
-        __syncthreads();
-        next_left.load(g, left_width, row, n + CHUNK, batch);
-        next_right.load(h, right_width, column, n + CHUNK, batch);
-        if (column == 0 && threadIdx.x < TILE)
-            for (int k = 0; k < CHUNK; k++) of_bias += left[k * CHUNK_STRIDE + threadIdx.x];
+        const float *a = left[now], *b = right[now];
+        if (column == 0)
+#pragma unroll 8
+            for (int k = threadIdx.x / TILE; k < CHUNK; k += 2) of_bias += a[k * CHUNK_STRIDE + threadIdx.x % TILE];
 #pragma unroll
         for (int k = 0; k < CHUNK; k += 8) {
             float high[4][2], low[4][2];
 #pragma unroll
             for (int j = 0; j < 4; j++)
 #pragma unroll
-                for (int half = 0; half < 2; half++)
-                    split(right[(k + member + 4 * half) * CHUNK_STRIDE + side + 8 * j + group], high[j][half], low[j][half]);
+                for (int half = 0; half < 2; half++) {
+                    high[j][half] = b[(k + member + 4 * half) * CHUNK_STRIDE + side + 8 * j + group];
+                    low[j][half] = dropped(high[j][half]);
+                }
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 float above[4], below[4];
 #pragma unroll
-                for (int c = 0; c < 4; c++)
-                    split(left[(k + member + 4 * (c / 2)) * CHUNK_STRIDE + top + 16 * i + group + 8 * (c % 2)], above[c], below[c]);
+                for (int c = 0; c < 4; c++) {
+                    above[c] = a[(k + member + 4 * (c / 2)) * CHUNK_STRIDE + top + 16 * i + group + 8 * (c % 2)];
+                    below[c] = dropped(above[c]);
+                }
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
                     mma_tf32(sum[i][j], above, high[j]);
@@ -85,6 +81,7 @@ extern "C" __global__ void __launch_bounds__(32 * WEIGHT_WARPS) weight_gradients
                 }
             }
         }
+        __syncthreads();
     }
     const int* reach = p.reach + layer * HIDDEN;
     float* out = p.gradient + p.weight_offsets[network * (DEPTH + 1) + layer];
@@ -97,8 +94,11 @@ extern "C" __global__ void __launch_bounds__(32 * WEIGHT_WARPS) weight_gradients
                 const int u = row + top + 16 * i + group + 8 * (c / 2), k = column + side + 8 * j + 2 * member + c % 2;
                 if (u < rows && k < reach[u]) out[static_cast<long>(u) * columns + k] = sum[i][j][c] + cross[i][j][c];
             }
-    if (column == 0 && threadIdx.x < TILE && row + threadIdx.x < rows)
-        p.gradient[p.bias_offsets[network * (DEPTH + 1) + layer] + row + threadIdx.x] = of_bias;
+    if (column) return;
+    if (threadIdx.x >= TILE) left[0][threadIdx.x - TILE] = of_bias;
+    __syncthreads();
+    if (threadIdx.x < TILE && row + threadIdx.x < rows)
+        p.gradient[p.bias_offsets[network * (DEPTH + 1) + layer] + row + threadIdx.x] = of_bias + left[0][threadIdx.x];
 }
 
 struct WaveArguments {

@@ -22,6 +22,10 @@ __device__ __forceinline__ void mma_tf32(float (&c)[4], const float (&a)[4], con
 __device__ __forceinline__ void copy_async(float* to, const float4* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from) : "memory");
 }
+__device__ __forceinline__ void copy_or_zero(float* to, const float4* from, bool copies) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from),
+                 "r"(copies ? 16 : 0) : "memory");
+}
 // Numbers that nobody else needs: they must not drive others out of the cache.
 __device__ __forceinline__ float4 load_once(const float4* from) {
     float4 found;
