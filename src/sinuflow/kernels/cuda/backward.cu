@@ -74,21 +74,22 @@ __device__ __forceinline__ float through_waves(float x, float grad, float grad_l
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const BackwardArguments p) {
     DYNAMIC_SHARED(memory);
-    float* units = memory;  // operands
-    float* outputs = units + operand_size(UNITS);
-    float* residual = outputs + operand_size(HEAD16);  // a pair for every lane, as in an operand
+    float* rings = memory;
+    float* units = rings + RING;  // operands, for one layer and the next
+    float* outputs = units + 2 * operand_size(UNITS);
+    float* residual = outputs + operand_size(HEAD16);  // [UNITS / 16][4 COLUMNS][32 lanes]
     float* waves = residual + (STREAMS ? UNITS * ROWS : 0);
     float* parts = waves + WAVE_NUMBERS;
     float* grad = parts + p.parts * 16 * ROWS;  // [FEATURES][ROWS]
     float* of_context = grad + FEATURES * ROWS;
     float* of_ladj = of_context + CONTEXT * ROWS;
     float* tables = of_ladj + ROWS;
-    const int first = blockIdx.x * ROWS, batch = p.batch;
+    const int first = blockIdx.x * ROWS, batch = p.batch, lane = threadIdx.x % 32;
     const long rows = batch;
 
-    const Plan plan = load_plan(p.tables, DEPTH + 1, p.tiles, tables);
+    const Plan plan = load_plan(p.tables, DEPTH + 1, DEPTH + 1, p.tiles, tables);
     Stream stream;
-    stream.begin(p.weights, p.starts);
+    stream.begin(p.weights, p.starts, rings);
     for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
         const int n = first + e % ROWS;
         const long at = e / ROWS * rows + n;
@@ -146,49 +147,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
 #pragma unroll 1
         for (int layer = DEPTH - 1; layer >= 0; layer--) {
             const int stage = DEPTH - 1 - layer;
-            const long base = (static_cast<long>(network) * DEPTH + layer) * rows + first;
-            // Whether the units were above zero: asked for before the product, needed after it.
-            constexpr int MINE = (pairs_of(UNITS) + THREADS - 1) / THREADS;
-            constexpr bool EARLY = MINE <= 4;  // more of them would not be held in registers
-            float2 asked[EARLY ? MINE : 1];
-            auto kept = [&](int e) {
-                const int unit = e / 32 / COLUMNS * 8 + e % 4, n = e / 32 % COLUMNS * 8 + e % 32 / 4;
-                const float* from = p.kept_hidden + (base + n) * UNITS + unit;
-                return e < pairs_of(UNITS) && first + n < batch ? make_float2(__ldg(from), __ldg(from + 4)) : make_float2(0.0f, 0.0f);
-            };
-            if (EARLY)
+            const float* from = stage ? units + (stage - 1) % 2 * operand_size(UNITS) : outputs;
+            float* to = units + stage % 2 * operand_size(UNITS);
+            const long base = ((static_cast<long>(network) * DEPTH + layer) * rows + first) * UNITS;
+            const bool streams = STREAMS && layer % 2 == 0;
+            float kept[4 * COLUMNS];
+            auto ask = [&](int tile) {  // whether the units were above zero: needed after the product
 #pragma unroll
-                for (int i = 0; i < MINE; i++) asked[EARLY ? i : 0] = kept(threadIdx.x + i * THREADS);
-            multiply(plan, run, stream, stage ? units : outputs, parts);
+                for (int which = 0; which < 4 * COLUMNS; which++) {
+                    const int unit = 16 * tile + lane / 4 + which % 4 / 2 * 8, n = which / 4 * 8 + 2 * (lane % 4) + which % 2;
+                    kept[which] = first + n < batch ? __ldg(p.kept_hidden + base + n * UNITS + unit) : 0.0f;
+                }
+            };
+            multiply_rows(plan, run, stream, from, ask, [&](int unit, int n, int which, float value) {
+                value = kept[which] > 0.0f ? value : 0.0f;
+                if (streams) {
+                    float* sum = residual + (unit / 16 * 4 * COLUMNS + which) * 32 + lane;
+                    if (layer + 2 < DEPTH) value += *sum;
+                    *sum = value;
+                }
+                store_one(to, unit, n, value);
+                if (first + n < batch) p.grad_hidden[base + n * UNITS + unit] = value;
+            });
             run = plan.run(stage + 1);  // whatever does not depend on others is done before waiting for them
-            const int* places = plan.places_of(stage);
-            __syncthreads();
-            auto pass = [&](int e, float2 above) {
-                const int unit = e / 32 / COLUMNS * 8 + e % 4, n = e / 32 % COLUMNS * 8 + e % 32 / 4;
-                const float2 found = Parts(places[unit / 16], parts, unit, n).totals();
-                float low = above.x > 0.0f ? found.x : 0.0f, high = above.y > 0.0f ? found.y : 0.0f;
-                if (STREAMS && layer % 2 == 0) {
-                    float2* sum = reinterpret_cast<float2*>(residual) + e;
-                    if (layer + 2 < DEPTH) low += sum->x, high += sum->y;
-                    *sum = make_float2(low, high);
-                }
-                store_pair(units, e, low, high);
-                if (first + n < batch) {
-                    float* to = p.grad_hidden + (base + n) * UNITS + unit;
-                    to[0] = low, to[4] = high;
-                }
-            };
-            if (EARLY) {
-#pragma unroll
-                for (int i = 0; i < MINE; i++)
-                    if (threadIdx.x + i * THREADS < pairs_of(UNITS)) pass(threadIdx.x + i * THREADS, asked[EARLY ? i : 0]);
-            } else {
-#pragma unroll 4
-                for (int e = threadIdx.x; e < pairs_of(UNITS); e += THREADS) pass(e, kept(e));
-            }
             __syncthreads();
         }
-        multiply(plan, run, stream, units, parts);
+        multiply_parts(plan, run, stream, parts, [&](int) { return units + (DEPTH - 1) % 2 * operand_size(UNITS); });
         run = plan.run(0);
         wait_for_all();
         __syncthreads();

@@ -32,22 +32,23 @@ __device__ __forceinline__ void fetch_constants(const float* biases, const float
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const ForwardArguments p) {
     DYNAMIC_SHARED(memory);
-    float* units = memory;  // operands
-    float* inputs = units + operand_size(UNITS);
-    float* residual = inputs + operand_size(INPUTS16);  // a pair for every lane, as in an operand
+    float* rings = memory;
+    float* units = rings + RING;  // operands, for one layer and the next
+    float* inputs = units + 2 * operand_size(UNITS);
+    float* residual = inputs + operand_size(INPUTS16);  // [UNITS / 16][4 COLUMNS][32 lanes]
     float* constants = residual + (STREAMS ? UNITS * ROWS : 0);
     float* parts = constants + 2 * CONSTANTS;
     float* x = parts + p.parts * 16 * ROWS;  // [FEATURES][ROWS]
     float* ladj = x + FEATURES * ROWS;
     float* tables = ladj + FEATURES * ROWS;
-    const int first = blockIdx.x * ROWS, batch = p.batch;
+    const int first = blockIdx.x * ROWS, batch = p.batch, lane = threadIdx.x % 32;
     const long rows = batch;
     const bool keeps = p.kept_inputs != nullptr;
 
-    const Plan plan = load_plan(p.tables, DEPTH + 1, p.tiles, tables);
+    const Plan plan = load_plan(p.tables, DEPTH + 1, DEPTH + 1, p.tiles, tables);
     fetch_constants(p.biases, p.waves, 0, constants);  // with the first tiles
     Stream stream;
-    stream.begin(p.weights, p.starts);
+    stream.begin(p.weights, p.starts, rings);
     for (int e = threadIdx.x; e < INPUTS16 * ROWS; e += THREADS) {
         const int i = e / ROWS, n = e % ROWS;
         store_one(inputs, i, n, i < CONTEXT && first + n < batch ? p.context[i * rows + first + n] : 0.0f);
@@ -85,42 +86,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
             }
 #pragma unroll 1
         for (int layer = 0; layer < DEPTH; layer++) {
-            multiply(plan, run, stream, layer ? units : inputs, parts);
-            run = plan.run(layer + 1);  // whatever does not depend on others is done before waiting for them
-            const int* places = plan.places_of(layer);
-            __syncthreads();
-            each_pair<UNITS>([&](int e, int unit, int n) {
-                const float2 found = Parts(places[unit / 16], parts, unit, n).totals();
-                float low = found.x + bias[layer * UNITS + unit], high = found.y + bias[layer * UNITS + unit + 4];
-                if (STREAMS && layer % 2 == 0) {
-                    float2* sum = reinterpret_cast<float2*>(residual) + e;
-                    if (layer) low += sum->x, high += sum->y;
-                    *sum = make_float2(low, high);
+            const float* from = layer ? units + (layer - 1) % 2 * operand_size(UNITS) : inputs;
+            float* to = units + layer % 2 * operand_size(UNITS);
+            float* kept = p.kept_hidden + ((static_cast<long>(network) * DEPTH + layer) * rows + first) * UNITS;
+            const bool streams = STREAMS && layer % 2 == 0;
+            multiply_rows(plan, run, stream, from, [](int) {}, [&](int unit, int n, int which, float value) {
+                value += bias[layer * UNITS + unit];
+                if (streams) {
+                    float* sum = residual + (unit / 16 * 4 * COLUMNS + which) * 32 + lane;
+                    if (layer) value += *sum;
+                    *sum = value;
                 }
-                low = rectified(low), high = rectified(high);
-                store_pair(units, e, low, high);
-                if (keeps && first + n < batch) {
-                    float* to = p.kept_hidden + ((static_cast<long>(network) * DEPTH + layer) * rows + first + n) * UNITS + unit;
-                    to[0] = low, to[4] = high;
-                }
+                value = rectified(value);
+                store_one(to, unit, n, value);
+                if (keeps && first + n < batch) kept[n * UNITS + unit] = value;
             });
+            run = plan.run(layer + 1);  // whatever does not depend on others is done before waiting for them
             __syncthreads();
         }
-        multiply(plan, run, stream, units, parts);
+        multiply_parts(plan, run, stream, parts, [&](int) { return units + (DEPTH - 1) % 2 * operand_size(UNITS); });
         run = plan.run(0);
         __syncthreads();
         bias += DEPTH * UNITS;
         if (CONDITIONAL) {
-            each_pair<HEAD16>([&](int, int row, int n) {
+            for (int e = threadIdx.x; e < HEAD16 * ROWS; e += THREADS) {
+                const int row = e / (8 * ROWS) * 8 + e % 8, n = e / 8 % ROWS;
                 const Parts at(plan, DEPTH, parts, row, n);
-                const float2 found = at.totals();
-                const float low = found.x + bias[row], high = found.y + bias[row + 4];
-                at.at[0] = low, at.at[32] = high;  // the first part now is the sum
-                if (keeps && first + n < batch) {
-                    float* to = p.kept_outputs + (network * rows + first + n) * HEAD16 + row;
-                    to[0] = low, to[4] = high;
-                }
-            });
+                const float value = at.total() + bias[row];
+                at.at[0] = value;  // the first part now is the sum
+                if (keeps && first + n < batch) p.kept_outputs[(network * rows + first + n) * HEAD16 + row] = value;
+            }
             __syncthreads();
         }
         each_element<SPREAD>([&](int e, bool stores) {

@@ -29,13 +29,17 @@ constexpr int LAYERS = CONDITIONAL ? NETWORKS : NETWORKS / 2 * 3 + 1;
 constexpr float EPSILON = 1.1920929e-07f, SLOW = 0.1f;
 
 // Inside a group: lane l of a warp has units l, l + 32..., and parameters of features likewise. Weights are
-// stored as [GROUP features][UNIT_STRIDE], for each further layer [GROUP_UNITS][UNIT_STRIDE], and for the head
-// [GROUP_UNITS][OUTPUT_STRIDE].
+// stored as [GROUP features][UNIT_STRIDE], for each further layer [INNER_ROWS][UNIT_STRIDE], and for the head
+// [INNER_ROWS][OUTPUT_STRIDE].
 constexpr bool GROUPED = GROUP > 1;
 constexpr int GROUPS = (FEATURES + GROUP - 1) / GROUP;
 constexpr int MINE = GROUPED ? (GROUP_UNITS + 31) / 32 : 1, UNIT_STRIDE = 32 * MINE;
 constexpr int MY_OUTPUTS = GROUPED ? (GROUP * OUTPUTS + 31) / 32 : 1, OUTPUT_STRIDE = 32 * MY_OUTPUTS;
-constexpr int INNER = GROUPED ? (GROUP + (DEPTH - 1) * GROUP_UNITS) * UNIT_STRIDE + GROUP_UNITS * OUTPUT_STRIDE : 0;
+// The units of a degree are DEGREE_UNITS at most, so that loops over them can be written out; after the last of a
+// group there are as many zeros.
+constexpr int INNER_ROWS = GROUP_UNITS + DEGREE_UNITS;
+constexpr int INNER = GROUPED ? (GROUP + (DEPTH - 1) * INNER_ROWS) * UNIT_STRIDE + INNER_ROWS * OUTPUT_STRIDE : 0;
+constexpr int FRESH = UNIT_STRIDE + DEGREE_UNITS;
 
 // A bracketed search for tau(x) = target, with the local parabola; all threads of a group hold the same state.
 struct Search {
@@ -100,14 +104,15 @@ __device__ __forceinline__ void find(Search& search, const Waves<LANES>& waves, 
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const InverseArguments p) {
     DYNAMIC_SHARED(memory);
-    float* units = memory;  // operands, one for every hidden layer
+    float* rings = memory;
+    float* units = rings + RING;  // operands, one for every hidden layer
     float* inputs = units + DEPTH * operand_size(UNITS);
     float* residual = inputs + operand_size(INPUTS16);  // [UNITS][ROWS]
     float* biases = residual + (STREAMS ? UNITS * ROWS : 0);
     float* waves = biases + 2 * BIASES;
     float* inner = waves + WAVE_NUMBERS;  // of this group and the next
-    float* fresh = inner + 2 * INNER;     // units that were found last, [WARPS][UNIT_STRIDE]
-    float* parts = fresh + (GROUPED ? WARPS * UNIT_STRIDE : 0);
+    float* fresh = inner + 2 * INNER;     // units that were found last, [WARPS][FRESH]
+    float* parts = fresh + (GROUPED ? padded(WARPS * FRESH, 4) : 0);
     float* out = parts + p.parts * 16 * ROWS;  // [ROWS][OUTPUTS]
     float* x = out + (CONDITIONAL ? ROWS * OUTPUTS : 0);  // [FEATURES][ROWS]
     float* ladj = x + FEATURES * ROWS;
@@ -132,11 +137,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         const float4* from = reinterpret_cast<const float4*>(p.inner + static_cast<long>(index) * INNER);
         for (int e = threadIdx.x; e < INNER / 4; e += THREADS) copy_async(inner + index % 2 * INNER + 4 * e, from + e);
     };
-    const Plan plan = load_plan(p.tables, GROUPS * (DEPTH + 1), p.tiles, tables);
+    const Plan plan = load_plan(p.tables, GROUPED ? GROUPS : GROUPS * (DEPTH + 1), GROUPS * (DEPTH + 1), p.tiles, tables);
     fetch_biases(NETWORKS - 1);
     fetch_inner(NETWORKS - 1, 0);
     Stream stream;
-    stream.begin(p.weights, p.starts);
+    stream.begin(p.weights, p.starts, rings);
     for (int e = threadIdx.x; e < FEATURES; e += THREADS) ends[e] = __ldg(p.ends + e);
     // Products run over whole groups of eight, with weights of zero for what is not known yet: it must be a number.
     for (int e = threadIdx.x; e < DEPTH * operand_size(UNITS) + operand_size(INPUTS16); e += THREADS) units[e] = 0.0f;
@@ -150,6 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         const int i = e / ROWS, n = e % ROWS;
         store_one(inputs, i, n, first + n < batch ? p.context[i * rows + first + n] : 0.0f);
     }
+    auto operand_of = [&](int layer) { return layer ? units + (layer - 1) * operand_size(UNITS) : inputs; };
     int layer_index = 0;
 
     // A layer's certificate: the worst of its features, row by row.
@@ -222,7 +228,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     // once to all that depends on it.
     auto substitute = [&](int network, int begin, int end, int stage, int n, const float* weights) {
         const float* bias = biases + network % 2 * BIASES;
-        float* mine = fresh + warp * UNIT_STRIDE;
+        float* mine = fresh + warp * FRESH;
+        for (int i = lane; i < DEGREE_UNITS; i += 32) mine[UNIT_STRIDE + i] = 0.0f;
         float before[DEPTH][MINE], outputs[MY_OUTPUTS];
         const int row = begin ? ends[begin - 1] : 0, count = ends[end - 1] - row;
 #pragma unroll
@@ -251,20 +258,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                     mine[unit] = unit >= low && unit < high ? rectified(before[layer][r]) : 0.0f;
                 }
                 __syncwarp();
-                const float* from = weights + (GROUP + layer * GROUP_UNITS) * UNIT_STRIDE + lane;
+                // Units of higher degrees are zero here, and so is what comes after the last.
+                const float* found = mine + low;
+                const float* from = weights + (GROUP + layer * INNER_ROWS) * UNIT_STRIDE + lane;
+                from += low * (layer + 1 < DEPTH ? UNIT_STRIDE : OUTPUT_STRIDE);
 #pragma unroll
                 for (int i = 0; i < DEGREE_UNITS; i++) {
-                    const int unit = min(low + i, GROUP_UNITS - 1);
-                    const float value = low + i < GROUP_UNITS ? mine[unit] : 0.0f;  // of other degrees, it is zero
                     if (layer + 1 < DEPTH) {
 #pragma unroll
                         for (int r = 0; r < MINE; r++) {
                             float& sum = before[layer + 1 < DEPTH ? layer + 1 : 0][r];
-                            sum = fmaf(from[unit * UNIT_STRIDE + 32 * r], value, sum);
+                            sum = fmaf(from[i * UNIT_STRIDE + 32 * r], found[i], sum);
                         }
                     } else {
 #pragma unroll
-                        for (int r = 0; r < MY_OUTPUTS; r++) outputs[r] = fmaf(from[unit * OUTPUT_STRIDE + 32 * r], value, outputs[r]);
+                        for (int r = 0; r < MY_OUTPUTS; r++) outputs[r] = fmaf(from[i * OUTPUT_STRIDE + 32 * r], found[i], outputs[r]);
                     }
                 }
                 __syncwarp();
@@ -319,9 +327,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
             const int begin = group * GROUP, end = min(begin + GROUP, FEATURES), stage = group * (DEPTH + 1);
             if (GROUPED) {
                 fetch_inner(network, group + 1);
-#pragma unroll 1
-                for (int layer = 0; layer <= DEPTH; layer++)
-                    multiply(plan, plan.run(stage + layer), stream, layer ? units + (layer - 1) * operand_size(UNITS) : inputs, parts);
+                multiply_parts(plan, plan.run(group), stream, parts, operand_of);
                 __syncthreads();
                 const float* weights = inner + (network * GROUPS + group) % 2 * INNER;
                 for (int n = warp; n < ROWS; n += WARPS) substitute(network, begin, end, stage, n, weights);
@@ -333,7 +339,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                 const int row = begin ? ends[begin - 1] : 0, count = ends[begin] - row;
                 if (count == 0) continue;
                 float* mine = units + layer * operand_size(UNITS);
-                multiply(plan, plan.run(stage + layer), stream, layer ? mine - operand_size(UNITS) : inputs, parts);
+                multiply_parts(plan, plan.run(stage + layer), stream, parts, operand_of);
                 __syncthreads();
                 for (int e = threadIdx.x; e < count * ROWS; e += THREADS) {
                     const int n = e % ROWS, unit = row + e / ROWS;
@@ -347,7 +353,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                 }
                 __syncthreads();
             }
-            multiply(plan, plan.run(stage + DEPTH), stream, units + (DEPTH - 1) * operand_size(UNITS), parts);
+            multiply_parts(plan, plan.run(stage + DEPTH), stream, parts, operand_of);
             __syncthreads();
             if (CONDITIONAL) {
                 for (int n = warp; n < ROWS; n += WARPS) {

@@ -1,15 +1,15 @@
 // Products with masked matrices, by tensor cores, for ROWS rows of the batch.
 //
-// A matrix is cut into tiles of 16 by 16, and the tiles that the mask empties are left out. The
-// tiles that are left, row by row, are shared out to the warps in equal runs. So every warp has a stream of
-// tiles of its own, in the order in which it needs them through the whole flow, and asks for them well ahead:
-// they travel while the warp computes, waits for others or does something else (see streams.py). As every lane
-// needs other numbers of a tile, they go to registers directly.
+// A matrix is cut into tiles of 16 by 16, and the tiles that the mask empties are left out. Those that are left
+// are shared out to the warps. So every warp has a stream of tiles of its own, in the order in which it needs
+// them through the whole flow, and asks for them well ahead: they travel while the warp computes, waits for
+// others or does something else (see streams.py).
 //
 // The other operand, activations, lies in shared memory. Each number is the sum of two tf32 numbers, and
 // three of the four products of the parts are added: that keeps the precision of float32.
 //
-// As a run may begin and end inside a row of tiles, sums come in parts; who uses them adds the parts up.
+// Where there are many rows of tiles, each belongs to one warp. Where there are few, several warps share one,
+// sums come in parts, and who uses them adds the parts up.
 
 #ifndef EMULATED
 __device__ __forceinline__ void mma_tf32(float (&c)[4], const float (&a)[4], const float (&b)[2]) {
@@ -25,12 +25,6 @@ __device__ __forceinline__ void copy_async(float* to, const float4* from) {
 __device__ __forceinline__ void copy_or_zero(float* to, const float4* from, bool copies) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from),
                  "r"(copies ? 16 : 0) : "memory");
-}
-// Numbers that nobody else needs: they must not drive others out of the cache.
-__device__ __forceinline__ float4 load_once(const float4* from) {
-    float4 found;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(found.x), "=f"(found.y), "=f"(found.z), "=f"(found.w) : "l"(from));
-    return found;
 }
 __device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LATEST>  // all but so many groups have arrived
@@ -51,38 +45,25 @@ __device__ __forceinline__ void split(float x, float& high, float& low) {
 // ---------------------------------------------------------------- activations
 
 // An operand is stored as the warps want it: for every eight numbers of a layer and every eight rows of the
-// batch, lane 4 r + c has numbers c and c + 4 of row r; with SPLIT, both high parts and then both low parts.
+// batch, lane 4 r + c has numbers c and c + 4 of row r; with SPLIT, each as its high and its low part. Some
+// lanes change places, so that those who store neighbouring rows do not meet in the same banks.
 constexpr int PAIR = SPLIT ? 4 : 2;
-__host__ __device__ constexpr int operand_size(int numbers) { return numbers / 8 * COLUMNS * 32 * PAIR; }
+constexpr int STEP = COLUMNS * 32 * PAIR;  // from eight numbers to the next eight
+__host__ __device__ constexpr int operand_size(int numbers) { return numbers / 8 * STEP; }
+__device__ __forceinline__ int place_of(int lane) { return lane ^ (lane >> 1 & 4); }
 
-__device__ __forceinline__ void store_pair(float* operand, int place, float first, float second) {
+__device__ __forceinline__ void store_one(float* operand, int number, int n, float value) {
+    float* at = operand + (number / 8 * COLUMNS + n / 8) * (32 * PAIR) + place_of(n % 8 * 4 + number % 4) * PAIR;
     if (SPLIT) {
-        float4 parts;
-        split(first, parts.x, parts.z);
-        split(second, parts.y, parts.w);
-        reinterpret_cast<float4*>(operand)[place] = parts;
+        float2 parts;
+        split(value, parts.x, parts.y);
+        *reinterpret_cast<float2*>(at + number % 8 / 4 * 2) = parts;
     } else {
-        reinterpret_cast<float2*>(operand)[place] = make_float2(first, second);
+        at[number % 8 / 4] = value;
     }
 }
 
-__device__ __forceinline__ void store_one(float* operand, int number, int n, float value) {
-    float* at = operand + ((number / 8 * COLUMNS + n / 8) * 32 + n % 8 * 4 + number % 4) * PAIR + number % 8 / 4;
-    if (SPLIT)
-        split(value, at[0], at[2]);
-    else
-        at[0] = value;
-}
-
-// Every thread its pairs of numbers: `use` gets the place of a pair, its first number, and the row of the batch.
-__host__ __device__ constexpr int pairs_of(int numbers) { return numbers / 8 * COLUMNS * 32; }
-template <int NUMBERS, class Use>
-__device__ __forceinline__ void each_pair(Use use) {
-#pragma unroll 2
-    for (int e = threadIdx.x; e < pairs_of(NUMBERS); e += THREADS) use(e, e / 32 / COLUMNS * 8 + e % 4, e / 32 % COLUMNS * 8 + e % 32 / 4);
-}
-
-// A lane's share of the operand for one product of eight numbers.
+// A lane's share of the operand for one product of eight numbers; `at` is where its first pair is.
 struct Fragment {
     float high[COLUMNS][2], low[COLUMNS][2];
 
@@ -91,7 +72,7 @@ struct Fragment {
         for (int j = 0; j < COLUMNS; j++) {
             if (SPLIT) {
                 const float4 parts = *reinterpret_cast<const float4*>(at + j * 32 * PAIR);
-                high[j][0] = parts.x, high[j][1] = parts.y, low[j][0] = parts.z, low[j][1] = parts.w;
+                high[j][0] = parts.x, low[j][0] = parts.y, high[j][1] = parts.z, low[j][1] = parts.w;
             } else {
                 const float2 pair = *reinterpret_cast<const float2*>(at + j * 32 * PAIR);
                 split(pair.x, high[j][0], low[j][0]);
@@ -135,58 +116,58 @@ struct Sums {
     }
 };
 
-// A warp's tiles, one after the other; every lane asks for what it needs itself. The queue runs ahead of what is
-// used, also beyond the end: what comes after the last warp's stream must be memory, and is never used.
-struct Stream {
-    struct Tile {
-        float4 left, right;
-    };
-    const float4* next;
-    Tile queue[SLOTS];
-    int first;  // of the queue
+constexpr int RING = WARPS * SLOTS * TILE_NUMBERS;
+static_assert((SLOTS & (SLOTS - 1)) == 0, "places in the ring are found by a mask");
 
-    __device__ __forceinline__ void begin(const float* weights, const int* starts) {
-        const long before = static_cast<long>(__ldg(starts + threadIdx.x / 32)) * (TILE_NUMBERS / 4);
-        next = reinterpret_cast<const float4*>(weights) + before + threadIdx.x % 32;
-        first = 0;
-#pragma unroll
-        for (int i = 0; i < SLOTS; i++) fetch(queue[i]);
+// A warp's tiles, one after the other; every lane fetches what it needs itself. It runs ahead of what is used,
+// also beyond the end: what comes after the last warp's stream must be memory, and is never used.
+struct Stream {
+    const float4* next;
+    float* ring;
+    int slot;
+
+    __device__ __forceinline__ void begin(const float* weights, const int* starts, float* rings) {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        next = reinterpret_cast<const float4*>(weights) + static_cast<long>(__ldg(starts + warp)) * (TILE_NUMBERS / 4) + lane;
+        ring = rings + warp * SLOTS * TILE_NUMBERS + lane * 4;
+        slot = 0;
+        for (int i = 0; i < SLOTS - 1; i++) fetch(i * TILE_NUMBERS);
     }
     // Add `count` tiles to the sums; `from` is the lane's share of the operand.
     __device__ __forceinline__ void add(int count, const float* from, Sums& sums) {
-        // The places in the queue are registers, so each has its own code.
+        constexpr int MASK = SLOTS * TILE_NUMBERS - 1;
 #pragma unroll 1
-        for (;;) {
-#pragma unroll
-            for (int i = 0; i < SLOTS; i++) {
-                if (first != i) continue;
-                first = (i + 1) % SLOTS;
-                Fragment fragment;
-                fragment.load(from);
-                sums.add(queue[i].left, fragment);
-                fragment.load(from + COLUMNS * 32 * PAIR);
-                sums.add(queue[i].right, fragment);
-                fetch(queue[i]);
-                from += 2 * COLUMNS * 32 * PAIR;
-                if (--count == 0) return;
-            }
+        for (; count > 0; count--) {
+            wait_for_groups<SLOTS - 2>();
+            const float4 left = *reinterpret_cast<const float4*>(ring + slot);
+            const float4 right = *reinterpret_cast<const float4*>(ring + slot + 128);
+            fetch((slot + (SLOTS - 1) * TILE_NUMBERS) & MASK);  // where the tile was that was used before this one
+            slot = (slot + TILE_NUMBERS) & MASK;
+            Fragment fragment;
+            fragment.load(from);
+            sums.add(left, fragment);
+            fragment.load(from + STEP);
+            sums.add(right, fragment);
+            from += 2 * STEP;
         }
     }
 
    private:
-    __device__ __forceinline__ void fetch(Tile& tile) {
-        tile.left = load_once(next);
-        tile.right = load_once(next + 32);
+    __device__ __forceinline__ void fetch(int to) {
+        copy_async(ring + to, next);
+        copy_async(ring + to + 128, next + 32);
         next += TILE_NUMBERS / 4;
+        end_group();
     }
 };
 
 // ---------------------------------------------------------------- who does what
 
 // Tables in shared memory. Rows of tiles, in the order in which they are shared out: {tiles before it, and with
-// it, its first column of tiles, unused}. For every stage, which is one product, and every warp, its run: {the
-// row of tiles where it begins, its first part, the first tile, the end}. For every stage, its first row of tiles;
-// and for every row of tiles, in their natural order, where the parts of its sums are: first << 16 | how many.
+// it, its first column of tiles, matrix << 16 | its number}. For every stage and warp, its run: {the row of tiles
+// where it begins, its first part, the first tile, the end}; or with whole rows of tiles, {the first, the end}. A
+// stage is a product with one matrix or with several at once. For every matrix, its first row of tiles; and for every row of tiles of all matrices, where the parts
+// of its sums are: first << 16 | how many.
 struct __align__(16) Run {
     int tile, part, at, stop;
 };
@@ -194,21 +175,41 @@ struct __align__(16) Run {
 struct Plan {
     const int4* tiles;
     const Run* runs;
-    const int *stages, *places;
+    const int *matrices, *places;
 
     __device__ __forceinline__ Run run(int stage) const { return runs[stage * WARPS + threadIdx.x / 32]; }
-    __device__ __forceinline__ const int* places_of(int stage) const { return places + stages[stage]; }
 };
 
-__device__ __forceinline__ Plan load_plan(const int* __restrict__ tables, int stages, int tiles, float* room) {
+__device__ __forceinline__ Plan load_plan(const int* __restrict__ tables, int stages, int matrices, int tiles, float* room) {
     int* to = reinterpret_cast<int*>(room);
-    for (int e = threadIdx.x; e < 5 * tiles + (4 * WARPS + 1) * stages; e += THREADS) to[e] = __ldg(tables + e);
+    for (int e = threadIdx.x; e < 5 * tiles + 4 * WARPS * stages + matrices; e += THREADS) to[e] = __ldg(tables + e);
     const int* rest = to + 4 * tiles + 4 * WARPS * stages;
-    return {reinterpret_cast<const int4*>(to), reinterpret_cast<const Run*>(to + 4 * tiles), rest, rest + stages};
+    return {reinterpret_cast<const int4*>(to), reinterpret_cast<const Run*>(to + 4 * tiles), rest, rest + matrices};
 }
 
-// Parts are stored as [part][COLUMNS][16][8].
-__device__ __forceinline__ void multiply(const Plan& plan, Run run, Stream& stream, const float* operand, float* parts) {
+// Whole rows of tiles. For each, `prepare` gets its number; `use` gets the number of a row of the matrix (of
+// the tile's 16), the row of the batch, which of a lane's numbers it is, and the number itself.
+template <class Prepare, class Use>
+__device__ __forceinline__ void multiply_rows(const Plan& plan, Run run, Stream& stream, const float* operand, Prepare prepare, Use use) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int tile = run.tile; tile < run.part; tile++) {
+        const int4 row = plan.tiles[tile];
+        prepare(row.w & 0xffff);
+        Sums sums;
+        sums.clear();
+        stream.add(row.y - row.x, operand + row.z * (2 * STEP) + place_of(lane) * PAIR, sums);
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++)
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+                use((row.w & 0xffff) * 16 + lane / 4 + 8 * (c / 2), 8 * j + 2 * (lane % 4) + c % 2, 4 * j + c, sums.total(j, c));
+    }
+}
+
+// The same in parts, which are stored as [part][COLUMNS][16][8]; `operand` gives that of a matrix.
+template <class Operand>
+__device__ __forceinline__ void multiply_parts(const Plan& plan, Run run, Stream& stream, float* parts, Operand operand) {
     const int lane = threadIdx.x % 32;
     float* to = parts + run.part * COLUMNS * 128 + lane / 4 * 8 + 2 * (lane % 4);
 #pragma unroll 1
@@ -217,7 +218,7 @@ __device__ __forceinline__ void multiply(const Plan& plan, Run run, Stream& stre
         const int upto = min(run.stop, row.y);
         Sums sums;
         sums.clear();
-        stream.add(upto - run.at, operand + (row.z + run.at - row.x) * (2 * COLUMNS * 32 * PAIR) + lane * PAIR, sums);
+        stream.add(upto - run.at, operand(row.w >> 16) + (row.z + run.at - row.x) * (2 * STEP) + place_of(lane) * PAIR, sums);
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++) {
             *reinterpret_cast<float2*>(to + j * 128) = make_float2(sums.total(j, 0), sums.total(j, 1));
@@ -228,18 +229,16 @@ __device__ __forceinline__ void multiply(const Plan& plan, Run run, Stream& stre
     }
 }
 
-// Where the parts of a number of the result are: `row` is counted from the first row of tiles of the stage.
+// Where the parts of a number of a matrix's result are.
 struct Parts {
     float* at;
     int count;
 
-    __device__ __forceinline__ Parts(int place, float* parts, int row, int n) {
+    __device__ __forceinline__ Parts(const Plan& plan, int matrix, float* parts, int row, int n) {
+        const int place = plan.places[plan.matrices[matrix] + row / 16];
         at = parts + ((place >> 16) * COLUMNS + n / 8) * 128 + row % 16 * 8 + n % 8;
         count = place & 0xffff;
     }
-    __device__ __forceinline__ Parts(const Plan& plan, int stage, float* parts, int row, int n)
-        : Parts(plan.places_of(stage)[row / 16], parts, row, n) {}
-
     __device__ __forceinline__ float total() const {
         float sum = 0.0f;
 #pragma unroll 4
@@ -253,15 +252,5 @@ struct Parts {
 #pragma unroll 4
         for (int i = threadIdx.x % LANES; i < count; i += LANES) sum += at[i * COLUMNS * 128];
         return lane_sum<LANES>(sum);
-    }
-    // This number, and the one four rows further on.
-    __device__ __forceinline__ float2 totals() const {
-        float2 sum = count ? make_float2(at[0], at[32]) : make_float2(0.0f, 0.0f);
-#pragma unroll 1
-        for (int i = 1; i < count; i++) {
-            sum.x += at[i * COLUMNS * 128];
-            sum.y += at[i * COLUMNS * 128 + 32];
-        }
-        return sum;
     }
 };

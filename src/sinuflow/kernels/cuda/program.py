@@ -371,6 +371,5 @@ class Program:
 
     def _block(self, way: _Way, rows: int) -> Block | None:
         """The fastest block of so many rows that there is shared memory for."""
-        slots = 4 if rows < 32 else 2  # more would not be held in registers
-        blocks = [Block(rows, split, slots) for split in (True, False)]
+        blocks = [Block(rows, split, slots) for slots in (4, 2) for split in (True, False)]
         return next((block for block in blocks if way.shared(block) <= self._launcher.shared_bytes), None)

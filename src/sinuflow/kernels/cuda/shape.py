@@ -96,17 +96,19 @@ class FlowShape:
 
     def forward_shared(self, block: Block, tiles: int, parts: int) -> int:
         """Bytes that flow_forward takes."""
-        operands = block.operand(self.units) + block.operand(self.inputs)
+        operands = 2 * block.operand(self.units) + block.operand(self.inputs)
         each = self._residual + 16 * parts + 2 * self.features
         constants = 2 * (self.biases + self.wave_numbers)
-        return 4 * (operands + block.rows * each + constants + _tables(len(self.hidden) + 1, tiles))
+        stages = len(self.hidden) + 1
+        return 4 * (block.ring + operands + block.rows * each + constants + _tables(stages, stages, tiles))
 
     def backward_shared(self, block: Block, tiles: int, parts: int) -> int:
         """Bytes that flow_backward takes."""
-        operands = block.operand(self.units) + block.operand(self.head)
+        operands = 2 * block.operand(self.units) + block.operand(self.head)
         each = self._residual + 16 * parts + self.features + self.context + 1
-        tables = _tables(len(self.hidden) + 1, tiles)
-        return 4 * (operands + block.rows * each + self.wave_numbers + tables)
+        stages = len(self.hidden) + 1
+        tables = _tables(stages, stages, tiles)
+        return 4 * (block.ring + operands + block.rows * each + self.wave_numbers + tables)
 
     def inverse_shared(self, block: Block, tiles: int, parts: int) -> int:
         """Bytes that flow_inverse takes."""
@@ -114,10 +116,12 @@ class FlowShape:
         operands = depth * block.operand(self.units) + block.operand(self.inputs)
         each = self._residual + 16 * parts + 4 * self.features + (self.outputs if self.conditional else 0)
         group = self.group
-        fresh = WARPS * group.unit_stride if group.degrees > 1 else 0
+        fresh = round_up(WARPS * (group.unit_stride + group.units_of_degree), 4) if group.degrees > 1 else 0
         constants = 2 * (self.biases + group.numbers) + self.wave_numbers + fresh + round_up(self.features, 4)
-        stages = len(group.ranges(self.features)) * (depth + 1)
-        return 4 * (operands + block.rows * each + constants + _tables(stages, tiles))
+        groups = len(group.ranges(self.features))
+        matrices = groups * (depth + 1)
+        tables = _tables(groups if group.degrees > 1 else matrices, matrices, tiles)
+        return 4 * (block.ring + operands + block.rows * each + constants + tables)
 
     @cached_property
     def group(self) -> Group:
@@ -161,7 +165,13 @@ class Group:
         """Weights between the numbers of a group."""
         if self.degrees == 1:
             return 0
-        return (self.degrees + (self.depth - 1) * self.units) * self.unit_stride + self.units * self.output_stride
+        between = (self.depth - 1) * self.rows * self.unit_stride
+        return self.degrees * self.unit_stride + between + self.rows * self.output_stride
+
+    @property
+    def rows(self) -> int:
+        """Of a matrix between units of the group, with as many zeros at its end as a degree has units."""
+        return self.units + self.units_of_degree
 
     def ranges(self, features: int) -> list[tuple[int, int]]:
         """The first degree of every group, and its end."""
@@ -178,15 +188,20 @@ class Block:
 
     rows: int  # of the batch
     split: bool  # whether activations are stored as two tf32 numbers
-    slots: int  # tiles that a warp asks for ahead
+    slots: int  # tiles that a warp has room for
+
+    @property
+    def ring(self) -> int:
+        """Numbers that travel."""
+        return WARPS * self.slots * TILE * TILE
 
     def operand(self, numbers: int) -> int:
         """Room for so many activations of every row."""
         return numbers * self.rows * (2 if self.split else 1)
 
 
-def _tables(stages: int, tiles: int) -> int:
-    return 5 * tiles + (4 * WARPS + 1) * stages
+def _tables(stages: int, matrices: int, tiles: int) -> int:
+    return 5 * tiles + 4 * WARPS * stages + matrices
 
 
 def round_up(number: int, multiple: int) -> int:

@@ -17,9 +17,6 @@ from torch import Tensor
 from ..degrees import Layer, below
 from .shape import TILE, WARPS, FlowShape, round_up
 
-#: A warp may have so much more to do than the others, if that saves parts.
-_UNEVEN = 1.05
-
 
 class NetworkOffsets(NamedTuple):
     """Where a network's numbers begin among the parameters of the flow: hidden layers, then the head."""
@@ -28,12 +25,18 @@ class NetworkOffsets(NamedTuple):
     biases: tuple[int, ...]
 
 
-class Stage(NamedTuple):
-    """One product."""
+class Matrix(NamedTuple):
+    """What stands in a product."""
 
-    layer: int  # whose matrix
-    places: Tensor  # (rows, columns), among the matrix's own numbers, -1 for a zero
-    first_part: int = 0  # where its parts go
+    layer: int  # whose numbers they are
+    places: Tensor  # (rows, columns), among the layer's own numbers, -1 for a zero
+
+
+class Stage(NamedTuple):
+    """Matrices that are multiplied at the same time; each with an operand of its own."""
+
+    matrices: list[Matrix]
+    whole: bool  # whether a row of tiles belongs to one warp
 
 
 class Streams(NamedTuple):
@@ -48,12 +51,14 @@ class Streams(NamedTuple):
 
 def forward_stages(shape: FlowShape) -> list[Stage]:
     """Layer by layer."""
-    return [Stage(i, _places(layer)) for i, layer in enumerate(shape.plan.layers)]
+    last = len(shape.hidden)
+    return [Stage([Matrix(i, _places(layer))], i != last) for i, layer in enumerate(shape.plan.layers)]
 
 
 def backward_stages(shape: FlowShape) -> list[Stage]:
     """The transposed matrices, from the head down."""
-    return [Stage(stage.layer, stage.places.mT) for stage in reversed(forward_stages(shape))]
+    matrices = [stage.matrices[0] for stage in reversed(forward_stages(shape))]
+    return [Stage([Matrix(layer, places.mT)], layer != 0) for layer, places in matrices]
 
 
 def inverse_stages(shape: FlowShape) -> list[Stage]:
@@ -61,15 +66,13 @@ def inverse_stages(shape: FlowShape) -> list[Stage]:
 
     A single degree goes layer by layer, so that the layer below is known altogether.
     """
-    stages = []
+    stages, grouped = [], shape.group.degrees > 1
     for begin, end in shape.group.ranges(shape.features):
-        first_part = 0
+        matrices = []
         for i, layer in enumerate(shape.plan.layers):
-            rows, known = _group_rows(shape, i, begin, end), _known(shape, i, begin)
-            columns = known if shape.group.degrees > 1 else layer.columns[-1]
-            stages.append(Stage(i, _places(layer)[rows, :columns], first_part))
-            if shape.group.degrees > 1:
-                first_part += _most_parts(shape, i)
+            columns = _known(shape, i, begin) if grouped else layer.columns[-1]
+            matrices.append(Matrix(i, _places(layer)[_group_rows(shape, i, begin, end), :columns]))
+        stages += [Stage(matrices, False)] if grouped else [Stage([matrix], False) for matrix in matrices]
     return stages
 
 
@@ -83,7 +86,7 @@ def inner_index(shape: FlowShape, networks: list[NetworkOffsets], zero: int) -> 
         for i, layer in enumerate(shape.plan.layers):
             rows, known = _group_rows(shape, i, begin, end), _known(shape, i, begin)
             head = i == len(shape.hidden)
-            height = group.degrees if i == 0 else group.units
+            height = group.degrees if i == 0 else group.rows
             part = torch.full((height, group.output_stride if head else group.unit_stride), -1)
             last = shape.context + end if i == 0 else layer.columns[end - 1]
             inside = _places(layer)[rows, known:last].mT
@@ -108,12 +111,6 @@ def _known(shape: FlowShape, i: int, begin: int) -> int:
     return shape.context + begin if i == 0 else below(shape.plan.layers[i].columns, begin)
 
 
-def _most_parts(shape: FlowShape, i: int) -> int:
-    """Parts that a product for a group can have."""
-    rows = shape.group.outputs if i == len(shape.hidden) else shape.group.units
-    return -(-rows // TILE) + WARPS - 1
-
-
 def _places(layer: Layer) -> Tensor:
     """Where each number of a matrix is among them, -1 where it is masked."""
     rows, columns = len(layer.reach), layer.columns[-1]
@@ -127,10 +124,10 @@ def streams(stages: list[Stage], networks: list[NetworkOffsets], zero: int) -> S
     owners: list[list[int]] = [[] for _ in range(WARPS)]
     tables = _Tables()
     for stage in stages:
-        items, ends = tables.add(stage)
+        items, layers, ends = tables.add(stage)
         for warp, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
             runs[warp].append(items[begin:end])
-            owners[warp] += [stage.layer] * (end - begin)
+            owners[warp] += layers[begin:end]
     offsets = torch.tensor([network.weights for network in networks])
     gathered, starts = [], [0]
     for run, owner in zip(runs, owners, strict=True):
@@ -149,58 +146,75 @@ class _Tables:
 
     def __init__(self) -> None:
         self.tiles, self.runs = list[list[int]](), list[list[int]]()
-        self.stages, self.places = list[int](), list[int]()
+        self.matrices, self.places = list[int](), list[int]()
         self.most_parts = 1
 
-    def add(self, stage: Stage) -> tuple[Tensor, list[int]]:
-        """The tiles of a stage in the order in which they are shared out, and where each warp's run ends."""
-        rows = _rows_of_tiles(stage.places)
-        order, ends = _shared_out([len(tiles) for _, tiles in rows])
-        places, runs, part, before, warp = [0] * len(rows), list[list[int]](), stage.first_part, 0, 0
-        starts = [0, *ends[:-1]]
-        for position, i in enumerate(order):
-            column, tiles = rows[i]
-            after = before + len(tiles)
-            self.tiles.append([before, after, column, 0])
-            first = part
-            while warp < WARPS and starts[warp] < after:
-                if starts[warp] < ends[warp] and starts[warp] >= before:
-                    part += starts[warp] > before
-                    runs.append([len(self.places) + position, part, starts[warp], ends[warp]])
-                elif starts[warp] >= before:
-                    runs.append([0, 0, 0, 0])
-                warp += 1
-            places[i] = first << 16 | (part - first + 1 if len(tiles) else 0)
+    def add(self, stage: Stage) -> tuple[Tensor, list[int], list[int]]:
+        """The tiles of a stage in the order in which they are shared out, their layers, and where runs end."""
+        rows = list[_Row]()
+        for matrix in stage.matrices:
+            self.matrices.append(len(self.places) + len(rows))
+            found = _rows_of_tiles(matrix.places)
+            rows += [_Row(matrix.layer, i, column, tiles) for i, (column, tiles) in enumerate(found)]
+        counts = [len(row.tiles) for row in rows]
+        order, ends = self._whole_rows(counts) if stage.whole else self._parts_of_rows(counts)
+        before = 0
+        for i in order:
+            row, after = rows[i], before + counts[i]
+            self.tiles.append([before, after, row.column, row.layer << 16 | row.number])
+            before = after
+        items = torch.cat([torch.empty((0, TILE * TILE), dtype=torch.int64), *(rows[i].tiles for i in order)])
+        return items, [rows[i].layer for i in order for _ in rows[i].tiles], ends
+
+    def _whole_rows(self, counts: list[int]) -> tuple[list[int], list[int]]:
+        """An order of the rows of tiles, and how many tiles there are up to the end of each warp's run."""
+        shares: list[list[int]] = [[] for _ in range(WARPS)]
+        loads = [0] * WARPS
+        for i in sorted(range(len(counts)), key=lambda i: -counts[i]):  # the longest first, to who has least
+            least = loads.index(min(loads))
+            shares[least].append(i)
+            loads[least] += max(1, counts[i])
+        position = len(self.places)
+        for share in shares:
+            self.runs.append([position, position + len(share), 0, 0])
+            position += len(share)
+        self.places += [0] * len(counts)  # there are no parts
+        ends = accumulate(sum(counts[i] for i in share) for share in shares)
+        return [i for share in shares for i in share], list(ends)
+
+    def _parts_of_rows(self, counts: list[int]) -> tuple[list[int], list[int]]:
+        """Likewise, in equal runs that may end inside of a row: then its sums come in parts."""
+        total = sum(counts)
+        each = -(-total // WARPS)
+        starts = [min(total, warp * each) for warp in range(WARPS + 1)]
+        runs, places = [[0, 0, 0, 0] for _ in range(WARPS)], list[int]()
+        part = before = 0
+        for i, count in enumerate(counts):
+            after, first = before + count, part
+            for warp in range(WARPS):
+                if before <= starts[warp] < min(after, starts[warp + 1]):
+                    part += starts[warp] > before  # this warp makes a part of its own
+                    runs[warp] = [len(self.places) + i, part, starts[warp], starts[warp + 1]]
+            places.append(first << 16 | (part - first + 1 if count else 0))
             part, before = part + 1, after  # also a row without tiles has a place
-        runs += [[0, 0, 0, 0]] * (WARPS - len(runs))
-        self.stages.append(len(self.places))
         self.places += places
         self.runs += runs
         self.most_parts = max(self.most_parts, part)
-        return torch.cat([stage.places.new_empty((0, TILE * TILE)), *(rows[i][1] for i in order)]), ends
+        return list(range(len(counts))), starts[1:]
 
     def joined(self) -> Tensor:
         """All of them, one after the other."""
         flat = [number for table in (self.tiles, self.runs) for row in table for number in row]
-        return torch.tensor(flat + self.stages + self.places, dtype=torch.int32)
+        return torch.tensor(flat + self.matrices + self.places, dtype=torch.int32)
 
 
-def _shared_out(counts: list[int]) -> tuple[list[int], list[int]]:
-    """An order of the rows of tiles, and where the run of each warp ends.
+class _Row(NamedTuple):
+    """A row of tiles."""
 
-    If whole rows can be shared out evenly, no sums come in parts. If not, runs end inside of rows.
-    """
-    total = sum(counts)
-    each = -(-total // WARPS)
-    shares: list[list[int]] = [[] for _ in range(WARPS)]
-    loads = [0] * WARPS
-    for i in sorted(range(len(counts)), key=lambda i: -counts[i]):
-        least = loads.index(min(loads))
-        shares[least].append(i)
-        loads[least] += counts[i]
-    if max(loads) <= _UNEVEN * each:
-        return [i for share in shares for i in share], list(accumulate(loads))
-    return list(range(len(counts))), [min(total, (warp + 1) * each) for warp in range(WARPS)]
+    layer: int
+    number: int  # in its matrix
+    column: int  # the first one that is not empty
+    tiles: Tensor
 
 
 def _rows_of_tiles(matrix: Tensor) -> list[tuple[int, Tensor]]:
