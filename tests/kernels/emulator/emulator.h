@@ -177,6 +177,8 @@ inline int atomicOr(int* p, int v) { const int old = *p; *p = old | v; return ol
 using std::max;
 using std::min;
 
+inline float rectified(float x) { return x < 0.0f ? 0.0f : x; }
+
 // Asynchronous copies arrive as late as they may.
 inline void copy_async(float* to, const float4* from) {
     if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16) std::abort();

@@ -77,8 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
     float* rings = memory;
     float* units = rings + RING;  // operands, for one layer and the next
     float* outputs = units + 2 * operand_size(UNITS);
-    float* residual = outputs + operand_size(HEAD16);  // [UNITS / 16][4 COLUMNS][32 lanes]
-    float* waves = residual + (STREAMS ? UNITS * ROWS : 0);
+    float* waves = outputs + operand_size(HEAD16);
     float* parts = waves + WAVE_NUMBERS;
     float* grad = parts + p.parts * 16 * ROWS;  // [FEATURES][ROWS]
     float* of_context = grad + FEATURES * ROWS;
@@ -150,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
             const float* from = stage ? units + (stage - 1) % 2 * operand_size(UNITS) : outputs;
             float* to = units + stage % 2 * operand_size(UNITS);
             const long base = ((static_cast<long>(network) * DEPTH + layer) * rows + first) * UNITS;
-            const bool streams = STREAMS && layer % 2 == 0;
+            const bool skips = STREAMS && layer + 2 < DEPTH && layer % 2 == 0;  // what is in the way is what is added
             float kept[4 * COLUMNS];
             auto ask = [&](int tile) {  // whether the units were above zero: needed after the product
 #pragma unroll
@@ -159,20 +158,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
                     kept[which] = first + n < batch ? __ldg(p.kept_hidden + base + n * UNITS + unit) : 0.0f;
                 }
             };
-            multiply_rows(plan, run, stream, from, ask, [&](int unit, int n, int which, float value) {
+            multiply_rows<false>(plan, run, stream, from, ask, [&](int unit, int n, int which, float value) {
                 value = kept[which] > 0.0f ? value : 0.0f;
-                if (streams) {
-                    float* sum = residual + (unit / 16 * 4 * COLUMNS + which) * 32 + lane;
-                    if (layer + 2 < DEPTH) value += *sum;
-                    *sum = value;
-                }
+                if (skips) value += load_one(to, unit, n);
                 store_one(to, unit, n, value);
                 if (first + n < batch) p.grad_hidden[base + n * UNITS + unit] = value;
             });
             run = plan.run(stage + 1);  // whatever does not depend on others is done before waiting for them
             __syncthreads();
         }
-        multiply_parts(plan, run, stream, parts, [&](int) { return units + (DEPTH - 1) % 2 * operand_size(UNITS); });
+        multiply_parts<false>(plan, run, stream, parts, [&](int) { return units + (DEPTH - 1) % 2 * operand_size(UNITS); });
         run = plan.run(0);
         wait_for_all();
         __syncthreads();

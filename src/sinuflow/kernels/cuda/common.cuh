@@ -33,7 +33,13 @@ constexpr float LEAST_FREQUENCY = 1e-4f;
 
 // In range, and above zero; unlike the library's minimum and maximum, both leave what is not a number as it is.
 __device__ __forceinline__ float held(float x, float limit) { return x < -limit ? -limit : x > limit ? limit : x; }
-__device__ __forceinline__ float rectified(float x) { return x < 0.0f ? 0.0f : x; }
+#ifndef EMULATED
+__device__ __forceinline__ float rectified(float x) {
+    float found;
+    asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(found) : "f"(x));
+    return found;
+}
+#endif
 
 // Sine and cosine by a polynomial on [-pi/4, pi/4].
 __device__ __forceinline__ void sin_cos(float u, float& sine, float& cosine) {

@@ -35,13 +35,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
     float* rings = memory;
     float* units = rings + RING;  // operands, for one layer and the next
     float* inputs = units + 2 * operand_size(UNITS);
-    float* residual = inputs + operand_size(INPUTS16);  // [UNITS / 16][4 COLUMNS][32 lanes]
-    float* constants = residual + (STREAMS ? UNITS * ROWS : 0);
-    float* parts = constants + 2 * CONSTANTS;
-    float* x = parts + p.parts * 16 * ROWS;  // [FEATURES][ROWS]
+    float* constants = inputs + operand_size(INPUTS16);
+    float* out = constants + 2 * CONSTANTS;  // [HEAD16][ROWS], or parts of it
+    float* x = out + (CONDITIONAL ? HEAD16 : 16 * p.parts) * ROWS;  // [FEATURES][ROWS]
     float* ladj = x + FEATURES * ROWS;
     float* tables = ladj + FEATURES * ROWS;
-    const int first = blockIdx.x * ROWS, batch = p.batch, lane = threadIdx.x % 32;
+    const int first = blockIdx.x * ROWS, batch = p.batch;
     const long rows = batch;
     const bool keeps = p.kept_inputs != nullptr;
 
@@ -86,43 +85,40 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
             }
 #pragma unroll 1
         for (int layer = 0; layer < DEPTH; layer++) {
-            const float* from = layer ? units + (layer - 1) % 2 * operand_size(UNITS) : inputs;
+            // Residual layers add what was there two layers before: so it is kept as it is, and rectified on its way.
             float* to = units + layer % 2 * operand_size(UNITS);
             float* kept = p.kept_hidden + ((static_cast<long>(network) * DEPTH + layer) * rows + first) * UNITS;
-            const bool streams = STREAMS && layer % 2 == 0;
-            multiply_rows(plan, run, stream, from, [](int) {}, [&](int unit, int n, int which, float value) {
+            const bool skips = STREAMS && layer && layer % 2 == 0;
+            auto use = [&](int unit, int n, int, float value) {
                 value += bias[layer * UNITS + unit];
-                if (streams) {
-                    float* sum = residual + (unit / 16 * 4 * COLUMNS + which) * 32 + lane;
-                    if (layer) value += *sum;
-                    *sum = value;
-                }
-                value = rectified(value);
-                store_one(to, unit, n, value);
-                if (keeps && first + n < batch) kept[n * UNITS + unit] = value;
-            });
+                if (skips) value += load_one(to, unit, n);
+                store_one(to, unit, n, STREAMS ? value : rectified(value));
+                if (keeps && first + n < batch) kept[n * UNITS + unit] = rectified(value);
+            };
+            if (layer == 0)
+                multiply_rows<false>(plan, run, stream, inputs, [](int) {}, use);
+            else
+                multiply_rows<STREAMS>(plan, run, stream, units + (layer - 1) % 2 * operand_size(UNITS), [](int) {}, use);
             run = plan.run(layer + 1);  // whatever does not depend on others is done before waiting for them
             __syncthreads();
         }
-        multiply_parts(plan, run, stream, parts, [&](int) { return units + (DEPTH - 1) % 2 * operand_size(UNITS); });
+        const float* last = units + (DEPTH - 1) % 2 * operand_size(UNITS);
+        bias += DEPTH * UNITS;
+        if (CONDITIONAL)
+            multiply_rows<STREAMS>(plan, run, stream, last, [](int) {}, [&](int row, int n, int, float value) {
+                value += bias[row];
+                out[row * ROWS + n] = value;
+                if (keeps && first + n < batch) p.kept_outputs[(network * rows + first + n) * HEAD16 + row] = value;
+            });
+        else
+            multiply_parts<STREAMS>(plan, run, stream, out, [&](int) { return last; });
         run = plan.run(0);
         __syncthreads();
-        bias += DEPTH * UNITS;
-        if (CONDITIONAL) {
-            for (int e = threadIdx.x; e < HEAD16 * ROWS; e += THREADS) {
-                const int row = e / (8 * ROWS) * 8 + e % 8, n = e / 8 % ROWS;
-                const Parts at(plan, DEPTH, parts, row, n);
-                const float value = at.total() + bias[row];
-                at.at[0] = value;  // the first part now is the sum
-                if (keeps && first + n < batch) p.kept_outputs[(network * rows + first + n) * HEAD16 + row] = value;
-            }
-            __syncthreads();
-        }
         each_element<SPREAD>([&](int e, bool stores) {
             const int n = e % ROWS, i = e / ROWS, place = turned(i, is_reversed(network));
             float y = x[e], change = 0.0f;
             if (CONDITIONAL) {
-                auto output = [&](int o) { return *Parts(plan, DEPTH, parts, place * OUTPUTS + o, n).at; };
+                auto output = [&](int o) { return out[(place * OUTPUTS + o) * ROWS + n]; };
                 change = log_scale_from(output(1));
                 y = fmaf(y, expf(change), output(0));
 #pragma unroll 1
@@ -132,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
                     change += logf(found.slope);
                 }
             } else {
-                y += Parts(plan, DEPTH, parts, place, n).shared_total<SPREAD>() + bias[place];
+                y += Parts(plan, DEPTH, out, place, n).shared_total<SPREAD>() + bias[place];
                 if (network % 2 == 0) {
                     float slope = 1.0f;
 #pragma unroll SCALES <= 4 ? SCALES : 1

@@ -327,7 +327,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
             const int begin = group * GROUP, end = min(begin + GROUP, FEATURES), stage = group * (DEPTH + 1);
             if (GROUPED) {
                 fetch_inner(network, group + 1);
-                multiply_parts(plan, plan.run(group), stream, parts, operand_of);
+                multiply_parts<false>(plan, plan.run(group), stream, parts, operand_of);
                 __syncthreads();
                 const float* weights = inner + (network * GROUPS + group) % 2 * INNER;
                 for (int n = warp; n < ROWS; n += WARPS) substitute(network, begin, end, stage, n, weights);
@@ -339,7 +339,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                 const int row = begin ? ends[begin - 1] : 0, count = ends[begin] - row;
                 if (count == 0) continue;
                 float* mine = units + layer * operand_size(UNITS);
-                multiply_parts(plan, plan.run(stage + layer), stream, parts, operand_of);
+                multiply_parts<false>(plan, plan.run(stage + layer), stream, parts, operand_of);
                 __syncthreads();
                 for (int e = threadIdx.x; e < count * ROWS; e += THREADS) {
                     const int n = e % ROWS, unit = row + e / ROWS;
@@ -353,7 +353,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                 }
                 __syncthreads();
             }
-            multiply_parts(plan, plan.run(stage + DEPTH), stream, parts, operand_of);
+            multiply_parts<false>(plan, plan.run(stage + DEPTH), stream, parts, operand_of);
             __syncthreads();
             if (CONDITIONAL) {
                 for (int n = warp; n < ROWS; n += WARPS) {

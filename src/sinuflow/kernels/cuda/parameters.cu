@@ -16,15 +16,34 @@ struct WeightArguments {
 constexpr int TILE = 64, CHUNK = 32, CHUNK_STRIDE = TILE + 8, WEIGHT_WARPS = 4;
 static_assert(2 * TILE == 32 * WEIGHT_WARPS, "two threads to a column for the gradient of the bias");
 
-// A chunk of an operand, [CHUNK rows of the batch][TILE columns], on its way to shared memory.
-__device__ __forceinline__ void fetch_chunk(float* to, const float* __restrict__ from, int width, int column, long row, long batch) {
-#pragma unroll
-    for (int i = 0; i < CHUNK * TILE / 4 / (32 * WEIGHT_WARPS); i++) {
-        const int e = threadIdx.x + i * 32 * WEIGHT_WARPS, n = e / (TILE / 4), c = e % (TILE / 4) * 4;
-        const bool exists = row + n < batch && column + c < width;
-        copy_or_zero(to + n * CHUNK_STRIDE + c, reinterpret_cast<const float4*>(exists ? from + (row + n) * width + column + c : from), exists);
+// An operand in chunks of [CHUNK rows of the batch][TILE columns], on their way to shared memory. A thread
+// copies four columns of every eighth row.
+struct Chunks {
+    const float* from;
+    int width, left;  // rows of the batch, from this thread's first one
+    bool exists;
+
+    __device__ __forceinline__ Chunks(const float* __restrict__ operand, int width, int column, int batch) : width(width) {
+        const int n = threadIdx.x / (TILE / 4), c = threadIdx.x % (TILE / 4) * 4;
+        exists = column + c < width;
+        from = operand + static_cast<long>(n) * width + (exists ? column + c : 0);
+        left = batch - n;
     }
-}
+    __device__ __forceinline__ void fetch(float* to) {
+        float* mine = to + threadIdx.x / (TILE / 4) * CHUNK_STRIDE + threadIdx.x % (TILE / 4) * 4;
+        const float* at = from;
+#pragma unroll
+        for (int n = 0; n < CHUNK; n += STRIDE, at += STRIDE * width) {
+            const bool copies = exists && n < left;
+            copy_or_zero(mine + n * CHUNK_STRIDE, reinterpret_cast<const float4*>(copies ? at : from), copies);
+        }
+        left -= CHUNK;
+        if (left > 0) from += static_cast<long>(CHUNK) * width;
+    }
+
+   private:
+    static constexpr int STRIDE = 32 * WEIGHT_WARPS / (TILE / 4);
+};
 
 // One tile of the gradient of one matrix: the sum over the batch of g h^T.
 extern "C" __global__ void __launch_bounds__(32 * WEIGHT_WARPS, 3) weight_gradients(const WeightArguments p) {
@@ -41,13 +60,16 @@ extern "C" __global__ void __launch_bounds__(32 * WEIGHT_WARPS, 3) weight_gradie
     const int top = threadIdx.x / 64 * 32, side = threadIdx.x / 32 % 2 * 32;  // of this warp's quarter
 
     float sum[2][4][4] = {}, cross[2][4][4] = {}, of_bias = 0.0f;
-    fetch_chunk(left[0], g, left_width, row, 0, batch);
-    fetch_chunk(right[0], h, right_width, column, 0, batch);
+    Chunks of_left(g, left_width, row, p.batch), of_right(h, right_width, column, p.batch);
+    of_left.fetch(left[0]);
+    of_right.fetch(right[0]);
     end_group();
     int now = 0;
     for (long n = 0; n < batch; n += CHUNK, now ^= 1) {
-        fetch_chunk(left[now ^ 1], g, left_width, row, n + CHUNK, batch);
-        fetch_chunk(right[now ^ 1], h, right_width, column, n + CHUNK, batch);
+        if (n + CHUNK < batch) {
+            of_left.fetch(left[now ^ 1]);
+            of_right.fetch(right[now ^ 1]);
+        }
         end_group();
         wait_for_groups<1>();
         __syncthreads();

@@ -63,7 +63,15 @@ __device__ __forceinline__ void store_one(float* operand, int number, int n, flo
     }
 }
 
-// A lane's share of the operand for one product of eight numbers; `at` is where its first pair is.
+// What was stored; the sum of the two parts is exact.
+__device__ __forceinline__ float load_one(const float* operand, int number, int n) {
+    const float* at = operand + (number / 8 * COLUMNS + n / 8) * (32 * PAIR) + place_of(n % 8 * 4 + number % 4) * PAIR;
+    return SPLIT ? at[number % 8 / 4 * 2] + at[number % 8 / 4 * 2 + 1] : at[number % 8 / 4];
+}
+
+// A lane's share of the operand for one product of eight numbers, rectified on the way if need be; `at` is where
+// its first pair is.
+template <bool RECTIFY>
 struct Fragment {
     float high[COLUMNS][2], low[COLUMNS][2];
 
@@ -73,10 +81,15 @@ struct Fragment {
             if (SPLIT) {
                 const float4 parts = *reinterpret_cast<const float4*>(at + j * 32 * PAIR);
                 high[j][0] = parts.x, low[j][0] = parts.y, high[j][1] = parts.z, low[j][1] = parts.w;
+#pragma unroll
+                for (int h = 0; h < (RECTIFY ? 2 : 0); h++) {
+                    if (high[j][h] < 0.0f) low[j][h] = 0.0f;
+                    high[j][h] = rectified(high[j][h]);
+                }
             } else {
                 const float2 pair = *reinterpret_cast<const float2*>(at + j * 32 * PAIR);
-                split(pair.x, high[j][0], low[j][0]);
-                split(pair.y, high[j][1], low[j][1]);
+                split(RECTIFY ? rectified(pair.x) : pair.x, high[j][0], low[j][0]);
+                split(RECTIFY ? rectified(pair.y) : pair.y, high[j][1], low[j][1]);
             }
         }
     }
@@ -101,7 +114,8 @@ struct Sums {
             for (int c = 0; c < 4; c++) sum[j][c] = cross[0][j][c] = cross[KINDS - 1][j][c] = 0.0f;
     }
     // Eight columns of a tile.
-    __device__ __forceinline__ void add(const float4& weight, const Fragment& of) {
+    template <class Operand>
+    __device__ __forceinline__ void add(const float4& weight, const Operand& of) {
         const float above[4] = {weight.x, weight.y, weight.z, weight.w};
         const float below[4] = {dropped(weight.x), dropped(weight.y), dropped(weight.z), dropped(weight.w)};
 #pragma unroll
@@ -117,33 +131,33 @@ struct Sums {
 };
 
 constexpr int RING = WARPS * SLOTS * TILE_NUMBERS;
-static_assert((SLOTS & (SLOTS - 1)) == 0, "places in the ring are found by a mask");
 
 // A warp's tiles, one after the other; every lane fetches what it needs itself. It runs ahead of what is used,
 // also beyond the end: what comes after the last warp's stream must be memory, and is never used.
 struct Stream {
     const float4* next;
     float* ring;
-    int slot;
+    int slot, last;  // where the next tile is, and where the one before it was
 
     __device__ __forceinline__ void begin(const float* weights, const int* starts, float* rings) {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         next = reinterpret_cast<const float4*>(weights) + static_cast<long>(__ldg(starts + warp)) * (TILE_NUMBERS / 4) + lane;
         ring = rings + warp * SLOTS * TILE_NUMBERS + lane * 4;
-        slot = 0;
+        slot = 0, last = (SLOTS - 1) * TILE_NUMBERS;
         for (int i = 0; i < SLOTS - 1; i++) fetch(i * TILE_NUMBERS);
     }
     // Add `count` tiles to the sums; `from` is the lane's share of the operand.
+    template <bool RECTIFY>
     __device__ __forceinline__ void add(int count, const float* from, Sums& sums) {
-        constexpr int MASK = SLOTS * TILE_NUMBERS - 1;
 #pragma unroll 1
         for (; count > 0; count--) {
             wait_for_groups<SLOTS - 2>();
             const float4 left = *reinterpret_cast<const float4*>(ring + slot);
             const float4 right = *reinterpret_cast<const float4*>(ring + slot + 128);
-            fetch((slot + (SLOTS - 1) * TILE_NUMBERS) & MASK);  // where the tile was that was used before this one
-            slot = (slot + TILE_NUMBERS) & MASK;
-            Fragment fragment;
+            fetch(last);
+            last = slot;
+            slot = slot == (SLOTS - 1) * TILE_NUMBERS ? 0 : slot + TILE_NUMBERS;
+            Fragment<RECTIFY> fragment;
             fragment.load(from);
             sums.add(left, fragment);
             fragment.load(from + STEP);
@@ -189,7 +203,7 @@ __device__ __forceinline__ Plan load_plan(const int* __restrict__ tables, int st
 
 // Whole rows of tiles. For each, `prepare` gets its number; `use` gets the number of a row of the matrix (of
 // the tile's 16), the row of the batch, which of a lane's numbers it is, and the number itself.
-template <class Prepare, class Use>
+template <bool RECTIFY, class Prepare, class Use>
 __device__ __forceinline__ void multiply_rows(const Plan& plan, Run run, Stream& stream, const float* operand, Prepare prepare, Use use) {
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
@@ -198,7 +212,7 @@ __device__ __forceinline__ void multiply_rows(const Plan& plan, Run run, Stream&
         prepare(row.w & 0xffff);
         Sums sums;
         sums.clear();
-        stream.add(row.y - row.x, operand + row.z * (2 * STEP) + place_of(lane) * PAIR, sums);
+        stream.add<RECTIFY>(row.y - row.x, operand + row.z * (2 * STEP) + place_of(lane) * PAIR, sums);
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++)
 #pragma unroll
@@ -208,7 +222,7 @@ __device__ __forceinline__ void multiply_rows(const Plan& plan, Run run, Stream&
 }
 
 // The same in parts, which are stored as [part][COLUMNS][16][8]; `operand` gives that of a matrix.
-template <class Operand>
+template <bool RECTIFY, class Operand>
 __device__ __forceinline__ void multiply_parts(const Plan& plan, Run run, Stream& stream, float* parts, Operand operand) {
     const int lane = threadIdx.x % 32;
     float* to = parts + run.part * COLUMNS * 128 + lane / 4 * 8 + 2 * (lane % 4);
@@ -218,7 +232,7 @@ __device__ __forceinline__ void multiply_parts(const Plan& plan, Run run, Stream
         const int upto = min(run.stop, row.y);
         Sums sums;
         sums.clear();
-        stream.add(upto - run.at, operand(row.w >> 16) + (row.z + run.at - row.x) * (2 * STEP) + place_of(lane) * PAIR, sums);
+        stream.add<RECTIFY>(upto - run.at, operand(row.w >> 16) + (row.z + run.at - row.x) * (2 * STEP) + place_of(lane) * PAIR, sums);
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++) {
             *reinterpret_cast<float2*>(to + j * 128) = make_float2(sums.total(j, 0), sums.total(j, 1));

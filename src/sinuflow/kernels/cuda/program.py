@@ -371,5 +371,5 @@ class Program:
 
     def _block(self, way: _Way, rows: int) -> Block | None:
         """The fastest block of so many rows that there is shared memory for."""
-        blocks = [Block(rows, split, slots) for slots in (4, 2) for split in (True, False)]
+        blocks = [Block(rows, split, slots) for slots in (4, 3, 2) for split in (True, False)]
         return next((block for block in blocks if way.shared(block) <= self._launcher.shared_bytes), None)

@@ -97,7 +97,7 @@ class FlowShape:
     def forward_shared(self, block: Block, tiles: int, parts: int) -> int:
         """Bytes that flow_forward takes."""
         operands = 2 * block.operand(self.units) + block.operand(self.inputs)
-        each = self._residual + 16 * parts + 2 * self.features
+        each = (self.head if self.conditional else 16 * parts) + 2 * self.features
         constants = 2 * (self.biases + self.wave_numbers)
         stages = len(self.hidden) + 1
         return 4 * (block.ring + operands + block.rows * each + constants + _tables(stages, stages, tiles))
@@ -105,7 +105,7 @@ class FlowShape:
     def backward_shared(self, block: Block, tiles: int, parts: int) -> int:
         """Bytes that flow_backward takes."""
         operands = 2 * block.operand(self.units) + block.operand(self.head)
-        each = self._residual + 16 * parts + self.features + self.context + 1
+        each = 16 * parts + self.features + self.context + 1
         stages = len(self.hidden) + 1
         tables = _tables(stages, stages, tiles)
         return 4 * (block.ring + operands + block.rows * each + self.wave_numbers + tables)

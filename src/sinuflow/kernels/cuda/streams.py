@@ -52,7 +52,8 @@ class Streams(NamedTuple):
 def forward_stages(shape: FlowShape) -> list[Stage]:
     """Layer by layer."""
     last = len(shape.hidden)
-    return [Stage([Matrix(i, _places(layer))], i != last) for i, layer in enumerate(shape.plan.layers)]
+    layers = enumerate(shape.plan.layers)
+    return [Stage([Matrix(i, _places(layer))], i != last or shape.conditional) for i, layer in layers]
 
 
 def backward_stages(shape: FlowShape) -> list[Stage]:
