@@ -4,13 +4,15 @@
 // parameters of the next feature. With many units to a degree, that is one product for every degree and layer.
 // With few of them, GROUP degrees go together: what is known before the group contributes by products, and
 // what happens inside the group is done degree by degree by one warp for each row, without waiting for others.
+// Meanwhile the other warps multiply for the next group what is known already ("far"), so that then only what
+// this group has found remains ("near").
 
 struct InverseArguments {
     const float* z;          // [FEATURES][batch]
     const float* context;    // [CONTEXT][batch]
     const float* weights;    // streams of tiles, from the last network to the first
     const int* starts;       // of the streams, [WARPS + 1]
-    const int* tables;       // for every group, a stage for every hidden layer and one for the head
+    const int* tables;       // for every degree, a stage for every layer; or for every group, near, and far of the next
     const float* inner;      // weights inside the groups, [NETWORKS][GROUPS][INNER]
     const int* ends;         // for every degree, how many units of a layer have at most that degree; [FEATURES]
     const float* biases;     // [NETWORKS][BIASES]
@@ -40,6 +42,10 @@ constexpr int MY_OUTPUTS = GROUPED ? (GROUP * OUTPUTS + 31) / 32 : 1, OUTPUT_STR
 constexpr int INNER_ROWS = GROUP_UNITS + DEGREE_UNITS;
 constexpr int INNER = GROUPED ? (GROUP + (DEPTH - 1) * INNER_ROWS) * UNIT_STRIDE + INNER_ROWS * OUTPUT_STRIDE : 0;
 constexpr int FRESH = UNIT_STRIDE + DEGREE_UNITS;
+// What products contribute to the numbers of a group, for one row: hidden layers, then the head.
+constexpr int KNOWN = DEPTH * UNIT_STRIDE + OUTPUT_STRIDE + 4;
+constexpr int STAGES = GROUPED ? 2 * GROUPS - 1 : GROUPS * (DEPTH + 1);
+constexpr int MATRICES = GROUPED ? STAGES * (DEPTH + 1) : STAGES;
 
 // A bracketed search for tau(x) = target, with the local parabola; all threads of a group hold the same state.
 struct Search {
@@ -108,11 +114,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     float* units = rings + RING;  // operands, one for every hidden layer
     float* inputs = units + DEPTH * operand_size(UNITS);
     float* residual = inputs + operand_size(INPUTS16);  // [UNITS][ROWS]
-    float* biases = residual + (STREAMS ? UNITS * ROWS : 0);
+    float* biases = residual + (STREAMS && !GROUPED ? UNITS * ROWS : 0);
     float* waves = biases + 2 * BIASES;
     float* inner = waves + WAVE_NUMBERS;  // of this group and the next
     float* fresh = inner + 2 * INNER;     // units that were found last, [WARPS][FRESH]
-    float* parts = fresh + (GROUPED ? padded(WARPS * FRESH, 4) : 0);
+    float* known = fresh + (GROUPED ? padded(WARPS * FRESH, 4) : 0);  // [ROWS][KNOWN]
+    float* parts = known + (GROUPED ? ROWS * KNOWN : 0);
     float* out = parts + p.parts * 16 * ROWS;  // [ROWS][OUTPUTS]
     float* x = out + (CONDITIONAL ? ROWS * OUTPUTS : 0);  // [FEATURES][ROWS]
     float* ladj = x + FEATURES * ROWS;
@@ -137,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         const float4* from = reinterpret_cast<const float4*>(p.inner + static_cast<long>(index) * INNER);
         for (int e = threadIdx.x; e < INNER / 4; e += THREADS) copy_async(inner + index % 2 * INNER + 4 * e, from + e);
     };
-    const Plan plan = load_plan(p.tables, GROUPED ? GROUPS : GROUPS * (DEPTH + 1), GROUPS * (DEPTH + 1), p.tiles, tables);
+    const Plan plan = load_plan(p.tables, STAGES, MATRICES, p.tiles, tables);
     fetch_biases(NETWORKS - 1);
     fetch_inner(NETWORKS - 1, 0);
     Stream stream;
@@ -190,9 +197,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         const int e = turned(m, is_reversed(network)) * ROWS + n;
         x[e] -= shift;
         exactly(e);
-        const float seen = squashed(x[e]);
-        store_one(inputs, CONTEXT + m, n, seen);
-        return seen;
+        store_one(inputs, CONTEXT + m, n, squashed(x[e]));
     };
     auto found_parameters = [&](int network, int m, int n) {
         const float* mine = out + n * OUTPUTS;
@@ -224,30 +229,43 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         return seen;
     };
 
+    // What is known when a group begins, added up by all threads.
+    auto gather_known = [&](int network, int group, int begin, int end) {
+        const float* bias = biases + network % 2 * BIASES;
+        const int row = begin ? ends[begin - 1] : 0, count = ends[end - 1] - row;
+        for (int e = threadIdx.x; e < (KNOWN - 4) * ROWS; e += THREADS) {
+            const int n = e % ROWS, number = e / ROWS, layer = min(number / UNIT_STRIDE, DEPTH), i = number - layer * UNIT_STRIDE;
+            float sum = 0.0f;
+            if (i < (layer < DEPTH ? count : (end - begin) * OUTPUTS)) {
+                sum = bias[layer * UNITS + i + (layer < DEPTH ? row : begin * OUTPUTS)];
+                sum += Parts(plan, 2 * group * (DEPTH + 1) + layer, parts, i, n).total();
+                if (group) sum += Parts(plan, (2 * group - 1) * (DEPTH + 1) + layer, parts, i, n).total();
+            }
+            known[n * KNOWN + number] = sum;
+        }
+    };
+
     // The features of a group, one after the other, by one warp for one row. Whatever becomes known is added at
     // once to all that depends on it.
-    auto substitute = [&](int network, int begin, int end, int stage, int n, const float* weights) {
-        const float* bias = biases + network % 2 * BIASES;
+    auto substitute = [&](int network, int begin, int end, int n, const float* weights) {
         float* mine = fresh + warp * FRESH;
         for (int i = lane; i < DEGREE_UNITS; i += 32) mine[UNIT_STRIDE + i] = 0.0f;
         float before[DEPTH][MINE], outputs[MY_OUTPUTS];
-        const int row = begin ? ends[begin - 1] : 0, count = ends[end - 1] - row;
+        const float* from_before = known + n * KNOWN + lane;
 #pragma unroll
         for (int layer = 0; layer < DEPTH; layer++)
 #pragma unroll
-            for (int r = 0; r < MINE; r++) {
-                const int unit = lane + 32 * r;
-                before[layer][r] = unit < count ? Parts(plan, stage + layer, parts, unit, n).total() + bias[layer * UNITS + row + unit] : 0.0f;
-            }
+            for (int r = 0; r < MINE; r++) before[layer][r] = from_before[layer * UNIT_STRIDE + 32 * r];
 #pragma unroll
-        for (int r = 0; r < MY_OUTPUTS; r++) {
-            const int o = lane + 32 * r;
-            outputs[r] = o < (end - begin) * OUTPUTS ? Parts(plan, stage + DEPTH, parts, o, n).total() + bias[DEPTH * UNITS + begin * OUTPUTS + o] : 0.0f;
-        }
+        for (int r = 0; r < MY_OUTPUTS; r++) outputs[r] = from_before[DEPTH * UNIT_STRIDE + 32 * r];
+        // Without conditional waves, lane i has feature i of the group, and its shift.
+        const int my_element = turned(min(begin + lane, FEATURES - 1), is_reversed(network)) * ROWS + n;
+        const float target = x[my_element];
+        const int row = begin ? ends[begin - 1] : 0;
+        int low = 0, high = ends[begin] - row;
 #pragma unroll 1
         for (int m = begin; m < end; m++) {
-            // All hidden layers have the same degrees.
-            const int low = (m ? ends[m - 1] : 0) - row, high = ends[m] - row;
+            const int next = ends[min(m + 1, FEATURES - 1)] - row;
 #pragma unroll
             for (int layer = 0; layer < DEPTH; layer++) {
 #pragma unroll
@@ -262,21 +280,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                 const float* found = mine + low;
                 const float* from = weights + (GROUP + layer * INNER_ROWS) * UNIT_STRIDE + lane;
                 from += low * (layer + 1 < DEPTH ? UNIT_STRIDE : OUTPUT_STRIDE);
+                constexpr int COUNT = MINE > MY_OUTPUTS ? MINE : MY_OUTPUTS;
+                float even[COUNT] = {}, odd[COUNT] = {};  // two sums, so that additions wait less for each other
+                const int mine_here = layer + 1 < DEPTH ? MINE : MY_OUTPUTS, stride = layer + 1 < DEPTH ? UNIT_STRIDE : OUTPUT_STRIDE;
 #pragma unroll
-                for (int i = 0; i < DEGREE_UNITS; i++) {
-                    if (layer + 1 < DEPTH) {
+                for (int i = 0; i < DEGREE_UNITS; i++)
 #pragma unroll
-                        for (int r = 0; r < MINE; r++) {
-                            float& sum = before[layer + 1 < DEPTH ? layer + 1 : 0][r];
-                            sum = fmaf(from[i * UNIT_STRIDE + 32 * r], found[i], sum);
-                        }
-                    } else {
-#pragma unroll
-                        for (int r = 0; r < MY_OUTPUTS; r++) outputs[r] = fmaf(from[i * OUTPUT_STRIDE + 32 * r], found[i], outputs[r]);
+                    for (int r = 0; r < mine_here; r++) {
+                        float& sum = i % 2 ? odd[r] : even[r];
+                        sum = fmaf(from[i * stride + 32 * r], found[i], sum);
                     }
-                }
+#pragma unroll
+                for (int r = 0; r < mine_here; r++) (layer + 1 < DEPTH ? before[layer + 1 < DEPTH ? layer + 1 : 0][r] : outputs[r]) += even[r] + odd[r];
                 __syncwarp();
             }
+            low = high, high = next;
             float seen;
             if (CONDITIONAL) {
 #pragma unroll
@@ -287,22 +305,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                 __syncwarp();
                 seen = found_parameters(network, m, n);
             } else {
-                float shift = outputs[0];
-#pragma unroll
-                for (int r = 1; r < MY_OUTPUTS; r++)
-                    if (m - begin >= 32 * r) shift = outputs[r];
-                shift = __shfl_sync(~0u, shift, (m - begin) % 32);
-                if (lane == 0) seen = found_shift(network, m, n, shift);
-                seen = __shfl_sync(~0u, seen, 0);
+                seen = __shfl_sync(~0u, squashed(target - outputs[0]), m - begin);
             }
 #pragma unroll
             for (int r = 0; r < MINE; r++) before[0][r] = fmaf(weights[(m - begin) * UNIT_STRIDE + lane + 32 * r], seen, before[0][r]);
         }
+        const int count = ends[end - 1] - row;
 #pragma unroll
         for (int layer = 0; layer < DEPTH; layer++)
 #pragma unroll
             for (int r = 0; r < MINE; r++)
                 if (lane + 32 * r < count) store_one(units + layer * operand_size(UNITS), row + lane + 32 * r, n, rectified(before[layer][r]));
+        if (!CONDITIONAL && lane < end - begin) found_shift(network, begin + lane, n, outputs[0]);
     };
 
     if (!CONDITIONAL) {
@@ -327,10 +341,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
             const int begin = group * GROUP, end = min(begin + GROUP, FEATURES), stage = group * (DEPTH + 1);
             if (GROUPED) {
                 fetch_inner(network, group + 1);
-                multiply_parts<false>(plan, plan.run(group), stream, parts, operand_of);
+                multiply_parts<false>(plan, plan.run(2 * group), stream, parts, operand_of);
+                __syncthreads();
+                gather_known(network, group, begin, end);
                 __syncthreads();
                 const float* weights = inner + (network * GROUPS + group) % 2 * INNER;
-                for (int n = warp; n < ROWS; n += WARPS) substitute(network, begin, end, stage, n, weights);
+                for (int n = warp; n < ROWS; n += WARPS) substitute(network, begin, end, n, weights);
+                if (group + 1 < GROUPS) multiply_parts<false>(plan, plan.run(2 * group + 1), stream, parts, operand_of);
                 wait_for_all();
                 __syncthreads();
                 continue;

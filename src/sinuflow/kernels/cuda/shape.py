@@ -12,7 +12,7 @@ WARPS = 16
 #: Rows and columns of a tile of weights.
 TILE = 16
 #: Units of a layer that a warp can take by itself, and weights for which there is room.
-_MOST_UNITS, _MOST_INNER = 64, 6144
+_MOST_UNITS, _MOST_INNER = 64, 7168
 
 
 @dataclass(frozen=True)
@@ -114,20 +114,22 @@ class FlowShape:
         """Bytes that flow_inverse takes."""
         depth = len(self.hidden)
         operands = depth * block.operand(self.units) + block.operand(self.inputs)
-        each = self._residual + 16 * parts + 4 * self.features + (self.outputs if self.conditional else 0)
         group = self.group
+        residual = self.units if self.residual and depth > 2 else 0
+        known = depth * group.unit_stride + group.output_stride + 4 if group.degrees > 1 else residual
+        each = 16 * parts + 4 * self.features + (self.outputs if self.conditional else 0) + known
         fresh = round_up(WARPS * (group.unit_stride + group.units_of_degree), 4) if group.degrees > 1 else 0
         constants = 2 * (self.biases + group.numbers) + self.wave_numbers + fresh + round_up(self.features, 4)
         groups = len(group.ranges(self.features))
-        matrices = groups * (depth + 1)
-        tables = _tables(groups if group.degrees > 1 else matrices, matrices, tiles)
+        stages = 2 * groups - 1 if group.degrees > 1 else groups * (depth + 1)
+        tables = _tables(stages, stages * (depth + 1) if group.degrees > 1 else stages, tiles)
         return 4 * (block.ring + operands + block.rows * each + constants + tables)
 
     @cached_property
     def group(self) -> Group:
         """The largest group of degrees that a warp can take for the inverse."""
         found = Group(1, 0, 0, 0, 0)
-        for degrees in range(2, self.features + 1):
+        for degrees in range(2, min(self.features, 32) + 1):  # a lane for every feature
             hidden = self.plan.hidden[0].rows
             counts = [hidden[end - 1] - below(hidden, begin) for begin, end in _ranges(self.features, degrees)]
             single = [hidden[m] - below(hidden, m) for m in range(self.features)]
@@ -136,10 +138,6 @@ class FlowShape:
                 break
             found = group
         return found
-
-    @property
-    def _residual(self) -> int:
-        return self.units if self.residual and len(self.hidden) > 2 else 0
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ class Stage(NamedTuple):
 
     matrices: list[Matrix]
     whole: bool  # whether a row of tiles belongs to one warp
+    warps: range = range(WARPS)  # that take part
+    first_part: int = 0  # where parts go
 
 
 class Streams(NamedTuple):
@@ -65,16 +67,33 @@ def backward_stages(shape: FlowShape) -> list[Stage]:
 def inverse_stages(shape: FlowShape) -> list[Stage]:
     """For every group of degrees, its rows of every layer, as far as they depend on what is known before.
 
-    A single degree goes layer by layer, so that the layer below is known altogether.
+    A single degree goes layer by layer, so that the layer below is known altogether. For groups, what is known
+    before the last group has been found is another product, for warps that have nothing else to do.
     """
-    stages, grouped = [], shape.group.degrees > 1
-    for begin, end in shape.group.ranges(shape.features):
-        matrices = []
-        for i, layer in enumerate(shape.plan.layers):
-            columns = _known(shape, i, begin) if grouped else layer.columns[-1]
-            matrices.append(Matrix(i, _places(layer)[_group_rows(shape, i, begin, end), :columns]))
-        stages += [Stage(matrices, False)] if grouped else [Stage([matrix], False) for matrix in matrices]
+    if shape.group.degrees == 1:
+        pieces = [(i, layer, m) for m in range(shape.features) for i, layer in enumerate(shape.plan.layers)]
+        return [Stage([Matrix(i, _places(layer)[_group_rows(shape, i, m, m + 1)])], False) for i, layer, m in pieces]
+    stages, ranges = list[Stage](), shape.group.ranges(shape.features)
+    most = sum(-(-n // TILE) for n in (*len(shape.hidden) * [shape.group.units], shape.group.outputs)) + WARPS
+    for g in range(len(ranges)):
+        stages.append(Stage(_known_matrices(shape, ranges, g, near=True), False))
+        if g + 1 < len(ranges):
+            far = _known_matrices(shape, ranges, g + 1, near=False)
+            stages.append(Stage(far, False, range(WARPS // 2, WARPS), most))
     return stages
+
+
+def _known_matrices(shape: FlowShape, ranges: list[tuple[int, int]], group: int, near: bool) -> list[Matrix]:
+    """What a group's rows see of what the group before it has found, or of all that was known before that."""
+    (begin, end), matrices = ranges[group], []
+    for i, layer in enumerate(shape.plan.layers):
+        # Tiles begin at multiples of their size.
+        between = _known(shape, i, ranges[group - 1][0]) // TILE * TILE if group else 0
+        places = _places(layer)[_group_rows(shape, i, begin, end)].clone()
+        if near:
+            places[:, :between] = -1
+        matrices.append(Matrix(i, places[:, : _known(shape, i, begin) if near else between]))
+    return matrices
 
 
 def inner_index(shape: FlowShape, networks: list[NetworkOffsets], zero: int) -> Tensor:
@@ -158,7 +177,7 @@ class _Tables:
             found = _rows_of_tiles(matrix.places)
             rows += [_Row(matrix.layer, i, column, tiles) for i, (column, tiles) in enumerate(found)]
         counts = [len(row.tiles) for row in rows]
-        order, ends = self._whole_rows(counts) if stage.whole else self._parts_of_rows(counts)
+        order, ends = self._whole_rows(counts) if stage.whole else self._parts_of_rows(counts, stage)
         before = 0
         for i in order:
             row, after = rows[i], before + counts[i]
@@ -183,13 +202,13 @@ class _Tables:
         ends = accumulate(sum(counts[i] for i in share) for share in shares)
         return [i for share in shares for i in share], list(ends)
 
-    def _parts_of_rows(self, counts: list[int]) -> tuple[list[int], list[int]]:
+    def _parts_of_rows(self, counts: list[int], stage: Stage) -> tuple[list[int], list[int]]:
         """Likewise, in equal runs that may end inside of a row: then its sums come in parts."""
         total = sum(counts)
-        each = -(-total // WARPS)
-        starts = [min(total, warp * each) for warp in range(WARPS + 1)]
+        each = -(-total // len(stage.warps))
+        starts = [min(total, max(0, warp - stage.warps.start) * each) for warp in range(WARPS + 1)]
         runs, places = [[0, 0, 0, 0] for _ in range(WARPS)], list[int]()
-        part = before = 0
+        part, before = stage.first_part, 0
         for i, count in enumerate(counts):
             after, first = before + count, part
             for warp in range(WARPS):
