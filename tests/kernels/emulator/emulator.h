@@ -45,7 +45,7 @@ struct Fiber {
 
 inline std::vector<Fiber> fibers;
 inline std::vector<Warp> warps;
-inline Barrier block;
+inline Barrier block, partners[16];
 inline ucontext_t scheduler;
 inline int current = 0, threads = 0;
 inline std::minstd_rand random{1};
@@ -90,6 +90,7 @@ inline void launch(void (*kernel)(const void*), const void* args, Dim3 grid, int
                 if (posix_memalign(reinterpret_cast<void**>(&dynamic_shared), 128, shared ? shared : 1)) std::abort();
                 std::memset(dynamic_shared, 0x7f, shared);
                 block = {};
+                for (auto& barrier : partners) barrier = {};
                 warps.assign((size + 31) / 32, Warp{});
                 fibers.clear();
                 fibers.resize(size);
@@ -137,6 +138,7 @@ inline ThreadIndex threadIdx;
 #define gridDim emulator::grid_size
 
 inline void __syncthreads() { emulator::wait(emulator::block, emulator::threads); }
+inline void wait_for_partner() { emulator::wait(emulator::partners[emulator::current / 64], 64); }
 inline void __syncwarp(unsigned = ~0u) { emulator::warp_wait(); }
 
 template <class T>

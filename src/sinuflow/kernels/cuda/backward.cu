@@ -79,7 +79,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
     float* outputs = units + 2 * operand_size(UNITS);
     float* waves = outputs + operand_size(HEAD16);
     float* parts = waves + WAVE_NUMBERS;
-    float* grad = parts + p.parts * 16 * ROWS;  // [FEATURES][ROWS]
+    float* exchange = parts + p.parts * 16 * ROWS;
+    float* grad = exchange + EXCHANGE;  // [FEATURES][ROWS]
     float* of_context = grad + FEATURES * ROWS;
     float* of_ladj = of_context + CONTEXT * ROWS;
     float* tables = of_ladj + ROWS;
@@ -158,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
                     kept[which] = first + n < batch ? __ldg(p.kept_hidden + base + n * UNITS + unit) : 0.0f;
                 }
             };
-            multiply_rows<false>(plan, run, stream, from, ask, [&](int unit, int n, int which, float value) {
+            multiply_hidden<false>(plan, run, stream, from, exchange, ask, [&](int unit, int n, int which, float value) {
                 value = kept[which] > 0.0f ? value : 0.0f;
                 if (skips) value += load_one(to, unit, n);
                 store_one(to, unit, n, value);

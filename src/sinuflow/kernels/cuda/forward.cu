@@ -37,7 +37,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
     float* inputs = units + 2 * operand_size(UNITS);
     float* constants = inputs + operand_size(INPUTS16);
     float* out = constants + 2 * CONSTANTS;  // [HEAD16][ROWS], or parts of it
-    float* x = out + (CONDITIONAL ? HEAD16 : 16 * p.parts) * ROWS;  // [FEATURES][ROWS]
+    float* exchange = out + (CONDITIONAL ? HEAD16 : 16 * p.parts) * ROWS;
+    float* x = exchange + EXCHANGE;  // [FEATURES][ROWS]
     float* ladj = x + FEATURES * ROWS;
     float* tables = ladj + FEATURES * ROWS;
     const int first = blockIdx.x * ROWS, batch = p.batch;
@@ -96,9 +97,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
                 if (keeps && first + n < batch) kept[n * UNITS + unit] = rectified(value);
             };
             if (layer == 0)
-                multiply_rows<false>(plan, run, stream, inputs, [](int) {}, use);
+                multiply_hidden<false>(plan, run, stream, inputs, exchange, [](int) {}, use);
             else
-                multiply_rows<STREAMS>(plan, run, stream, units + (layer - 1) % 2 * operand_size(UNITS), [](int) {}, use);
+                multiply_hidden<STREAMS>(plan, run, stream, units + (layer - 1) % 2 * operand_size(UNITS), exchange, [](int) {}, use);
             run = plan.run(layer + 1);  // whatever does not depend on others is done before waiting for them
             __syncthreads();
         }

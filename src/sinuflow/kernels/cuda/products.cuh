@@ -27,6 +27,10 @@ __device__ __forceinline__ void copy_or_zero(float* to, const float4* from, bool
                  "r"(copies ? 16 : 0) : "memory");
 }
 __device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Two neighbouring warps wait for each other.
+__device__ __forceinline__ void wait_for_partner() {
+    asm volatile("bar.sync %0, 64;" ::"r"(1 + static_cast<int>(threadIdx.x) / 64) : "memory");
+}
 template <int LATEST>  // all but so many groups have arrived
 __device__ __forceinline__ void wait_for_groups() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LATEST) : "memory");
@@ -125,6 +129,15 @@ struct Sums {
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++) mma_tf32(cross[KINDS - 1][j], below, of.high[j]);
     }
+    // Every number of the result, if these are all its parts.
+    template <class Use>
+    __device__ __forceinline__ void each(int tile, Use use) const {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) use(tile * 16 + lane / 4 + 8 * (c / 2), 8 * j + 2 * (lane % 4) + c % 2, 4 * j + c, total(j, c));
+    }
     __device__ __forceinline__ float total(int j, int c) const {
         return sum[j][c] + (KINDS == 1 ? cross[0][j][c] : cross[0][j][c] + cross[KINDS - 1][j][c]);
     }
@@ -179,7 +192,7 @@ struct Stream {
 
 // Tables in shared memory. Rows of tiles, in the order in which they are shared out: {tiles before it, and with
 // it, its first column of tiles, matrix << 16 | its number}. For every stage and warp, its run: {the row of tiles
-// where it begins, its first part, the first tile, the end}; or with whole rows of tiles, {the first, the end}. A
+// where it begins, its first part, the first tile, the end}; or with whole rows of tiles, {the first, the last + 1}. A
 // stage is a product with one matrix or with several at once. For every matrix, its first row of tiles; and for every row of tiles of all matrices, where the parts
 // of its sums are: first << 16 | how many.
 struct __align__(16) Run {
@@ -213,12 +226,58 @@ __device__ __forceinline__ void multiply_rows(const Plan& plan, Run run, Stream&
         Sums sums;
         sums.clear();
         stream.add<RECTIFY>(row.y - row.x, operand + row.z * (2 * STEP) + place_of(lane) * PAIR, sums);
+        sums.each(row.w & 0xffff, use);
+    }
+}
+
+// The same, where rows of tiles come in twos, and warps too: both multiply their halves of both rows of tiles,
+// first what is for the other one, and then exchange, so that each has one whole row of tiles.
+constexpr int EXCHANGE = PAIRED ? 2 * WARPS * COLUMNS * 128 : 0;
+
+template <bool RECTIFY, class Prepare, class Use>
+__device__ __forceinline__ void multiply_pairs(const Plan& plan, Run run, Stream& stream, const float* operand, float* exchange,
+                                               Prepare prepare, Use use) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, second = warp % 2;
+    float* room = exchange + lane * 4;
+#pragma unroll 1
+    for (int tile = run.tile; tile < run.part; tile += 2) {
+        const int4 mine = plan.tiles[tile + second], other = plan.tiles[tile + 1 - second];
+        auto share = [&](const int4& row, bool first_of_two, Sums& sums) {
+            // Of an odd number, the first row of tiles leaves the larger half to the first warp, the second row not.
+            const int count = row.y - row.x, cut = (count + (first_of_two ? 1 : 0)) / 2;
+            sums.clear();
+            stream.add<RECTIFY>(second ? count - cut : cut, operand + (row.z + (second ? cut : 0)) * (2 * STEP) + place_of(lane) * PAIR, sums);
+        };
+        const bool exists = (mine.w & 0xffff) != 0xffff;
+        if (exists) prepare(mine.w & 0xffff);
+        Sums sums;
+        share(other, second, sums);
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++)
+            *reinterpret_cast<float4*>(room + ((warp ^ 1) * COLUMNS + j) * 128) =
+                make_float4(sums.total(j, 0), sums.total(j, 1), sums.total(j, 2), sums.total(j, 3));
+        share(mine, !second, sums);
+        wait_for_partner();
+        if (exists) {
 #pragma unroll
-            for (int c = 0; c < 4; c++)
-                use((row.w & 0xffff) * 16 + lane / 4 + 8 * (c / 2), 8 * j + 2 * (lane % 4) + c % 2, 4 * j + c, sums.total(j, c));
+            for (int j = 0; j < COLUMNS; j++) {
+                const float4 rest = *reinterpret_cast<const float4*>(room + (warp * COLUMNS + j) * 128);
+                sums.sum[j][0] += rest.x, sums.sum[j][1] += rest.y, sums.sum[j][2] += rest.z, sums.sum[j][3] += rest.w;
+            }
+            sums.each(mine.w & 0xffff, use);
+        }
+        room = exchange + lane * 4 + (room - exchange < WARPS * COLUMNS * 128 ? WARPS * COLUMNS * 128 : 0);  // the other half
     }
+}
+
+// Whichever is in use for the hidden layers.
+template <bool RECTIFY, class Prepare, class Use>
+__device__ __forceinline__ void multiply_hidden(const Plan& plan, Run run, Stream& stream, const float* operand, float* exchange,
+                                                Prepare prepare, Use use) {
+    if (PAIRED)
+        multiply_pairs<RECTIFY>(plan, run, stream, operand, exchange, prepare, use);
+    else
+        multiply_rows<RECTIFY>(plan, run, stream, operand, prepare, use);
 }
 
 // The same in parts, which are stored as [part][COLUMNS][16][8]; `operand` gives that of a matrix.

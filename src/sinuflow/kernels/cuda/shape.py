@@ -65,6 +65,11 @@ class FlowShape:
         return len(self.hidden) * self.units + self.head
 
     @property
+    def paired(self) -> bool:
+        """Whether two warps share two rows of tiles of a hidden layer: with many rows, one each is even enough."""
+        return self.units < 2 * TILE * WARPS
+
+    @property
     def wave_numbers(self) -> int:
         """Of one block, as WAVE_NUMBERS in common.cuh."""
         return 0 if self.conditional else round_up(self.scales * (4 * self.waves + 1) * self.features, 4)
@@ -89,6 +94,7 @@ class FlowShape:
             "SPLIT": int(block.split),
             "SLOTS": block.slots,
             "WARPS": WARPS,
+            "PAIRED": int(self.paired),
         }
         return {name: str(value) for name, value in values.items()} | {"SQUASH": f"{float(self.squash)!r}f"}
 
@@ -97,7 +103,7 @@ class FlowShape:
     def forward_shared(self, block: Block, tiles: int, parts: int) -> int:
         """Bytes that flow_forward takes."""
         operands = 2 * block.operand(self.units) + block.operand(self.inputs)
-        each = (self.head if self.conditional else 16 * parts) + 2 * self.features
+        each = (self.head if self.conditional else 16 * parts) + 2 * self.features + self._exchange
         constants = 2 * (self.biases + self.wave_numbers)
         stages = len(self.hidden) + 1
         return 4 * (block.ring + operands + block.rows * each + constants + _tables(stages, stages, tiles))
@@ -105,7 +111,7 @@ class FlowShape:
     def backward_shared(self, block: Block, tiles: int, parts: int) -> int:
         """Bytes that flow_backward takes."""
         operands = 2 * block.operand(self.units) + block.operand(self.head)
-        each = 16 * parts + self.features + self.context + 1
+        each = 16 * parts + self.features + self.context + 1 + self._exchange
         stages = len(self.hidden) + 1
         tables = _tables(stages, stages, tiles)
         return 4 * (block.ring + operands + block.rows * each + self.wave_numbers + tables)
@@ -124,6 +130,10 @@ class FlowShape:
         stages = 2 * groups - 1 if group.degrees > 1 else groups * (depth + 1)
         tables = _tables(stages, stages * (depth + 1) if group.degrees > 1 else stages, tiles)
         return 4 * (block.ring + operands + block.rows * each + constants + tables)
+
+    @property
+    def _exchange(self) -> int:
+        return 2 * WARPS * TILE if self.paired else 0
 
     @cached_property
     def group(self) -> Group:

@@ -8,14 +8,17 @@ computed once.
 
 from __future__ import annotations
 
-from itertools import accumulate
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..degrees import Layer, below
 from .shape import TILE, WARPS, FlowShape, round_up
+from .sharing import Shares, equal_runs, pairs_of_rows, whole_rows
+
+#: The number of a row of tiles that is not there.
+_NOTHING = 0xFFFF
 
 
 class NetworkOffsets(NamedTuple):
@@ -36,7 +39,7 @@ class Stage(NamedTuple):
     """Matrices that are multiplied at the same time; each with an operand of its own."""
 
     matrices: list[Matrix]
-    whole: bool  # whether a row of tiles belongs to one warp
+    sharing: Literal["rows", "pairs", "parts"]  # see sharing.py
     warps: range = range(WARPS)  # that take part
     first_part: int = 0  # where parts go
 
@@ -53,15 +56,16 @@ class Streams(NamedTuple):
 
 def forward_stages(shape: FlowShape) -> list[Stage]:
     """Layer by layer."""
-    last = len(shape.hidden)
-    layers = enumerate(shape.plan.layers)
-    return [Stage([Matrix(i, _places(layer))], i != last or shape.conditional) for i, layer in layers]
+    *hidden, head = [Matrix(i, _places(layer)) for i, layer in enumerate(shape.plan.layers)]
+    last = Stage([head], "rows" if shape.conditional else "parts")
+    return [*(Stage([matrix], "pairs" if shape.paired else "rows") for matrix in hidden), last]
 
 
 def backward_stages(shape: FlowShape) -> list[Stage]:
     """The transposed matrices, from the head down."""
-    matrices = [stage.matrices[0] for stage in reversed(forward_stages(shape))]
-    return [Stage([Matrix(layer, places.mT)], layer != 0) for layer, places in matrices]
+    first, *others = [Matrix(i, _places(layer).mT) for i, layer in enumerate(shape.plan.layers)]
+    stages = [Stage([matrix], "pairs" if shape.paired else "rows") for matrix in reversed(others)]
+    return [*stages, Stage([first], "parts")]
 
 
 def inverse_stages(shape: FlowShape) -> list[Stage]:
@@ -72,14 +76,14 @@ def inverse_stages(shape: FlowShape) -> list[Stage]:
     """
     if shape.group.degrees == 1:
         pieces = [(i, layer, m) for m in range(shape.features) for i, layer in enumerate(shape.plan.layers)]
-        return [Stage([Matrix(i, _places(layer)[_group_rows(shape, i, m, m + 1)])], False) for i, layer, m in pieces]
+        return [Stage([Matrix(i, _places(layer)[_group_rows(shape, i, m, m + 1)])], "parts") for i, layer, m in pieces]
     stages, ranges = list[Stage](), shape.group.ranges(shape.features)
     most = sum(-(-n // TILE) for n in (*len(shape.hidden) * [shape.group.units], shape.group.outputs)) + WARPS
     for g in range(len(ranges)):
-        stages.append(Stage(_known_matrices(shape, ranges, g, near=True), False))
+        stages.append(Stage(_known_matrices(shape, ranges, g, near=True), "parts"))
         if g + 1 < len(ranges):
             far = _known_matrices(shape, ranges, g + 1, near=False)
-            stages.append(Stage(far, False, range(WARPS // 2, WARPS), most))
+            stages.append(Stage(far, "parts", range(WARPS // 2, WARPS), most))
     return stages
 
 
@@ -140,14 +144,13 @@ def _places(layer: Layer) -> Tensor:
 
 def streams(stages: list[Stage], networks: list[NetworkOffsets], zero: int) -> Streams:
     """Share out the stages of all networks, in this order; ``zero`` is where a number is that is always zero."""
-    runs: list[list[Tensor]] = [[] for _ in range(WARPS)]
+    runs: list[list[Tensor]] = [[torch.empty((0, TILE * TILE), dtype=torch.int64)] for _ in range(WARPS)]
     owners: list[list[int]] = [[] for _ in range(WARPS)]
     tables = _Tables()
     for stage in stages:
-        items, layers, ends = tables.add(stage)
-        for warp, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
-            runs[warp].append(items[begin:end])
-            owners[warp] += layers[begin:end]
+        for warp, pieces in enumerate(tables.add(stage)):
+            runs[warp] += [tiles for _, tiles in pieces]
+            owners[warp] += [layer for layer, tiles in pieces for _ in tiles]
     offsets = torch.tensor([network.weights for network in networks])
     gathered, starts = [], [0]
     for run, owner in zip(runs, owners, strict=True):
@@ -169,63 +172,40 @@ class _Tables:
         self.matrices, self.places = list[int](), list[int]()
         self.most_parts = 1
 
-    def add(self, stage: Stage) -> tuple[Tensor, list[int], list[int]]:
-        """The tiles of a stage in the order in which they are shared out, their layers, and where runs end."""
+    def add(self, stage: Stage) -> list[list[tuple[int, Tensor]]]:
+        """For every warp, the tiles of a stage that it takes, with their layer."""
         rows = list[_Row]()
         for matrix in stage.matrices:
             self.matrices.append(len(self.places) + len(rows))
             found = _rows_of_tiles(matrix.places)
             rows += [_Row(matrix.layer, i, column, tiles) for i, (column, tiles) in enumerate(found)]
-        counts = [len(row.tiles) for row in rows]
-        order, ends = self._whole_rows(counts) if stage.whole else self._parts_of_rows(counts, stage)
-        before = 0
-        for i in order:
-            row, after = rows[i], before + counts[i]
-            self.tiles.append([before, after, row.column, row.layer << 16 | row.number])
+        shares = _shares(stage, [len(row.tiles) for row in rows])
+        first, before = len(self.tiles), 0
+        # Runs of whole rows begin and end with a row; others have parts.
+        self.runs += [
+            [run[0] + first, run[1] + (first if stage.sharing != "parts" else 0), *run[2:]] for run in shares.runs
+        ]
+        for i in shares.order:
+            if i is None:
+                self.tiles.append([0, 0, 0, _NOTHING])
+                continue
+            after = before + len(rows[i].tiles)
+            self.tiles.append([before, after, rows[i].column, rows[i].layer << 16 | rows[i].number])
             before = after
-        items = torch.cat([torch.empty((0, TILE * TILE), dtype=torch.int64), *(rows[i].tiles for i in order)])
-        return items, [rows[i].layer for i in order for _ in rows[i].tiles], ends
-
-    def _whole_rows(self, counts: list[int]) -> tuple[list[int], list[int]]:
-        """An order of the rows of tiles, and how many tiles there are up to the end of each warp's run."""
-        shares: list[list[int]] = [[] for _ in range(WARPS)]
-        loads = [0] * WARPS
-        for i in sorted(range(len(counts)), key=lambda i: -counts[i]):  # the longest first, to who has least
-            least = loads.index(min(loads))
-            shares[least].append(i)
-            loads[least] += max(1, counts[i])
-        position = len(self.places)
-        for share in shares:
-            self.runs.append([position, position + len(share), 0, 0])
-            position += len(share)
-        self.places += [0] * len(counts)  # there are no parts
-        ends = accumulate(sum(counts[i] for i in share) for share in shares)
-        return [i for share in shares for i in share], list(ends)
-
-    def _parts_of_rows(self, counts: list[int], stage: Stage) -> tuple[list[int], list[int]]:
-        """Likewise, in equal runs that may end inside of a row: then its sums come in parts."""
-        total = sum(counts)
-        each = -(-total // len(stage.warps))
-        starts = [min(total, max(0, warp - stage.warps.start) * each) for warp in range(WARPS + 1)]
-        runs, places = [[0, 0, 0, 0] for _ in range(WARPS)], list[int]()
-        part, before = stage.first_part, 0
-        for i, count in enumerate(counts):
-            after, first = before + count, part
-            for warp in range(WARPS):
-                if before <= starts[warp] < min(after, starts[warp + 1]):
-                    part += starts[warp] > before  # this warp makes a part of its own
-                    runs[warp] = [len(self.places) + i, part, starts[warp], starts[warp + 1]]
-            places.append(first << 16 | (part - first + 1 if count else 0))
-            part, before = part + 1, after  # also a row without tiles has a place
-        self.places += places
-        self.runs += runs
-        self.most_parts = max(self.most_parts, part)
-        return list(range(len(counts))), starts[1:]
+        self.places += shares.places + [0] * (len(shares.order) - len(rows))
+        self.most_parts = max(self.most_parts, shares.parts)
+        return [[(rows[i].layer, rows[i].tiles[a:b]) for i, a, b in pieces] for pieces in shares.pieces]
 
     def joined(self) -> Tensor:
         """All of them, one after the other."""
         flat = [number for table in (self.tiles, self.runs) for row in table for number in row]
         return torch.tensor(flat + self.matrices + self.places, dtype=torch.int32)
+
+
+def _shares(stage: Stage, counts: list[int]) -> Shares:
+    if stage.sharing == "rows":
+        return whole_rows(counts)
+    return pairs_of_rows(counts) if stage.sharing == "pairs" else equal_runs(counts, stage.warps, stage.first_part)
 
 
 class _Row(NamedTuple):
