@@ -27,6 +27,9 @@ FLOWS = {
     },
     "many features": {"features": 18, "conditioning": "full", "blocks": 2, "hidden": (100, 100), "residual": True},
     "one feature": {"features": 1, "conditioning": "full", "blocks": 2, "hidden": (20, 20)},
+    "wide": {
+        "features": 3, "conditioning": "full", "blocks": 1, "hidden": (512, 512), "residual": True, "scales": 1, "waves": 2,
+    },
     "two features": {"features": 2, "blocks": 1, "hidden": (16, 16), "scales": 1, "waves": 1},
 }  # fmt: skip
 BATCH = 21
@@ -76,13 +79,33 @@ def test_the_map_and_its_gradients(name, processors):
         assert error(ours, theirs) < 1e-4
 
 
+@pytest.mark.parametrize("name", ["shift", "full"])
+def test_little_shared_memory_is_enough(name):
+    """Blocks that store activations as they are, and have less room for weights on their way."""
+    flow, exact, whole = emulated(name, 132)
+    x, _ = draw(flow)
+    launcher, seen = whole.program._launcher, set()
+    plain = launcher.launch
+    launcher.launch = lambda name, block, *others: (seen.add((block.split, block.slots)), plain(name, block, *others))
+    for launcher.shared_bytes in (30_000, 50_000, 70_000, 100_000):
+        if not whole.program.fits():
+            continue
+        with torch.no_grad():
+            z, _ = whole.transform(x, None)
+            back = whole.invert(z, None, limit=200)
+            assert error(z, exact.bijection.layer_by_layer(x.double(), None)[0]) < 1e-5
+            assert error(back.x, x.double()) < 1e-4
+    assert {False, True} <= {split for split, _ in seen}
+    assert len({slots for _, slots in seen}) > 1
+
+
 @pytest.mark.parametrize("batch", [BATCH, 75])
 @pytest.mark.parametrize("name", ["shift", "full"])
 def test_the_log_density_and_its_gradient_in_one_go(name, batch):
     """What the training loop uses: no gradients from outside, and memory that is its own."""
     flow, exact, whole = emulated(name, 132)
     x, _ = draw(flow, batch)
-    packed = whole.program.pack(whole.joined(whole.parameters()), learning=True)
+    packed = whole.program.pack(whole.parameters(), learning=True)
     scored = whole.program.forward(packed, x, None, keep=True)
     expected = exact().log_prob(x.mT.double())
     assert error(scored.log_density, expected) < 1e-5

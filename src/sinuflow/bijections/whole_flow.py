@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -54,10 +55,9 @@ def anatomy(chain: Chain) -> Anatomy | None:
     shape = _common_shape(networks, scales, conditional=affine is None)
     if shape is None:
         return None
-    starts, total = dict[int, int](), 0
-    for parameter in chain.parameters():
-        starts[id(parameter)] = total
-        total += parameter.numel()
+    parameters = list(chain.parameters())
+    ends = [0, *accumulate(parameter.numel() for parameter in parameters)]
+    starts = {id(parameter): start for parameter, start in zip(parameters, ends, strict=False)}
     offsets = []
     if not all(isinstance(weight, nn.Parameter) for weight in _weights(networks)):
         return None  # they are computed from others
@@ -66,7 +66,7 @@ def anatomy(chain: Chain) -> Anatomy | None:
         offsets.append(NetworkOffsets(*(tuple(starts[id(p)] for p in ps) for ps in _weights_and_biases(made))))
     waves = [p for s in scales for p in (s.frequency, s.phase, s.weight, s.strength, s.shift)]
     waves += [] if affine is None else [affine.mean, affine.log_scale]
-    return Anatomy(shape, Offsets(offsets, [starts[id(p)] for p in waves], total))
+    return Anatomy(shape, Offsets(offsets, [starts[id(p)] for p in waves], ends))
 
 
 def _weights(networks: list[Any]) -> list[Any]:
@@ -116,7 +116,6 @@ class WholeFlow:
     def __init__(self, chain: Chain, found: Anatomy, program: Program) -> None:
         self.shape, self.program = found.shape, program
         self._chain = weakref.ref(chain)  # the chain owns this, not the other way round
-        self._zero = torch.zeros(1, device=program.device, dtype=torch.float32)
         self._may_drop = any(made.dropout for made in chain.modules() if isinstance(made, MADE))
 
     @property
@@ -128,14 +127,10 @@ class WholeFlow:
 
     def parameters(self) -> list[Tensor]:
         """The chain's parameters, in the order of its offsets."""
-        return list(self.chain.parameters())
-
-    def joined(self, parameters: list[Tensor]) -> Tensor:
-        """All parameters one after the other, and a zero."""
-        joined = torch.cat([*(p.detach().reshape(-1) for p in parameters), self._zero])
-        if joined.dtype != torch.float32:
+        parameters = list[Tensor](self.chain.parameters())
+        if any(p.dtype != torch.float32 for p in parameters):
             raise ArgumentError("some parameters are float32 and some are not: convert them with flow.float()")
-        return joined
+        return parameters
 
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         """z of shape (D, B) and the log-determinant of shape (B,)."""
@@ -144,7 +139,7 @@ class WholeFlow:
 
     def log_density(self, x: Tensor, context: Tensor | None) -> Tensor:
         """The log-density of every row if z is standard normal, without gradients."""
-        packed = self.program.pack(self.joined(self.parameters()))
+        packed = self.program.pack([p.contiguous() for p in self.parameters()])
         given = None if context is None else context.contiguous()
         return self.program.forward(packed, x.contiguous(), given, keep=False).log_density
 
@@ -160,7 +155,7 @@ class WholeFlow:
 
     def invert(self, z: Tensor, context: Tensor | None, limit: int) -> Inverted:
         """x, the inverse's log-determinant, and the certificate of every layer; without gradients."""
-        packed = self.program.pack_inverse(self.joined(self.parameters()))
+        packed = self.program.pack_inverse([p.contiguous() for p in self.parameters()])
         given = None if context is None else context.contiguous()
         return self.program.inverse(packed, z.contiguous(), given, limit)
 
@@ -172,7 +167,7 @@ class _Transform(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         learning = grad_enabled and any(ctx.needs_input_grad)
         given = None if context is None else context.contiguous()
-        packed = whole.program.pack(whole.joined(list(parameters)), learning)
+        packed = whole.program.pack([p.contiguous() for p in parameters], learning)
         scored = whole.program.forward(packed, x.contiguous(), given, keep=learning)
         if learning:
             ctx.whole, ctx.packed, ctx.kept = whole, packed, scored.kept

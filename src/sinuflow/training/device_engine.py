@@ -191,7 +191,7 @@ class DeviceEngine:
         whole = whole_flow(self._flow.bijection, inputs.x)
         if whole is not None:
             program = whole.program
-            packed = program.pack(self._flat.with_zero, learning=True)
+            packed = program.pack(list(self._flat.parameters), learning=True)
             scored = program.forward(packed, inputs.x, inputs.context, keep=True)
             assert scored.kept is not None
             size = inputs.x.shape[-1]

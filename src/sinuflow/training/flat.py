@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class FlatParameters:
-    """The parameters of a module as views of one flat tensor, which ends with a zero.
+    """The parameters of a module as views of one flat tensor.
 
     The module works as before. Whatever is written to the tensor, or to a parameter in place, is written to
     both. :meth:`release` gives every parameter memory of its own again.
@@ -20,8 +20,7 @@ class FlatParameters:
         self._shapes = [parameter.shape for parameter in self._parameters]
         self.size = sum(parameter.numel() for parameter in self._parameters)
         first = self._parameters[0]
-        self.with_zero = torch.zeros(self.size + 1, dtype=first.dtype, device=first.device)
-        self.values = self.with_zero[:-1]
+        self.values = torch.zeros(self.size, dtype=first.dtype, device=first.device)
         for parameter, view in zip(self._parameters, self.views(self.values), strict=True):
             view.copy_(parameter.detach())
             parameter.data = view

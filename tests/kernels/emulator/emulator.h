@@ -169,6 +169,7 @@ inline uint32_t __float_as_uint(float x) { uint32_t bits; std::memcpy(&bits, &x,
 inline float __ldg(const float* p) { return *p; }
 inline float4 __ldg(const float4* p) { return *p; }
 inline int __ldg(const int* p) { return *p; }
+inline unsigned __ldg(const unsigned* p) { return *p; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline float __fdividef(float a, float b) { return a / b; }

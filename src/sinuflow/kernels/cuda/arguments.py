@@ -27,7 +27,7 @@ def _address(value: Any) -> Any:
         return value
     # Kernels take bare memory: whatever else were given would be read as if it were this.
     assert value.is_contiguous()
-    assert value.dtype in (torch.float32, torch.int32, torch.bool), value.dtype
+    assert value.dtype in (torch.float32, torch.int32, torch.int64, torch.bool), value.dtype
     return value.data_ptr()
 
 
@@ -105,7 +105,8 @@ class WaveArguments(Arguments):
     """Of wave_gradients."""
 
     _fields_ = (
-        ("parameters", _POINTER),
+        ("sources", _POINTER),
+        ("wave_sources", _POINTER),
         ("waves", _POINTER),
         ("affine", _POINTER),
         ("kept_x", _POINTER),
@@ -124,9 +125,9 @@ class PrepareArguments(Arguments):
     """Of prepare."""
 
     _fields_ = (
-        ("parameters", _POINTER),
+        ("sources", _POINTER),
+        ("wave_sources", _POINTER),
         ("index", _POINTER),
-        ("offsets", _POINTER),
         ("packed", _POINTER),
         ("waves", _POINTER),
         ("affine", _POINTER),

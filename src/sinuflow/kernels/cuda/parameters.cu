@@ -124,7 +124,8 @@ extern "C" __global__ void __launch_bounds__(32 * WEIGHT_WARPS, 3) weight_gradie
 }
 
 struct WaveArguments {
-    const float* parameters;   // of the flow
+    const float* const* sources;  // the parameters of the flow
+    const int* wave_sources;   // [BLOCKS][5]: which are frequency, phase, weight, strength, shift; then mean, log-scale
     const float* waves;        // constrained
     const float* affine;
     const float* kept_x;       // [blocks][SCALES][FEATURES][batch]
@@ -132,7 +133,7 @@ struct WaveArguments {
     const float* z;            // [FEATURES][batch]
     const float* grad_z;       // null for the negative log-likelihood, times nll_scale
     const float* grad_ladj;
-    const int* offsets;        // [blocks][5]: frequency, phase, weight, strength, shift; then mean, log-scale
+    const int* offsets;        // of the same, into the gradient
     float* gradient;
     float nll_scale;
     int batch;
@@ -145,9 +146,9 @@ __device__ __forceinline__ float warp_sum(float value) {
 }
 
 // The free numbers of a block's transformer, counted by scale and feature.
-__device__ __forceinline__ FreeWaves<1> free_waves(const float* parameters, const int* offset, int transformer) {
+__device__ __forceinline__ FreeWaves<1> free_waves(const float* const* sources, const int* which, int transformer) {
     FreeWaves<1> free;
-    free.load([&](int kind, int k) { return parameters[offset[kind] + transformer * WAVES + k]; }, parameters[offset[3] + transformer]);
+    free.load([&](int kind, int k) { return sources[which[kind]][transformer * WAVES + k]; }, sources[which[3]][transformer]);
     return free;
 }
 
@@ -178,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(128) wave_gradients(const WaveArgum
         if (lane == 0) {
             const int* offset = p.offsets + 5 * block;
             const int at = scale * FEATURES + feature;
-            const FreeWaves<1> free = free_waves(p.parameters, offset, at);
+            const FreeWaves<1> free = free_waves(p.sources, p.wave_sources + 5 * block, at);
             FreeGradients<1> of;
             of.follow(free, sums);
 #pragma unroll
@@ -211,9 +212,9 @@ extern "C" __global__ void __launch_bounds__(128) wave_gradients(const WaveArgum
 }
 
 struct PrepareArguments {
-    const float* parameters;  // of the flow, and a zero
-    const int* index;         // what to gather
-    const int* offsets;       // as above
+    const float* const* sources;  // the parameters of the flow, and a zero
+    const int* wave_sources;      // as above
+    const unsigned* index;        // what to gather: which of the sources, and where in it
     float* packed;
     float* waves;             // null if they are conditional
     float* affine;
@@ -224,15 +225,18 @@ struct PrepareArguments {
 extern "C" __global__ void __launch_bounds__(256) prepare(const PrepareArguments p) {
     constexpr int TRANSFORMERS = BLOCKS * SCALES * FEATURES;
     const int thread = blockIdx.x * 256 + threadIdx.x, threads = gridDim.x * 256;
-    for (int i = thread; i < p.count; i += threads) p.packed[i] = __ldg(p.parameters + __ldg(p.index + i));
+    for (int i = thread; i < p.count; i += threads) {
+        const unsigned at = __ldg(p.index + i);
+        p.packed[i] = __ldg(p.sources[at >> SOURCE_BITS] + (at & ((1u << SOURCE_BITS) - 1)));
+    }
     if (!p.waves) return;
     for (int job = thread; job < TRANSFORMERS; job += threads) {
         const int feature = job % FEATURES, scale = job / FEATURES % SCALES, block = job / FEATURES / SCALES;
-        const int* offset = p.offsets + 5 * block;
+        const int* which = p.wave_sources + 5 * block;
         const int at = scale * FEATURES + feature;
         store_waves(p.waves + block * WAVE_NUMBERS, scale, feature,
-                    free_waves(p.parameters, offset, at).constrained(p.parameters[offset[4] + at]));
+                    free_waves(p.sources, which, at).constrained(p.sources[which[4]][at]));
     }
     for (int i = thread; i < 2 * FEATURES; i += threads)
-        p.affine[i] = p.parameters[p.offsets[5 * BLOCKS + i / FEATURES] + i % FEATURES];
+        p.affine[i] = p.sources[p.wave_sources[5 * BLOCKS + i / FEATURES]][i % FEATURES];
 }

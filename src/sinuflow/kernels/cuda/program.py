@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import torch
@@ -18,7 +19,7 @@ from .arguments import (
     WeightArguments,
 )
 from .layout import bias_index, gradient_jobs
-from .shape import TILE, WARPS, Block, FlowShape
+from .shape import SOURCE_BITS, TILE, WARPS, Block, FlowShape
 from .streams import (
     NetworkOffsets,
     Stage,
@@ -54,13 +55,13 @@ class Offsets(NamedTuple):
 
     networks: list[NetworkOffsets]
     waves: list[int]  # for every block: frequency, phase, weight, strength, shift; then mean, log-scale
-    total: int  # of all parameters; after them comes a zero
+    parameters: list[int]  # where each parameter begins; the last one is the total
 
 
 class Packed(NamedTuple):
     """The parameters as the kernels want them."""
 
-    parameters: Tensor
+    sources: Tensor  # addresses
     weights: Tensor
     biases: Tensor
     transposed: Tensor | None
@@ -125,22 +126,28 @@ class Program:
     def __init__(self, shape: FlowShape, offsets: Offsets, device: torch.device, launcher: Launcher) -> None:
         self._shape, self._offsets, self._launcher = shape, offsets, launcher
         self.device = device
-        zero, reverse = offsets.total, offsets.networks[::-1]
+        self._total = zero = offsets.parameters[-1]
+        reverse = offsets.networks[::-1]
         self._forward = self._way(forward_stages(shape), offsets.networks, shape.forward_shared)
         self._backward = self._way(backward_stages(shape), reverse, shape.backward_shared)
         self._inverse = self._way(inverse_stages(shape), reverse, shape.inverse_shared)
         biases = bias_index(shape, offsets.networks, zero).flatten().to(device)
         self._biases = len(biases)
-        self._score_index = torch.cat([biases, self._forward.streams.gather])
-        self._train_index = torch.cat([self._score_index, self._backward.streams.gather])
+        self._score_index = self._coded(torch.cat([biases, self._forward.streams.gather]))
+        self._train_index = torch.cat([self._score_index, self._coded(self._backward.streams.gather)])
         inner = inner_index(shape, offsets.networks, zero).to(device)
         self._inner = len(inner)
-        self._sample_index = torch.cat([biases, inner, self._inverse.streams.gather])
+        self._sample_index = self._coded(torch.cat([biases, inner, self._inverse.streams.gather]))
         layers = shape.plan.layers
         self._jobs = gradient_jobs(layers).to(device)
         self._reach = torch.cat([torch.tensor(layer.reach, dtype=torch.int32) for layer in layers]).to(device)
         self._ends = self._table([layers[0].rows[: shape.features]])  # all hidden layers have the same degrees
         self._wave_offsets = torch.tensor(offsets.waves, dtype=torch.int32, device=device)
+        self._wave_sources = torch.tensor(
+            [offsets.parameters.index(w) for w in offsets.waves], dtype=torch.int32, device=device
+        )
+        self._zero = torch.zeros(1, dtype=torch.float32, device=device)
+        self._known_sources: tuple[tuple[int, ...], Tensor] | None = None
         self._weight_offsets = self._table([n.weights for n in offsets.networks])
         self._bias_offsets = self._table([n.biases for n in offsets.networks])
 
@@ -148,30 +155,47 @@ class Program:
         return torch.tensor(rows, dtype=torch.int32, device=self.device)
 
     def _way(self, stages: list[Stage], networks: list[NetworkOffsets], shared: SharedBytes) -> _Way:
-        found = streams(stages, networks, self._offsets.total)
+        found = streams(stages, networks, self._total)
         moved = found._replace(**{n: getattr(found, n).to(self.device) for n in ("gather", "starts", "tables")})
         return _Way(moved, shared)
+
+    def _coded(self, index: Tensor) -> Tensor:
+        """Places among all parameters as a parameter's number, and a place in it."""
+        starts = torch.tensor(self._offsets.parameters, device=self.device)
+        number = torch.bucketize(index, starts, right=True) - 1
+        code = number << SOURCE_BITS | (index - starts[number])
+        return torch.where(code >= 2**31, code - 2**32, code).to(torch.int32)
+
+    def _sources(self, parameters: list[Tensor]) -> Tensor:
+        """The addresses of the parameters, and of a zero; they are seldom new."""
+        key = tuple(p.data_ptr() for p in parameters)
+        if self._known_sources is None or self._known_sources[0] != key:
+            table = torch.tensor([*key, self._zero.data_ptr()], dtype=torch.int64).to(self.device)
+            self._known_sources = key, table
+        return self._known_sources[1]
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, device=self.device, dtype=torch.float32)
 
     # ---------------------------------------------------------------- parameters
 
-    def pack(self, parameters: Tensor, learning: bool = False) -> Packed:
-        """Prepare to score, and with ``learning`` to differentiate; ``parameters`` end with a zero."""
-        packed, waves, affine = self._prepare(parameters, self._train_index if learning else self._score_index)
+    def pack(self, parameters: list[Tensor], learning: bool = False) -> Packed:
+        """Prepare to score, and with ``learning`` to differentiate."""
+        sources = self._sources(parameters)
+        packed, waves, affine = self._prepare(sources, self._train_index if learning else self._score_index)
         last = len(self._score_index)
         transposed = packed[last:] if learning else None
-        return Packed(parameters, packed[self._biases : last], packed[: self._biases], transposed, None, waves, affine)
+        return Packed(sources, packed[self._biases : last], packed[: self._biases], transposed, None, waves, affine)
 
-    def pack_inverse(self, parameters: Tensor) -> Packed:
+    def pack_inverse(self, parameters: list[Tensor]) -> Packed:
         """Prepare to invert."""
-        packed, waves, affine = self._prepare(parameters, self._sample_index)
+        sources = self._sources(parameters)
+        packed, waves, affine = self._prepare(sources, self._sample_index)
         weights = packed[self._biases + self._inner :]
         inner = packed[self._biases : self._biases + self._inner]
-        return Packed(parameters, weights, packed[: self._biases], None, inner, waves, affine)
+        return Packed(sources, weights, packed[: self._biases], None, inner, waves, affine)
 
-    def _prepare(self, parameters: Tensor, index: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def _prepare(self, sources: Tensor, index: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         shape = self._shape
         packed = self._empty(len(index) + _BEYOND)
         waves = affine = None
@@ -179,9 +203,9 @@ class Program:
             waves = self._empty(shape.blocks, shape.wave_numbers)
             affine = self._empty(2, shape.features)
         arguments = PrepareArguments(
-            parameters=parameters,
+            sources=sources,
+            wave_sources=self._wave_sources,
             index=index,
-            offsets=self._wave_offsets,
             packed=packed,
             waves=waves,
             affine=affine,
@@ -255,7 +279,7 @@ class Program:
         grad_outputs = self._empty(networks, batch, shape.head)
         grad_hidden = self._empty(networks, depth, batch, shape.units)
         grad_values = None if shape.conditional else torch.empty_like(kept.x)
-        gradient = torch.zeros(self._offsets.total, device=self.device, dtype=torch.float32) if out is None else out
+        gradient = torch.zeros(self._total, device=self.device, dtype=torch.float32) if out is None else out
         arguments = BackwardArguments(
             z=z,
             grad_z=grad_z,
@@ -296,7 +320,8 @@ class Program:
         self._launcher.launch("weight_gradients", _ANY_BLOCK, grid, _WEIGHT_THREADS, 0, weights)
         if not shape.conditional:
             waves = WaveArguments(
-                parameters=packed.parameters,
+                sources=packed.sources,
+                wave_sources=self._wave_sources,
                 waves=packed.waves,
                 affine=packed.affine,
                 kept_x=kept.x,
@@ -349,7 +374,11 @@ class Program:
     # ---------------------------------------------------------------- blocks
 
     def fits(self) -> bool:
-        """Whether a block's shared memory is enough for all kernels."""
+        """Whether a block's shared memory is enough for all kernels, and 32 bits to say where a number is."""
+        starts = self._offsets.parameters
+        largest = max(b - a for a, b in pairwise(starts))
+        if largest > 1 << SOURCE_BITS or len(starts) > 1 << 32 - SOURCE_BITS:
+            return False
         return all(self._block(way, 8) is not None for way in (self._forward, self._backward, self._inverse))
 
     def _over_rows(self, name: str, way: _Way, batch: int, arguments: Arguments) -> None:

@@ -11,6 +11,8 @@ from ..degrees import Plan, below, plan
 WARPS = 16
 #: Rows and columns of a tile of weights.
 TILE = 16
+#: Of the 32 bits that say where a number is, those that count inside of one parameter.
+SOURCE_BITS = 21
 #: Units of a layer that a warp can take by itself, and weights for which there is room.
 _MOST_UNITS, _MOST_INNER = 64, 7168
 
@@ -95,6 +97,7 @@ class FlowShape:
             "SLOTS": block.slots,
             "WARPS": WARPS,
             "PAIRED": int(self.paired),
+            "SOURCE_BITS": SOURCE_BITS,
         }
         return {name: str(value) for name, value in values.items()} | {"SQUASH": f"{float(self.squash)!r}f"}
 
