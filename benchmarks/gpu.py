@@ -139,7 +139,7 @@ def step_time(flow: sinuflow.SinusoidalFlow, rows: int) -> float:
         steps=10**6, batch_size=rows, learning_rate=1e-9, optimizer="adam", schedule="constant", warmup=0,
         weight_decay=0.0, clip=5.0, ema=None, patience=None, validate_every=10**6, seed=0,
     )  # fmt: skip
-    x = torch.randn(1000 * rows, flow.features, device="cuda")
+    x = torch.randn(4000 * rows, flow.features, device="cuda")  # an epoch that does not end before this does
     batches = Batches(MemoryRows(x), rows, 0)
     engine = DeviceEngine(flow, batches, settings, Guard(1e9), lambda _: 1e-9, record=True)
     made = [engine.advance(0, 256).steps for _ in range(12)]  # the first one records it; then they become more

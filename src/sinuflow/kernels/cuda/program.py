@@ -400,5 +400,7 @@ class Program:
 
     def _block(self, way: _Way, rows: int) -> Block | None:
         """The fastest block of so many rows that there is shared memory for."""
-        blocks = [Block(rows, split, slots) for slots in (4, 3, 2) for split in (True, False)]
+        # To store activations split costs memory traffic, and saves work only where they are rectified on their way.
+        splits = (True, False) if self._shape.streams else (False, True)
+        blocks = [Block(rows, split, slots) for slots in (4, 3, 2) for split in splits]
         return next((block for block in blocks if way.shared(block) <= self._launcher.shared_bytes), None)

@@ -67,6 +67,11 @@ class FlowShape:
         return len(self.hidden) * self.units + self.head
 
     @property
+    def streams(self) -> bool:
+        """Whether a hidden layer adds what was two layers before it."""
+        return self.residual and len(self.hidden) > 2
+
+    @property
     def paired(self) -> bool:
         """Whether two warps share two rows of tiles of a hidden layer: with many rows, one each is even enough."""
         return self.units < 2 * TILE * WARPS
@@ -124,7 +129,7 @@ class FlowShape:
         depth = len(self.hidden)
         operands = depth * block.operand(self.units) + block.operand(self.inputs)
         group = self.group
-        residual = self.units if self.residual and depth > 2 else 0
+        residual = self.units if self.streams else 0
         known = depth * group.unit_stride + group.output_stride + 4 if group.degrees > 1 else residual
         each = 16 * parts + 4 * self.features + (self.outputs if self.conditional else 0) + known
         fresh = round_up(WARPS * (group.unit_stride + group.units_of_degree), 4) if group.degrees > 1 else 0
