@@ -152,14 +152,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
             const long base = ((static_cast<long>(network) * DEPTH + layer) * rows + first) * UNITS;
             const bool skips = STREAMS && layer + 2 < DEPTH && layer % 2 == 0;  // what is in the way is what is added
             float kept[4 * COLUMNS];
-            auto ask = [&](int tile) {  // whether the units were above zero: needed after the product
+            auto ask = [&](int, int tile) {  // whether the units were above zero: needed after the product
 #pragma unroll
                 for (int which = 0; which < 4 * COLUMNS; which++) {
                     const int unit = 16 * tile + lane / 4 + which % 4 / 2 * 8, n = which / 4 * 8 + 2 * (lane % 4) + which % 2;
                     kept[which] = first + n < batch ? __ldg(p.kept_hidden + base + n * UNITS + unit) : 0.0f;
                 }
             };
-            multiply_hidden<false>(plan, run, stream, from, exchange, ask, [&](int unit, int n, int which, float value) {
+            multiply_hidden<false>(plan, run, stream, from, exchange, ask, [&](int, int unit, int n, int which, float value) {
                 value = kept[which] > 0.0f ? value : 0.0f;
                 if (skips) value += load_one(to, unit, n);
                 store_one(to, unit, n, value);

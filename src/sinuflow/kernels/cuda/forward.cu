@@ -90,23 +90,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
             float* to = units + layer % 2 * operand_size(UNITS);
             float* kept = p.kept_hidden + ((static_cast<long>(network) * DEPTH + layer) * rows + first) * UNITS;
             const bool skips = STREAMS && layer && layer % 2 == 0;
-            auto use = [&](int unit, int n, int, float value) {
+            auto use = [&](int, int unit, int n, int, float value) {
                 value += bias[layer * UNITS + unit];
                 if (skips) value += load_one(to, unit, n);
                 store_one(to, unit, n, STREAMS ? value : rectified(value));
                 if (keeps && first + n < batch) kept[n * UNITS + unit] = rectified(value);
             };
             if (layer == 0)
-                multiply_hidden<false>(plan, run, stream, inputs, exchange, [](int) {}, use);
+                multiply_hidden<false>(plan, run, stream, inputs, exchange, [](int, int) {}, use);
             else
-                multiply_hidden<STREAMS>(plan, run, stream, units + (layer - 1) % 2 * operand_size(UNITS), exchange, [](int) {}, use);
+                multiply_hidden<STREAMS>(plan, run, stream, units + (layer - 1) % 2 * operand_size(UNITS), exchange, [](int, int) {}, use);
             run = plan.run(layer + 1);  // whatever does not depend on others is done before waiting for them
             __syncthreads();
         }
         const float* last = units + (DEPTH - 1) % 2 * operand_size(UNITS);
         bias += DEPTH * UNITS;
         if (CONDITIONAL)
-            multiply_rows<STREAMS>(plan, run, stream, last, [](int) {}, [&](int row, int n, int, float value) {
+            multiply_rows<STREAMS>(plan, run, stream, [&](int) { return last; }, [](int, int) {}, [&](int, int row, int n, int, float value) {
                 value += bias[row];
                 out[row * ROWS + n] = value;
                 if (keeps && first + n < batch) p.kept_outputs[(network * rows + first + n) * HEAD16 + row] = value;

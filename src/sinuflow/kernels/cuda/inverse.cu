@@ -37,11 +37,11 @@ constexpr bool GROUPED = GROUP > 1;
 constexpr int GROUPS = (FEATURES + GROUP - 1) / GROUP;
 constexpr int MINE = GROUPED ? (GROUP_UNITS + 31) / 32 : 1, UNIT_STRIDE = 32 * MINE;
 constexpr int MY_OUTPUTS = GROUPED ? (GROUP * OUTPUTS + 31) / 32 : 1, OUTPUT_STRIDE = 32 * MY_OUTPUTS;
-// The units of a degree are DEGREE_UNITS at most, so that loops over them can be written out; after the last of a
-// group there are as many zeros.
+// The units of a degree are DEGREE_UNITS at most, and no two of them have the same lane, so that loops over them can
+// be written out; after the last of a group there are as many zeros.
 constexpr int INNER_ROWS = GROUP_UNITS + DEGREE_UNITS;
 constexpr int INNER = GROUPED ? (GROUP + (DEPTH - 1) * INNER_ROWS) * UNIT_STRIDE + INNER_ROWS * OUTPUT_STRIDE : 0;
-constexpr int FRESH = UNIT_STRIDE + DEGREE_UNITS;
+static_assert(DEGREE_UNITS <= 32, "a lane for every unit of a degree");
 // What products contribute to the numbers of a group, for one row: hidden layers, then the head.
 constexpr int KNOWN = DEPTH * UNIT_STRIDE + OUTPUT_STRIDE + 4;
 constexpr int STAGES = GROUPED ? 2 * GROUPS - 1 : GROUPS * (DEPTH + 1);
@@ -117,8 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     float* biases = residual + (STREAMS && !GROUPED ? UNITS * ROWS : 0);
     float* waves = biases + 2 * BIASES;
     float* inner = waves + WAVE_NUMBERS;  // of this group and the next
-    float* fresh = inner + 2 * INNER;     // units that were found last, [WARPS][FRESH]
-    float* known = fresh + (GROUPED ? padded(WARPS * FRESH, 4) : 0);  // [ROWS][KNOWN]
+    float* known = inner + 2 * INNER;     // [ROWS][KNOWN]
     float* parts = known + (GROUPED ? ROWS * KNOWN : 0);
     float* out = parts + p.parts * 16 * ROWS;  // [ROWS][OUTPUTS]
     float* x = out + (CONDITIONAL ? ROWS * OUTPUTS : 0);  // [FEATURES][ROWS]
@@ -168,20 +167,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     // A layer's certificate: the worst of its features, row by row.
     auto certify = [&]() {
         __syncthreads();
-        for (int n = threadIdx.x; n < ROWS; n += THREADS) {
-            float gap = 0.0f, evaluations = 0.0f;
-            bool good = true;
-            for (int i = 0; i < FEATURES; i++) {
+        for (int n = warp; n < ROWS; n += WARPS) {
+            float gap = 0.0f, evaluations = 0.0f, bad = 0.0f;
+            for (int i = lane; i < FEATURES; i += 32) {
                 const float mine = worst[i * ROWS + n];
-                good = good && mine >= 0.0f;  // negative or not a number: it did not converge
+                if (!(mine >= 0.0f)) bad = 1.0f;  // negative or not a number: it did not converge
                 gap = fmaxf(gap, mine != mine ? INFINITY : fabsf(mine));
                 evaluations = fmaxf(evaluations, most[i * ROWS + n]);
             }
-            if (first + n < batch) {
+            gap = lane_max<32>(gap), evaluations = lane_max<32>(evaluations), bad = lane_max<32>(bad);
+            if (lane == 0 && first + n < batch) {
                 const long at = layer_index * rows + first + n;
                 p.iterations[at] = static_cast<int>(evaluations);
                 p.residual[at] = gap;
-                p.converged[at] = good;
+                p.converged[at] = bad == 0.0f;
             }
         }
         layer_index++;
@@ -229,27 +228,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         return seen;
     };
 
-    // What is known when a group begins, added up by all threads.
-    auto gather_known = [&](int network, int group, int begin, int end) {
+    // What is known when a group begins: what the group before it has found, and what was known before that.
+    auto multiply_near = [&](int network, int group, int begin, int end) {
         const float* bias = biases + network % 2 * BIASES;
         const int row = begin ? ends[begin - 1] : 0, count = ends[end - 1] - row;
-        for (int e = threadIdx.x; e < (KNOWN - 4) * ROWS; e += THREADS) {
-            const int n = e % ROWS, number = e / ROWS, layer = min(number / UNIT_STRIDE, DEPTH), i = number - layer * UNIT_STRIDE;
-            float sum = 0.0f;
-            if (i < (layer < DEPTH ? count : (end - begin) * OUTPUTS)) {
-                sum = bias[layer * UNITS + i + (layer < DEPTH ? row : begin * OUTPUTS)];
-                sum += Parts(plan, 2 * group * (DEPTH + 1) + layer, parts, i, n).total();
-                if (group) sum += Parts(plan, (2 * group - 1) * (DEPTH + 1) + layer, parts, i, n).total();
-            }
-            known[n * KNOWN + number] = sum;
-        }
+        multiply_rows<false>(
+            plan, plan.run(2 * group), stream, operand_of, [](int, int) {},
+            [&](int layer, int i, int n, int, float value) {
+                if (i >= (layer < DEPTH ? count : (end - begin) * OUTPUTS)) return;
+                value += bias[layer * UNITS + i + (layer < DEPTH ? row : begin * OUTPUTS)];
+                if (group) value += Parts(plan, (2 * group - 1) * (DEPTH + 1) + layer, parts, i, n).total();
+                known[n * KNOWN + layer * UNIT_STRIDE + i] = value;
+            });
     };
 
     // The features of a group, one after the other, by one warp for one row. Whatever becomes known is added at
     // once to all that depends on it.
     auto substitute = [&](int network, int begin, int end, int n, const float* weights) {
-        float* mine = fresh + warp * FRESH;
-        for (int i = lane; i < DEGREE_UNITS; i += 32) mine[UNIT_STRIDE + i] = 0.0f;
         float before[DEPTH][MINE], outputs[MY_OUTPUTS];
         const float* from_before = known + n * KNOWN + lane;
 #pragma unroll
@@ -268,31 +263,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
             const int next = ends[min(m + 1, FEATURES - 1)] - row;
 #pragma unroll
             for (int layer = 0; layer < DEPTH; layer++) {
+                float mine = 0.0f;  // whichever unit of this degree this lane has
 #pragma unroll
                 for (int r = 0; r < MINE; r++) {
-                    const int unit = lane + 32 * r;
-                    if (STREAMS && layer >= 2 && layer % 2 == 0 && unit >= low && unit < high)
-                        before[layer][r] += before[layer >= 2 ? layer - 2 : 0][r];
-                    mine[unit] = unit >= low && unit < high ? rectified(before[layer][r]) : 0.0f;
+                    if (lane + 32 * r < low || lane + 32 * r >= high) continue;
+                    if (STREAMS && layer >= 2 && layer % 2 == 0) before[layer][r] += before[layer >= 2 ? layer - 2 : 0][r];
+                    mine = rectified(before[layer][r]);
                 }
-                __syncwarp();
-                // Units of higher degrees are zero here, and so is what comes after the last.
-                const float* found = mine + low;
                 const float* from = weights + (GROUP + layer * INNER_ROWS) * UNIT_STRIDE + lane;
                 from += low * (layer + 1 < DEPTH ? UNIT_STRIDE : OUTPUT_STRIDE);
                 constexpr int COUNT = MINE > MY_OUTPUTS ? MINE : MY_OUTPUTS;
                 float even[COUNT] = {}, odd[COUNT] = {};  // two sums, so that additions wait less for each other
                 const int mine_here = layer + 1 < DEPTH ? MINE : MY_OUTPUTS, stride = layer + 1 < DEPTH ? UNIT_STRIDE : OUTPUT_STRIDE;
 #pragma unroll
-                for (int i = 0; i < DEGREE_UNITS; i++)
+                for (int i = 0; i < DEGREE_UNITS; i++) {
+                    const float value = __shfl_sync(~0u, mine, (low + i) % 32);
 #pragma unroll
                     for (int r = 0; r < mine_here; r++) {
                         float& sum = i % 2 ? odd[r] : even[r];
-                        sum = fmaf(from[i * stride + 32 * r], found[i], sum);
+                        sum = fmaf(from[i * stride + 32 * r], value, sum);
                     }
+                }
 #pragma unroll
                 for (int r = 0; r < mine_here; r++) (layer + 1 < DEPTH ? before[layer + 1 < DEPTH ? layer + 1 : 0][r] : outputs[r]) += even[r] + odd[r];
-                __syncwarp();
             }
             low = high, high = next;
             float seen;
@@ -341,9 +334,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
             const int begin = group * GROUP, end = min(begin + GROUP, FEATURES), stage = group * (DEPTH + 1);
             if (GROUPED) {
                 fetch_inner(network, group + 1);
-                multiply_parts<false>(plan, plan.run(2 * group), stream, parts, operand_of);
-                __syncthreads();
-                gather_known(network, group, begin, end);
+                multiply_near(network, group, begin, end);
                 __syncthreads();
                 const float* weights = inner + (network * GROUPS + group) % 2 * INNER;
                 for (int n = warp; n < ROWS; n += WARPS) substitute(network, begin, end, n, weights);

@@ -131,12 +131,12 @@ struct Sums {
     }
     // Every number of the result, if these are all its parts.
     template <class Use>
-    __device__ __forceinline__ void each(int tile, Use use) const {
+    __device__ __forceinline__ void each(int matrix, int tile, Use use) const {
         const int lane = threadIdx.x % 32;
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++)
 #pragma unroll
-            for (int c = 0; c < 4; c++) use(tile * 16 + lane / 4 + 8 * (c / 2), 8 * j + 2 * (lane % 4) + c % 2, 4 * j + c, total(j, c));
+            for (int c = 0; c < 4; c++) use(matrix, tile * 16 + lane / 4 + 8 * (c / 2), 8 * j + 2 * (lane % 4) + c % 2, 4 * j + c, total(j, c));
     }
     __device__ __forceinline__ float total(int j, int c) const {
         return sum[j][c] + (KINDS == 1 ? cross[0][j][c] : cross[0][j][c] + cross[KINDS - 1][j][c]);
@@ -214,19 +214,21 @@ __device__ __forceinline__ Plan load_plan(const int* __restrict__ tables, int st
     return {reinterpret_cast<const int4*>(to), reinterpret_cast<const Run*>(to + 4 * tiles), rest, rest + matrices};
 }
 
-// Whole rows of tiles. For each, `prepare` gets its number; `use` gets the number of a row of the matrix (of
-// the tile's 16), the row of the batch, which of a lane's numbers it is, and the number itself.
-template <bool RECTIFY, class Prepare, class Use>
-__device__ __forceinline__ void multiply_rows(const Plan& plan, Run run, Stream& stream, const float* operand, Prepare prepare, Use use) {
+// Whole rows of tiles. `operand` gives that of a matrix. For each row of tiles, `prepare` gets its matrix and its
+// number; `use` gets the matrix, the number of a row of it, the row of the batch, which of a lane's numbers it is,
+// and the number itself.
+template <bool RECTIFY, class Operand, class Prepare, class Use>
+__device__ __forceinline__ void multiply_rows(const Plan& plan, Run run, Stream& stream, Operand operand, Prepare prepare, Use use) {
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
     for (int tile = run.tile; tile < run.part; tile++) {
         const int4 row = plan.tiles[tile];
-        prepare(row.w & 0xffff);
+        const int matrix = row.w >> 16, number = row.w & 0xffff;
+        prepare(matrix, number);
         Sums sums;
         sums.clear();
-        stream.add<RECTIFY>(row.y - row.x, operand + row.z * (2 * STEP) + place_of(lane) * PAIR, sums);
-        sums.each(row.w & 0xffff, use);
+        stream.add<RECTIFY>(row.y - row.x, operand(matrix) + row.z * (2 * STEP) + place_of(lane) * PAIR, sums);
+        sums.each(matrix, number, use);
     }
 }
 
@@ -248,8 +250,9 @@ __device__ __forceinline__ void multiply_pairs(const Plan& plan, Run run, Stream
             sums.clear();
             stream.add<RECTIFY>(second ? count - cut : cut, operand + (row.z + (second ? cut : 0)) * (2 * STEP) + place_of(lane) * PAIR, sums);
         };
-        const bool exists = (mine.w & 0xffff) != 0xffff;
-        if (exists) prepare(mine.w & 0xffff);
+        const int matrix = mine.w >> 16, number = mine.w & 0xffff;
+        const bool exists = number != 0xffff;
+        if (exists) prepare(matrix, number);
         Sums sums;
         share(other, second, sums);
 #pragma unroll
@@ -264,7 +267,7 @@ __device__ __forceinline__ void multiply_pairs(const Plan& plan, Run run, Stream
                 const float4 rest = *reinterpret_cast<const float4*>(room + (warp * COLUMNS + j) * 128);
                 sums.sum[j][0] += rest.x, sums.sum[j][1] += rest.y, sums.sum[j][2] += rest.z, sums.sum[j][3] += rest.w;
             }
-            sums.each(mine.w & 0xffff, use);
+            sums.each(matrix, number, use);
         }
         room = exchange + lane * 4 + (room - exchange < WARPS * COLUMNS * 128 ? WARPS * COLUMNS * 128 : 0);  // the other half
     }
@@ -277,7 +280,7 @@ __device__ __forceinline__ void multiply_hidden(const Plan& plan, Run run, Strea
     if (PAIRED)
         multiply_pairs<RECTIFY>(plan, run, stream, operand, exchange, prepare, use);
     else
-        multiply_rows<RECTIFY>(plan, run, stream, operand, prepare, use);
+        multiply_rows<RECTIFY>(plan, run, stream, [&](int) { return operand; }, prepare, use);
 }
 
 // The same in parts, which are stored as [part][COLUMNS][16][8]; `operand` gives that of a matrix.

@@ -132,8 +132,7 @@ class FlowShape:
         residual = self.units if self.streams else 0
         known = depth * group.unit_stride + group.output_stride + 4 if group.degrees > 1 else residual
         each = 16 * parts + 4 * self.features + (self.outputs if self.conditional else 0) + known
-        fresh = round_up(WARPS * (group.unit_stride + group.units_of_degree), 4) if group.degrees > 1 else 0
-        constants = 2 * (self.biases + group.numbers) + self.wave_numbers + fresh + round_up(self.features, 4)
+        constants = 2 * (self.biases + group.numbers) + self.wave_numbers + round_up(self.features, 4)
         groups = len(group.ranges(self.features))
         stages = 2 * groups - 1 if group.degrees > 1 else groups * (depth + 1)
         tables = _tables(stages, stages * (depth + 1) if group.degrees > 1 else stages, tiles)
@@ -152,7 +151,7 @@ class FlowShape:
             counts = [hidden[end - 1] - below(hidden, begin) for begin, end in _ranges(self.features, degrees)]
             single = [hidden[m] - below(hidden, m) for m in range(self.features)]
             group = Group(degrees, max(counts), max(single), len(self.hidden), degrees * self.outputs)
-            if group.units > _MOST_UNITS or group.numbers > _MOST_INNER:
+            if group.units > _MOST_UNITS or group.units_of_degree > 32 or group.numbers > _MOST_INNER:
                 break
             found = group
         return found

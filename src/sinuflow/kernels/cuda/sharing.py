@@ -65,13 +65,13 @@ def pairs_of_rows(counts: list[int]) -> Shares:
     return Shares(order, runs, [0] * len(counts), pieces, 0)
 
 
-def equal_runs(counts: list[int], warps: range, first_part: int) -> Shares:
+def equal_runs(counts: list[int], warps: range) -> Shares:
     """Equal runs to some of the warps, which may end inside of a row: then its sums come in parts."""
     total = sum(counts)
     each = -(-total // len(warps))
     starts = [min(total, max(0, warp - warps.start) * each) for warp in range(WARPS + 1)]
     runs, places, pieces = [[0, 0, 0, 0] for _ in range(WARPS)], list[int](), [list[Piece]() for _ in range(WARPS)]
-    part, before = first_part, 0
+    part = before = 0
     for i, count in enumerate(counts):
         after, first = before + count, part
         for warp in range(WARPS):

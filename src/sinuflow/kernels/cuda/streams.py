@@ -41,7 +41,6 @@ class Stage(NamedTuple):
     matrices: list[Matrix]
     sharing: Literal["rows", "pairs", "parts"]  # see sharing.py
     warps: range = range(WARPS)  # that take part
-    first_part: int = 0  # where parts go
 
 
 class Streams(NamedTuple):
@@ -78,12 +77,11 @@ def inverse_stages(shape: FlowShape) -> list[Stage]:
         pieces = [(i, layer, m) for m in range(shape.features) for i, layer in enumerate(shape.plan.layers)]
         return [Stage([Matrix(i, _places(layer)[_group_rows(shape, i, m, m + 1)])], "parts") for i, layer, m in pieces]
     stages, ranges = list[Stage](), shape.group.ranges(shape.features)
-    most = sum(-(-n // TILE) for n in (*len(shape.hidden) * [shape.group.units], shape.group.outputs)) + WARPS
     for g in range(len(ranges)):
-        stages.append(Stage(_known_matrices(shape, ranges, g, near=True), "parts"))
+        stages.append(Stage(_known_matrices(shape, ranges, g, near=True), "rows"))
         if g + 1 < len(ranges):
             far = _known_matrices(shape, ranges, g + 1, near=False)
-            stages.append(Stage(far, "parts", range(WARPS // 2, WARPS), most))
+            stages.append(Stage(far, "parts", range(WARPS // 2, WARPS)))
     return stages
 
 
@@ -205,7 +203,7 @@ class _Tables:
 def _shares(stage: Stage, counts: list[int]) -> Shares:
     if stage.sharing == "rows":
         return whole_rows(counts)
-    return pairs_of_rows(counts) if stage.sharing == "pairs" else equal_runs(counts, stage.warps, stage.first_part)
+    return pairs_of_rows(counts) if stage.sharing == "pairs" else equal_runs(counts, stage.warps)
 
 
 class _Row(NamedTuple):
