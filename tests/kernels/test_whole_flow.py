@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from looks_trained import look_trained
 from sinuflow import SinusoidalFlow
 from sinuflow.bijections.base import CERTIFIED
 from sinuflow.bijections.whole_flow import WholeFlow, agrees, anatomy
+from sinuflow.kernels.cuda import program
 from sinuflow.kernels.cuda.program import Program
 from tests.kernels.emulator import EmulatorLauncher
 
@@ -36,15 +38,18 @@ FLOWS = {
 BATCH = 21
 
 
-def emulated(name: str, processors: int) -> tuple[SinusoidalFlow, SinusoidalFlow, WholeFlow]:
+def emulated(
+    name: str, processors: int, options: dict[str, Any] | None = None
+) -> tuple[SinusoidalFlow, SinusoidalFlow, WholeFlow]:
     """A flow, the same in float64, and its kernels; few processors make blocks of more rows."""
-    flow = look_trained(SinusoidalFlow(**FLOWS[name]))
+    options = options or FLOWS[name]
+    flow = look_trained(SinusoidalFlow(**options))
     found = anatomy(flow.bijection)
     assert found is not None
-    program = Program(found.shape, found.offsets, torch.device("cpu"), EmulatorLauncher(found.shape, processors))
-    exact = SinusoidalFlow(**FLOWS[name]).double()
+    kernels = Program(found.shape, found.offsets, torch.device("cpu"), EmulatorLauncher(found.shape, processors))
+    exact = SinusoidalFlow(**options).double()
     exact.load_state_dict(flow.state_dict())
-    return flow, exact, WholeFlow(flow.bijection, found, program)
+    return flow, exact, WholeFlow(flow.bijection, found, kernels)
 
 
 def draw(flow: SinusoidalFlow, batch: int = BATCH) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -78,6 +83,22 @@ def test_the_map_and_its_gradients(name, processors):
     assert error(ladj, truth[1]) < 1e-5
     for ours, theirs in zip(found, expected, strict=True):
         assert error(ours, theirs) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["shift", "context"])
+def test_gradients_of_many_rows_come_in_two_parts(name, monkeypatch):
+    monkeypatch.setattr(program, "_MANY_ROWS", 1)
+    options = {**FLOWS[name], "blocks": 3 if name == "shift" else 5}
+    flow, exact, whole = emulated(name, 132, options)
+    assert len(whole.program._backward_parts(BATCH)) == 2
+    x, context = draw(flow)
+    leaves = [t.requires_grad_() for t in (x, context) if t is not None]
+    found = torch.autograd.grad(whole.transform(x, context)[1].sum(), [*leaves, *flow.parameters()])
+    rough = [t.detach().double().requires_grad_() for t in leaves]
+    truth = exact.bijection.layer_by_layer(rough[0], rough[1] if context is not None else None)[1]
+    expected = torch.autograd.grad(truth.sum(), [*rough, *exact.parameters()], allow_unused=True)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert error(ours, torch.zeros_like(ours).double() if theirs is None else theirs) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["shift", "full"])

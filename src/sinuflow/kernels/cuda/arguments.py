@@ -81,6 +81,8 @@ class BackwardArguments(Arguments):
         ("batch", _INT),
         ("tiles", _INT),
         ("parts", _INT),
+        ("lower", _INT),
+        ("upper", _INT),
     )
 
 
@@ -98,6 +100,7 @@ class WeightArguments(Arguments):
         ("bias_offsets", _POINTER),
         ("gradient", _POINTER),
         ("batch", _INT),
+        ("lower", _INT),
     )
 
 

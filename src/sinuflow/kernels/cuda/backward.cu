@@ -1,5 +1,7 @@
 // The chain rule through the whole flow, from the gradients of the noise to those of the data: one block
-// takes ROWS rows through all layers. It leaves behind what the gradients of the parameters are made of.
+// takes ROWS rows through the layers. It leaves behind what the gradients of the parameters are made of. That is as
+// much again as what was kept of the forward pass; with many rows, networks `lower` to `upper` go first, and another
+// launch takes up where this one ends.
 
 struct BackwardArguments {
     const float* z;             // [FEATURES][batch]
@@ -14,13 +16,13 @@ struct BackwardArguments {
     const float* kept_hidden;
     const float* kept_outputs;
     const float* kept_x;
-    float* grad_x;              // [FEATURES][batch], or null
-    float* grad_context;        // [CONTEXT][batch], or null
-    float* grad_outputs;        // [NETWORKS][batch][HEAD16]
-    float* grad_hidden;         // before the rectifier, [NETWORKS][DEPTH][batch][UNITS]
+    float* grad_x;              // [FEATURES][batch]
+    float* grad_context;        // [CONTEXT][batch]
+    float* grad_outputs;        // [upper - lower][batch][HEAD16]
+    float* grad_hidden;         // before the rectifier, [upper - lower][DEPTH][batch][UNITS]
     float* grad_values;         // of every transformer, [blocks][SCALES][FEATURES][batch]
     float nll_scale;
-    int batch, tiles, parts;
+    int batch, tiles, parts, lower, upper;
 };
 
 // The slope of what a network sees of a feature, told from what it sees.
@@ -89,21 +91,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
 
     const Plan plan = load_plan(p.tables, DEPTH + 1, DEPTH + 1, p.tiles, tables);
     Stream stream;
-    stream.begin(p.weights, p.starts, rings);
+    stream.begin(p.weights, p.starts, rings, NETWORKS - p.upper);
     for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
         const int n = first + e % ROWS;
         const long at = e / ROWS * rows + n;
-        grad[e] = n >= batch ? 0.0f : p.grad_z ? p.grad_z[at] : p.nll_scale * p.z[at];
+        if (n >= batch)
+            grad[e] = 0.0f;
+        else if (p.upper < NETWORKS)
+            grad[e] = p.grad_x[at];
+        else
+            grad[e] = p.grad_z ? p.grad_z[at] : p.nll_scale * p.z[at];
     }
     for (int n = threadIdx.x; n < ROWS; n += THREADS)
         of_ladj[n] = first + n >= batch ? 0.0f : p.grad_ladj ? p.grad_ladj[first + n] : -p.nll_scale;
-    for (int e = threadIdx.x; e < CONTEXT * ROWS; e += THREADS) of_context[e] = 0.0f;
+    for (int e = threadIdx.x; e < CONTEXT * ROWS; e += THREADS) {
+        const int n = first + e % ROWS;
+        of_context[e] = n < batch && p.upper < NETWORKS ? p.grad_context[e / ROWS * rows + n] : 0.0f;
+    }
     for (int e = threadIdx.x; e < ROWS * (HEAD16 - HEAD); e += THREADS) store_one(outputs, HEAD + e / ROWS, e % ROWS, 0.0f);
     __syncthreads();
 
     Run run = plan.run(0);
 #pragma unroll 1
-    for (int network = NETWORKS - 1; network >= 0; network--) {
+    for (int network = p.upper - 1; network >= p.lower; network--) {
         const bool reverse = is_reversed(network);
 
         // What the network's outputs did to the features.
@@ -111,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
             const int n = e % ROWS, i = e / ROWS, place = turned(i, reverse);
             const bool inside = first + n < batch;
             const long row = inside ? first + n : 0;
-            float* to = p.grad_outputs + (network * rows + row) * HEAD16 + place * OUTPUTS;
+            float* to = p.grad_outputs + ((network - p.lower) * rows + row) * HEAD16 + place * OUTPUTS;
             float g = grad[e];
             if (CONDITIONAL) {
                 const float* mine = p.kept_outputs + (network * rows + row) * HEAD16 + place * OUTPUTS;
@@ -150,6 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
             const float* from = stage ? units + (stage - 1) % 2 * operand_size(UNITS) : outputs;
             float* to = units + stage % 2 * operand_size(UNITS);
             const long base = ((static_cast<long>(network) * DEPTH + layer) * rows + first) * UNITS;
+            float* grad_hidden = p.grad_hidden + base - static_cast<long>(p.lower) * DEPTH * rows * UNITS;
             const bool skips = STREAMS && layer + 2 < DEPTH && layer % 2 == 0;  // what is in the way is what is added
             float kept[4 * COLUMNS];
             auto ask = [&](int, int tile) {  // whether the units were above zero: needed after the product
@@ -163,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
                 value = kept[which] > 0.0f ? value : 0.0f;
                 if (skips) value += load_one(to, unit, n);
                 store_one(to, unit, n, value);
-                if (first + n < batch) p.grad_hidden[base + n * UNITS + unit] = value;
+                if (first + n < batch) grad_hidden[n * UNITS + unit] = value;
             });
             run = plan.run(stage + 1);  // whatever does not depend on others is done before waiting for them
             __syncthreads();
@@ -188,10 +199,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
 
     for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
         const int n = first + e % ROWS;
-        if (p.grad_x && n < batch) p.grad_x[e / ROWS * rows + n] = grad[e];
+        if (n < batch) p.grad_x[e / ROWS * rows + n] = grad[e];
     }
     for (int e = threadIdx.x; e < CONTEXT * ROWS; e += THREADS) {
         const int n = first + e % ROWS;
-        if (p.grad_context && n < batch) p.grad_context[e / ROWS * rows + n] = of_context[e];
+        if (n < batch) p.grad_context[e / ROWS * rows + n] = of_context[e];
     }
 }

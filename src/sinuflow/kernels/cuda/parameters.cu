@@ -3,14 +3,14 @@
 struct WeightArguments {
     const float* kept_inputs;   // [NETWORKS][batch][INPUTS16]
     const float* kept_hidden;   // [NETWORKS][DEPTH][batch][UNITS]
-    const float* grad_outputs;  // [NETWORKS][batch][HEAD16]
-    const float* grad_hidden;   // [NETWORKS][DEPTH][batch][UNITS]
+    const float* grad_outputs;  // of networks `lower` and up, [...][batch][HEAD16]
+    const float* grad_hidden;   // likewise, [...][DEPTH][batch][UNITS]
     const int* jobs;            // layer, first row, first column, unused
     const int* reach;           // of every row of every layer
     const int* weight_offsets;  // [NETWORKS][DEPTH + 1], into the gradient
     const int* bias_offsets;
     float* gradient;            // of all parameters of the flow
-    int batch;
+    int batch, lower;
 };
 
 constexpr int TILE = 64, CHUNK = 32, CHUNK_STRIDE = TILE + 8, WEIGHT_WARPS = 4;
@@ -49,11 +49,12 @@ struct Chunks {
 extern "C" __global__ void __launch_bounds__(32 * WEIGHT_WARPS, 3) weight_gradients(const WeightArguments p) {
     __shared__ __align__(16) float left[2][CHUNK * CHUNK_STRIDE], right[2][CHUNK * CHUNK_STRIDE];
     const int* job = p.jobs + 4 * blockIdx.x;
-    const int layer = job[0], row = job[1], column = job[2], network = blockIdx.y;
+    const int layer = job[0], row = job[1], column = job[2], network = p.lower + blockIdx.y;
     const long batch = p.batch, hidden = static_cast<long>(network) * DEPTH * batch * UNITS;
     const bool head = layer == DEPTH;
     const int rows = head ? HEAD : HIDDEN, columns = layer == 0 ? INPUTS : HIDDEN;
-    const float* g = head ? p.grad_outputs + network * batch * HEAD16 : p.grad_hidden + hidden + layer * batch * UNITS;
+    const float* g = head ? p.grad_outputs + blockIdx.y * batch * HEAD16
+                          : p.grad_hidden + (static_cast<long>(blockIdx.y) * DEPTH + layer) * batch * UNITS;
     const float* h = layer == 0 ? p.kept_inputs + network * batch * INPUTS16 : p.kept_hidden + hidden + (layer - 1) * batch * UNITS;
     const int left_width = head ? HEAD16 : UNITS, right_width = layer == 0 ? INPUTS16 : UNITS;
     const int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4;

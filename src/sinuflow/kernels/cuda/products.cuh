@@ -152,9 +152,11 @@ struct Stream {
     float* ring;
     int slot, last;  // where the next tile is, and where the one before it was
 
-    __device__ __forceinline__ void begin(const float* weights, const int* starts, float* rings) {
-        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        next = reinterpret_cast<const float4*>(weights) + static_cast<long>(__ldg(starts + warp)) * (TILE_NUMBERS / 4) + lane;
+    // With `skipped` networks left out.
+    __device__ __forceinline__ void begin(const float* weights, const int* starts, float* rings, int skipped = 0) {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, start = __ldg(starts + warp);
+        const long before = start + static_cast<long>(skipped) * ((__ldg(starts + warp + 1) - start) / NETWORKS);
+        next = reinterpret_cast<const float4*>(weights) + before * (TILE_NUMBERS / 4) + lane;
         ring = rings + warp * SLOTS * TILE_NUMBERS + lane * 4;
         slot = 0, last = (SLOTS - 1) * TILE_NUMBERS;
         for (int i = 0; i < SLOTS - 1; i++) fetch(i * TILE_NUMBERS);

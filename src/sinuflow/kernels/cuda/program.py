@@ -34,6 +34,8 @@ from .streams import (
 _PREPARE_THREADS, _WEIGHT_THREADS, _WAVE_THREADS = 256, 128, 128
 #: Numbers after the last stream of tiles, which it may run into.
 _BEYOND = 4 * TILE * TILE
+#: From so many rows on, memory matters more than another launch.
+_MANY_ROWS = 2048
 #: For the kernels that do not go through a flow row by row.
 _ANY_BLOCK = Block(8, True, 4)
 
@@ -273,51 +275,56 @@ class Program:
         of the parameters goes to ``out``, if it is given: it must have zeros where weights are masked.
         """
         shape, batch = self._shape, z.shape[-1]
-        networks, depth = shape.networks, len(shape.hidden)
         grad_x = torch.empty_like(z)
         grad_context = self._empty(shape.context, batch) if shape.context else None
-        grad_outputs = self._empty(networks, batch, shape.head)
-        grad_hidden = self._empty(networks, depth, batch, shape.units)
         grad_values = None if shape.conditional else torch.empty_like(kept.x)
         gradient = torch.zeros(self._total, device=self.device, dtype=torch.float32) if out is None else out
-        arguments = BackwardArguments(
-            z=z,
-            grad_z=grad_z,
-            grad_ladj=grad_ladj,
-            weights=packed.transposed,
-            starts=self._backward.streams.starts,
-            tables=self._backward.streams.tables,
-            waves=packed.waves,
-            affine=packed.affine,
-            kept_inputs=kept.inputs,
-            kept_hidden=kept.hidden,
-            kept_outputs=kept.outputs,
-            kept_x=kept.x,
-            grad_x=grad_x,
-            grad_context=grad_context,
-            grad_outputs=grad_outputs,
-            grad_hidden=grad_hidden,
-            grad_values=grad_values,
-            nll_scale=nll_scale,
-            batch=batch,
-            tiles=self._backward.streams.tiles,
-            parts=self._backward.streams.parts,
-        )
-        self._over_rows("flow_backward", self._backward, batch, arguments)
-        weights = WeightArguments(
-            kept_inputs=kept.inputs,
-            kept_hidden=kept.hidden,
-            grad_outputs=grad_outputs,
-            grad_hidden=grad_hidden,
-            jobs=self._jobs,
-            reach=self._reach,
-            weight_offsets=self._weight_offsets,
-            bias_offsets=self._bias_offsets,
-            gradient=gradient,
-            batch=batch,
-        )
-        grid = (len(self._jobs), networks)
-        self._launcher.launch("weight_gradients", _ANY_BLOCK, grid, _WEIGHT_THREADS, 0, weights)
+        parts = self._backward_parts(batch)
+        most = max(upper - lower for lower, upper in parts)
+        grad_outputs = self._empty(most, batch, shape.head)
+        grad_hidden = self._empty(most, len(shape.hidden), batch, shape.units)
+        for lower, upper in parts:
+            chain = BackwardArguments(
+                z=z,
+                grad_z=grad_z,
+                grad_ladj=grad_ladj,
+                weights=packed.transposed,
+                starts=self._backward.streams.starts,
+                tables=self._backward.streams.tables,
+                waves=packed.waves,
+                affine=packed.affine,
+                kept_inputs=kept.inputs,
+                kept_hidden=kept.hidden,
+                kept_outputs=kept.outputs,
+                kept_x=kept.x,
+                grad_x=grad_x,
+                grad_context=grad_context,
+                grad_outputs=grad_outputs,
+                grad_hidden=grad_hidden,
+                grad_values=grad_values,
+                nll_scale=nll_scale,
+                batch=batch,
+                tiles=self._backward.streams.tiles,
+                parts=self._backward.streams.parts,
+                lower=lower,
+                upper=upper,
+            )
+            self._over_rows("flow_backward", self._backward, batch, chain)
+            weights = WeightArguments(
+                kept_inputs=kept.inputs,
+                kept_hidden=kept.hidden,
+                grad_outputs=grad_outputs,
+                grad_hidden=grad_hidden,
+                jobs=self._jobs,
+                reach=self._reach,
+                weight_offsets=self._weight_offsets,
+                bias_offsets=self._bias_offsets,
+                gradient=gradient,
+                batch=batch,
+                lower=lower,
+            )
+            grid = (len(self._jobs), upper - lower)
+            self._launcher.launch("weight_gradients", _ANY_BLOCK, grid, _WEIGHT_THREADS, 0, weights)
         if not shape.conditional:
             waves = WaveArguments(
                 sources=packed.sources,
@@ -337,6 +344,12 @@ class Program:
             jobs = (shape.blocks * shape.scales + 1) * shape.features
             self._launcher.launch("wave_gradients", _ANY_BLOCK, (-(-jobs // 4),), _WAVE_THREADS, 0, waves)
         return Gradients(grad_x, grad_context, gradient)
+
+    def _backward_parts(self, batch: int) -> list[tuple[int, int]]:
+        """Networks that go together; with many rows, in two parts, which need half the memory."""
+        networks = self._shape.networks
+        half = networks // 4 * 2  # whole blocks of an upper and a lower shift
+        return [(half, networks), (0, half)] if batch >= _MANY_ROWS and half else [(0, networks)]
 
     # ---------------------------------------------------------------- noise to data
 
