@@ -119,6 +119,11 @@ inline void launch(void (*kernel)(const void*), const void* args, Dim3 grid, int
             }
 }
 
+inline float truncated(double x) {  // sums of tensor cores are not rounded
+    const float near = static_cast<float>(x);
+    return std::fabs(near) > std::fabs(x) ? std::nextafter(near, 0.0f) : near;
+}
+
 inline float tf32(float x) {  // what the hardware does with the low bits: it drops them
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
@@ -215,9 +220,16 @@ inline void mma_tf32(float (&c)[4], const float (&a)[4], const float (&b)[2]) {
     auto right = [&](int k, int column) { return warp.b[column * 4 + k % 4][k / 4]; };
     for (int i = 0; i < 4; i++) {
         const int row = group + 8 * (i / 2), column = 2 * member + i % 2;
-        for (int k = 0; k < 8; k++) c[i] += left(row, k) * right(k, column);
+        double sum = c[i];
+        for (int k = 0; k < 8; k++) sum += static_cast<double>(left(row, k)) * right(k, column);
+        c[i] = emulator::truncated(sum);
     }
     emulator::warp_wait();
+}
+
+inline void new_mma_tf32(float (&c)[4], const float (&a)[4], const float (&b)[2]) {
+    for (float& number : c) number = 0.0f;
+    mma_tf32(c, a, b);
 }
 
 #define EMULATED 1

@@ -18,6 +18,13 @@ __device__ __forceinline__ void mma_tf32(float (&c)[4], const float (&a)[4], con
                  : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
                    "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
 }
+// The same, beginning with zero.
+__device__ __forceinline__ void new_mma_tf32(float (&c)[4], const float (&a)[4], const float (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%10,%10,%10,%10};"
+        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+        : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
+          "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])), "f"(0.0f));
+}
 // Copies of 16 bytes into shared memory that go on while the thread does; they end in the order of their groups.
 __device__ __forceinline__ void copy_async(float* to, const float4* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from) : "memory");
@@ -106,24 +113,35 @@ constexpr int TILE_NUMBERS = 256;
 // What the tensor cores drop of a number: they take 11 bits.
 __device__ __forceinline__ float dropped(float x) { return x - __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
 
-// Sums of one row of tiles by all rows of the batch. Separate ones keep the tensor cores from waiting.
+// Sums of one row of tiles by all rows of the batch. Tensor cores add with truncation, which in long sums would be
+// felt: so the sum over each tile is added to the others by ordinary means, when the next one is under way. What
+// is smaller by itself, the products with low parts, is added up by the tensor cores; in separate sums, so that they
+// need not wait.
 struct Sums {
     static constexpr int KINDS = COLUMNS == 1 ? 2 : 1;
-    float sum[COLUMNS][4], cross[KINDS][COLUMNS][4];
+    float sum[COLUMNS][4], fresh[COLUMNS][4], cross[KINDS][COLUMNS][4];
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++)
 #pragma unroll
-            for (int c = 0; c < 4; c++) sum[j][c] = cross[0][j][c] = cross[KINDS - 1][j][c] = 0.0f;
+            for (int c = 0; c < 4; c++) sum[j][c] = fresh[j][c] = cross[0][j][c] = cross[KINDS - 1][j][c] = 0.0f;
     }
-    // Eight columns of a tile.
-    template <class Operand>
+    // Eight columns of a tile, which has two times eight.
+    template <bool FIRST, class Operand>
     __device__ __forceinline__ void add(const float4& weight, const Operand& of) {
         const float above[4] = {weight.x, weight.y, weight.z, weight.w};
         const float below[4] = {dropped(weight.x), dropped(weight.y), dropped(weight.z), dropped(weight.w)};
 #pragma unroll
-        for (int j = 0; j < COLUMNS; j++) mma_tf32(sum[j], above, of.high[j]);
+        for (int j = 0; j < COLUMNS; j++) {
+            if (FIRST) {
+#pragma unroll
+                for (int c = 0; c < 4; c++) sum[j][c] += fresh[j][c];
+                new_mma_tf32(fresh[j], above, of.high[j]);
+            } else {
+                mma_tf32(fresh[j], above, of.high[j]);
+            }
+        }
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++) mma_tf32(cross[0][j], above, of.low[j]);
 #pragma unroll
@@ -139,7 +157,7 @@ struct Sums {
             for (int c = 0; c < 4; c++) use(matrix, tile * 16 + lane / 4 + 8 * (c / 2), 8 * j + 2 * (lane % 4) + c % 2, 4 * j + c, total(j, c));
     }
     __device__ __forceinline__ float total(int j, int c) const {
-        return sum[j][c] + (KINDS == 1 ? cross[0][j][c] : cross[0][j][c] + cross[KINDS - 1][j][c]);
+        return sum[j][c] + fresh[j][c] + (KINDS == 1 ? cross[0][j][c] : cross[0][j][c] + cross[KINDS - 1][j][c]);
     }
 };
 
@@ -174,9 +192,9 @@ struct Stream {
             slot = slot == (SLOTS - 1) * TILE_NUMBERS ? 0 : slot + TILE_NUMBERS;
             Fragment<RECTIFY> fragment;
             fragment.load(from);
-            sums.add(left, fragment);
+            sums.add<true>(left, fragment);
             fragment.load(from + STEP);
-            sums.add(right, fragment);
+            sums.add<false>(right, fragment);
             from += 2 * STEP;
         }
     }
