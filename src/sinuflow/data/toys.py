@@ -1,0 +1,235 @@
+"""Toy densities: the two-dimensional ones on which flows are usually shown, and a row of Gaussians.
+
+Shapes and sizes are those of Grathwohl et al. (2019). All but the pinwheel have their log-density, in closed form or
+by an integral along a curve that is exact to many digits, so that divergences can be computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError
+
+Draw = Callable[[int, torch.Generator | None], Tensor]
+LogProb = Callable[[Tensor], Tensor]
+
+#: Places along a curve: they are many times closer to each other than the noise is wide.
+_NODES = 2048
+#: Rows that are compared with all places at once.
+_CHUNK = 256
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A density to learn.
+
+    Attributes:
+        name: as in :data:`TOYS`.
+        features: 1 or 2.
+        limit: nearly all of it lies between -limit and limit.
+        draw: rows, and a generator for them or None.
+        log_prob: of rows, or None if it is not known.
+
+    Example:
+        >>> toy = TOYS["checkerboard"]
+        >>> x = toy.sample(4, torch.Generator().manual_seed(0))
+        >>> x.shape, float(toy.log_prob(x)[0].exp())
+        (torch.Size([4, 2]), 0.03125)
+    """
+
+    name: str
+    features: int
+    limit: float
+    draw: Draw
+    log_prob: LogProb | None
+
+    def sample(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
+        """Independent rows, (rows, features), float32."""
+        return self.draw(rows, generator).to(torch.float32)
+
+
+def toy(name: str) -> Toy:
+    """The toy density of a name.
+
+    Example:
+        >>> toy("moons").features
+        2
+    """
+    if name not in TOYS:
+        raise ArgumentError(f"there is no toy density {name!r}; choose one of {', '.join(TOYS)}")
+    return TOYS[name]
+
+
+def _uniform(rows: int, generator: torch.Generator | None) -> Tensor:
+    return torch.rand(rows, generator=generator, dtype=torch.float64)
+
+
+def _normal(rows: int, features: int, generator: torch.Generator | None) -> Tensor:
+    return torch.randn(rows, features, generator=generator, dtype=torch.float64)
+
+
+def _choose(count: int, rows: int, generator: torch.Generator | None) -> Tensor:
+    return torch.randint(count, (rows,), generator=generator)
+
+
+# ---------------------------------------------------------------- mixtures of Gaussians
+
+
+def _gaussians(name: str, centres: Tensor, width: float, limit: float) -> Toy:
+    """An even mixture of round Gaussians."""
+    features = centres.shape[-1]
+
+    def draw(rows: int, generator: torch.Generator | None) -> Tensor:
+        return centres[_choose(len(centres), rows, generator)] + width * _normal(rows, features, generator)
+
+    def log_prob(x: Tensor) -> Tensor:
+        square = (x.double().unsqueeze(-2) - centres).square().sum(-1) / width**2
+        constant = math.log(len(centres)) + 0.5 * features * math.log(2 * math.pi * width**2)
+        return torch.logsumexp(-0.5 * square, -1) - constant
+
+    return Toy(name, features, limit, draw, log_prob)
+
+
+def gaussian_row(count: int = 7, reach: float = 40.0) -> Toy:
+    """Gaussians of width 1, their means evenly spaced from -reach to reach: the paper's one-dimensional example."""
+    centres = torch.linspace(-reach, reach, count, dtype=torch.float64).unsqueeze(-1)
+    return _gaussians("gaussians", centres, 1.0, reach + 5)
+
+
+def _eight_gaussians() -> Toy:
+    angles = torch.arange(8, dtype=torch.float64) * math.pi / 4
+    centres = 4 * torch.stack([angles.cos(), angles.sin()], -1) / 1.414
+    return _gaussians("8gaussians", centres, 0.5 / 1.414, 4.5)
+
+
+# ---------------------------------------------------------------- circles
+
+
+def _circles(name: str, radii: list[float], width: float) -> Toy:
+    """An even mixture of circles with Gaussian noise; around one, p(x) = exp(-(r-R)²/2σ²) I₀ᵉ(rR/σ²) / 2πσ²."""
+    sizes = torch.tensor(radii, dtype=torch.float64)
+
+    def draw(rows: int, generator: torch.Generator | None) -> Tensor:
+        angle = 2 * math.pi * _uniform(rows, generator)
+        radius = sizes[_choose(len(sizes), rows, generator)].unsqueeze(-1)
+        return radius * torch.stack([angle.cos(), angle.sin()], -1) + width * _normal(rows, 2, generator)
+
+    def log_prob(x: Tensor) -> Tensor:
+        r = x.double().norm(dim=-1, keepdim=True)
+        bessel = torch.special.i0e(r * sizes / width**2).log()
+        each = bessel - (r - sizes).square() / (2 * width**2) - math.log(2 * math.pi * width**2)
+        return torch.logsumexp(each, -1) - math.log(len(sizes))
+
+    return Toy(name, 2, max(radii) + 5 * width, draw, log_prob)
+
+
+# ---------------------------------------------------------------- curves
+
+
+@dataclass(frozen=True)
+class _Curves:
+    """Curves c(t) that are run through evenly in u, with t = t(u); and noise around them, the same in both axes."""
+
+    points: Callable[[Tensor], Tensor]  # of u in (0, 1): (curves, n, 2)
+    width: float
+    square: float = 0.0  # besides the Gaussian, uniform noise on a square of this size, from the curve up and right
+
+    def draw(self, rows: int, generator: torch.Generator | None) -> Tensor:
+        points = self.points(_uniform(rows, generator))
+        which = _choose(len(points), rows, generator)
+        noise = self.width * _normal(rows, 2, generator)
+        if self.square:
+            # The second curve is the first one turned by half a turn, with its noise.
+            square = torch.stack([_uniform(rows, generator), _uniform(rows, generator)], -1) * self.square
+            noise = noise + square * (1 - 2 * which).unsqueeze(-1)
+        return points[which, torch.arange(rows)] + noise
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        u = (torch.arange(_NODES, dtype=torch.float64) + 0.5) / _NODES
+        points = self.points(u)
+        return torch.cat([self._chunk(part, points) for part in x.double().split(_CHUNK)])
+
+    def _chunk(self, x: Tensor, points: Tensor) -> Tensor:
+        places = points.flatten(0, 1)
+        if self.square:
+            turns = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat_interleave(points.shape[1])
+            each = sum(self._log_noise(turns * (x[:, i : i + 1] - places[:, i])) for i in range(2))
+        else:
+            square = torch.cdist(x, places, compute_mode="donot_use_mm_for_euclid_dist").square()
+            each = -0.5 * square / self.width**2 - math.log(2 * math.pi * self.width**2)
+        return torch.logsumexp(torch.as_tensor(each), -1) - math.log(len(places))
+
+    def _log_noise(self, gap: Tensor) -> Tensor:
+        """Of a uniform number plus a Gaussian one: by the tail that is small, so that nothing cancels."""
+        inside = self.square - gap
+        near, far = torch.minimum(gap, inside) / self.width, torch.maximum(gap, inside) / self.width
+        difference = torch.special.ndtr(near) - torch.special.ndtr(-far)
+        return torch.where(difference > 0, difference.clamp(min=1e-300).log(), -1e4) - math.log(self.square)
+
+
+def _of_curves(name: str, curves: _Curves, limit: float) -> Toy:
+    return Toy(name, 2, limit, curves.draw, curves.log_prob)
+
+
+def _moons(u: Tensor) -> Tensor:
+    t = math.pi * u
+    outer = torch.stack([t.cos(), t.sin()], -1)
+    inner = torch.stack([1 - t.cos(), 0.5 - t.sin()], -1)
+    return 2 * torch.stack([outer, inner]) + torch.tensor([-1.0, -0.2], dtype=torch.float64)
+
+
+def _swissroll(u: Tensor) -> Tensor:
+    t = 1.5 * math.pi * (1 + 2 * u)
+    return ((t / 5).unsqueeze(-1) * torch.stack([t.cos(), t.sin()], -1)).unsqueeze(0)
+
+
+def _two_spirals(u: Tensor) -> Tensor:
+    t = 3 * math.pi * u.sqrt()
+    arm = (t / 3).unsqueeze(-1) * torch.stack([-t.cos(), t.sin()], -1)
+    return torch.stack([arm, -arm])
+
+
+# ---------------------------------------------------------------- others
+
+
+def _draw_checkerboard(rows: int, generator: torch.Generator | None) -> Tensor:
+    across = 4 * _uniform(rows, generator) - 2
+    up = _uniform(rows, generator) - 2 * _choose(2, rows, generator) + across.floor() % 2
+    return 2 * torch.stack([across, up], -1)
+
+
+def _log_prob_checkerboard(x: Tensor) -> Tensor:
+    square = (x.double() / 2).floor()
+    inside = ((x >= -4) & (x < 4)).all(-1) & ((square.sum(-1) % 2) == 0)
+    return torch.where(inside, -math.log(32.0), -math.inf)
+
+
+def _draw_pinwheel(rows: int, generator: torch.Generator | None) -> Tensor:
+    blade = _choose(5, rows, generator) * (2 * math.pi / 5)
+    along = 1 + 0.3 * _normal(rows, 1, generator).squeeze(-1)
+    across = 0.1 * _normal(rows, 1, generator).squeeze(-1)
+    angle = blade + 0.25 * along.exp()
+    cosine, sine = angle.cos(), angle.sin()
+    return 2 * torch.stack([along * cosine + across * sine, across * cosine - along * sine], -1)
+
+
+#: By name; "gaussians" has one feature, all others have two.
+TOYS: dict[str, Toy] = {
+    found.name: found
+    for found in (
+        _eight_gaussians(),
+        _of_curves("2spirals", _Curves(_two_spirals, 0.1, 0.5 / 3), 4.0),
+        Toy("checkerboard", 2, 4.0, _draw_checkerboard, _log_prob_checkerboard),
+        _circles("circles", [3.0, 1.5], 0.24),
+        _of_curves("moons", _Curves(_moons, 0.2), 4.0),
+        Toy("pinwheel", 2, 4.5, _draw_pinwheel, None),
+        _circles("rings", [3.0, 2.25, 1.5, 0.75], 0.08),
+        _of_curves("swissroll", _Curves(_swissroll, 0.2), 4.0),
+        gaussian_row(),
+    )
+}
