@@ -46,7 +46,7 @@ def main() -> None:
             resume=arguments.checkpoint.exists(), seed=arguments.seed,
         )  # fmt: skip
     except KeyboardInterrupt:
-        print("stopped; the same command goes on")
+        print("stopped; the same command without --until goes on")
     print(f"{time.perf_counter() - start:.1f} seconds")
     history = [json.loads(line) for line in (arguments.checkpoint / "history.jsonl").read_text().splitlines()]
     for entry in history:
@@ -59,10 +59,12 @@ def main() -> None:
 
 def stop_at(folder: Path, step: int) -> None:
     """Interrupt the run, as a user would, once the history has come so far."""
+    history = folder / "history.jsonl"
     while True:
         time.sleep(0.2)
-        lines = (folder / "history.jsonl").read_text().splitlines() if (folder / "history.jsonl").exists() else []
-        if lines and json.loads(lines[-1])["step"] >= step:
+        text = history.read_text() if history.exists() else ""
+        whole = text[: text.rfind("\n") + 1].splitlines()  # the last line may still be under way
+        if whole and json.loads(whole[-1])["step"] >= step:
             os.kill(os.getpid(), signal.SIGINT)
             return
 

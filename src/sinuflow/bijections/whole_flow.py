@@ -14,7 +14,7 @@ from ..conditioners import MADE
 from ..errors import ArgumentError
 from ..kernels.cuda.compiler import CompilerError
 from ..kernels.cuda.driver import CudaLauncher
-from ..kernels.cuda.program import Inverted, Offsets, Program
+from ..kernels.cuda.program import Inverted, Kept, Offsets, Packed, Program
 from ..kernels.cuda.shape import FlowShape
 from ..kernels.cuda.streams import NetworkOffsets
 from ..kernels.dispatch import fused_allowed
@@ -130,6 +130,8 @@ class WholeFlow:
         parameters = list[Tensor](self.chain.parameters())
         if any(p.dtype != torch.float32 for p in parameters):
             raise ArgumentError("some parameters are float32 and some are not: convert them with flow.float()")
+        if any(p.device != self.program.device for p in parameters):  # the kernels take bare addresses
+            raise ArgumentError(f"some parameters are not on {self.program.device}: move the whole flow with flow.to")
         return parameters
 
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -170,18 +172,25 @@ class _Transform(torch.autograd.Function):
         packed = whole.program.pack([p.contiguous() for p in parameters], learning)
         scored = whole.program.forward(packed, x.contiguous(), given, keep=learning)
         if learning:
-            ctx.whole, ctx.packed, ctx.kept = whole, packed, scored.kept
-            ctx.save_for_backward(scored.z, x, *([] if context is None else [context]), *parameters)
+            assert scored.kept is not None
+            ctx.whole = whole
+            left = [*packed, *scored.kept]  # saved with the rest, so that it goes when the gradients are there
+            ctx.there = [t is not None for t in left]
+            tensors = [t for t in left if t is not None]
+            ctx.save_for_backward(*tensors, scored.z, x, *([] if context is None else [context]), *parameters)
         return scored.z, scored.ladj
 
     @staticmethod
     def backward(ctx: Any, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Any, ...]:
         whole: WholeFlow = ctx.whole
-        z, x, *saved = ctx.saved_tensors  # PyTorch refuses if one of them was changed in place
+        saved = iter(ctx.saved_tensors)  # PyTorch refuses if one of them was changed in place
+        left: list[Any] = [next(saved) if there else None for there in ctx.there]
+        packed, kept = Packed(*left[: len(Packed._fields)]), Kept(*left[len(Packed._fields) :])
+        z, x, *saved = saved
         context, parameters = (saved[0], saved[1:]) if whole.shape.context else (None, saved)
         if torch.is_grad_enabled():
             return None, None, *_differentiable(whole, x, context, parameters, (grad_z, grad_ladj))
-        found = whole.program.backward(ctx.packed, z, ctx.kept, grad_z.contiguous(), grad_ladj.contiguous())
+        found = whole.program.backward(packed, z, kept, grad_z.contiguous(), grad_ladj.contiguous())
         pieces = found.parameters.split([p.numel() for p in parameters])
         of_parameters = [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
         return None, None, found.x, found.context, *of_parameters

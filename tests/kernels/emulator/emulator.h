@@ -85,10 +85,10 @@ inline void launch(void (*kernel)(const void*), const void* args, Dim3 grid, int
         for (int y = 0; y < grid.y; y++)
             for (int x = 0; x < grid.x; x++) {
                 block_index = {x, y, z};
-                // Exactly as much as was asked for, so that a sanitizer can tell; not zeros: nobody may rely on them.
+                // Exactly as much as was asked for, so that a sanitizer can tell; and no numbers: nobody may rely on them.
                 std::free(dynamic_shared);
                 if (posix_memalign(reinterpret_cast<void**>(&dynamic_shared), 128, shared ? shared : 1)) std::abort();
-                std::memset(dynamic_shared, 0x7f, shared);
+                std::memset(dynamic_shared, 0xff, shared);
                 block = {};
                 for (auto& barrier : partners) barrier = {};
                 warps.assign((size + 31) / 32, Warp{});
@@ -177,11 +177,7 @@ inline int __ldg(const int* p) { return *p; }
 inline unsigned __ldg(const unsigned* p) { return *p; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
-inline float atomicAdd(float* p, float v) { const float old = *p; *p = old + v; return old; }
-inline int atomicMax(int* p, int v) { const int old = *p; *p = std::max(old, v); return old; }
-inline int atomicOr(int* p, int v) { const int old = *p; *p = old | v; return old; }
 using std::max;
 using std::min;
 
@@ -196,7 +192,6 @@ inline void copy_or_zero(float* to, const float4* from, bool copies) {
     static const float4 zeros{};
     copy_async(to, copies ? from : &zeros);
 }
-inline float4 load_once(const float4* from) { return *from; }
 inline void end_group() {
     auto& fiber = emulator::fibers[emulator::current];
     fiber.groups.push_back(std::move(fiber.open));

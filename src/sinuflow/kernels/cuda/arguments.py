@@ -108,8 +108,7 @@ class WaveArguments(Arguments):
     """Of wave_gradients."""
 
     _fields_ = (
-        ("sources", _POINTER),
-        ("wave_sources", _POINTER),
+        ("free", _POINTER),
         ("waves", _POINTER),
         ("affine", _POINTER),
         ("kept_x", _POINTER),

@@ -20,13 +20,11 @@ struct InverseArguments {
     const float* affine;
     float* x;                // [FEATURES][batch]
     float* ladj;             // of the inverse map, [batch]
-    int* iterations;         // [LAYERS][batch], in the order of inversion
+    int* iterations;         // [layers, scales, and the affine map][batch], in the order of inversion
     float* residual;
     unsigned char* converged;
     int batch, tiles, parts, limit;
 };
-
-constexpr int LAYERS = CONDITIONAL ? NETWORKS : NETWORKS / 2 * 3 + 1;
 
 constexpr float EPSILON = 1.1920929e-07f, SLOW = 0.1f;
 
@@ -149,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     Stream stream;
     stream.begin(p.weights, p.starts, rings);
     for (int e = threadIdx.x; e < FEATURES; e += THREADS) ends[e] = __ldg(p.ends + e);
-    // Products run over whole groups of eight, with weights of zero for what is not known yet: it must be a number.
+    // Products run over whole tiles, with weights of zero for what is not known yet: it must be a number.
     for (int e = threadIdx.x; e < DEPTH * operand_size(UNITS) + operand_size(INPUTS16); e += THREADS) units[e] = 0.0f;
     for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
         const int n = first + e % ROWS;
@@ -279,13 +277,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                 for (int i = 0; i < DEGREE_UNITS; i++) {
                     const float value = __shfl_sync(~0u, mine, (low + i) % 32);
 #pragma unroll
-                    for (int r = 0; r < mine_here; r++) {
+                    for (int r = 0; r < COUNT; r++) {
+                        if (r >= mine_here) continue;
                         float& sum = i % 2 ? odd[r] : even[r];
                         sum = fmaf(from[i * stride + 32 * r], value, sum);
                     }
                 }
 #pragma unroll
-                for (int r = 0; r < mine_here; r++) (layer + 1 < DEPTH ? before[layer + 1 < DEPTH ? layer + 1 : 0][r] : outputs[r]) += even[r] + odd[r];
+                for (int r = 0; r < COUNT; r++)
+                    if (r < mine_here) (layer + 1 < DEPTH ? before[layer + 1 < DEPTH ? layer + 1 : 0][r] : outputs[r]) += even[r] + odd[r];
             }
             low = high, high = next;
             float seen;

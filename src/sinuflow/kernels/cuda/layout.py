@@ -25,7 +25,7 @@ def bias_index(shape: FlowShape, networks: list[NetworkOffsets], zero: int) -> T
 
 
 def gradient_jobs(layers: tuple[Layer, ...]) -> Tensor:
-    """The tiles of the gradients of one network's matrices that are not masked altogether; the largest first."""
+    """The tiles of the gradients of one network's matrices that are not masked altogether."""
     jobs = []
     for i, layer in enumerate(layers):
         for row in range(0, len(layer.reach), GRADIENT_TILE):

@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(32 * WEIGHT_WARPS, 3) weight_gradie
     const int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4;
     const int top = threadIdx.x / 64 * 32, side = threadIdx.x / 32 % 2 * 32;  // of this warp's quarter
 
-    float sum[2][4][4] = {}, cross[2][4][4] = {}, of_bias = 0.0f;
+    float sum[2][4][4] = {}, cross[2][4][4] = {}, of_bias = 0.0f;  // as in Sums
     Chunks of_left(g, left_width, row, p.batch), of_right(h, right_width, column, p.batch);
     of_left.fetch(left[0]);
     of_right.fetch(right[0]);
@@ -75,6 +75,7 @@ extern "C" __global__ void __launch_bounds__(32 * WEIGHT_WARPS, 3) weight_gradie
         wait_for_groups<1>();
         __syncthreads();
         const float *a = left[now], *b = right[now];
+        float fresh[2][4][4];
         if (column == 0)
 #pragma unroll 8
             for (int k = threadIdx.x / TILE; k < CHUNK; k += 2) of_bias += a[k * CHUNK_STRIDE + threadIdx.x % TILE];
@@ -98,12 +99,21 @@ extern "C" __global__ void __launch_bounds__(32 * WEIGHT_WARPS, 3) weight_gradie
                 }
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    mma_tf32(sum[i][j], above, high[j]);
+                    if (k == 0)
+                        new_mma_tf32(fresh[i][j], above, high[j]);
+                    else
+                        mma_tf32(fresh[i][j], above, high[j]);
                     mma_tf32(cross[i][j], above, low[j]);
                     mma_tf32(cross[i][j], below, high[j]);
                 }
             }
         }
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int c = 0; c < 4; c++) sum[i][j][c] += fresh[i][j][c];
         __syncthreads();
     }
     const int* reach = p.reach + layer * HIDDEN;
@@ -125,8 +135,7 @@ extern "C" __global__ void __launch_bounds__(32 * WEIGHT_WARPS, 3) weight_gradie
 }
 
 struct WaveArguments {
-    const float* const* sources;  // the parameters of the flow
-    const int* wave_sources;   // [BLOCKS][5]: which are frequency, phase, weight, strength, shift; then mean, log-scale
+    const float* free;         // the waves' free numbers as they were, [BLOCKS][FREE_NUMBERS]
     const float* waves;        // constrained
     const float* affine;
     const float* kept_x;       // [blocks][SCALES][FEATURES][batch]
@@ -134,7 +143,7 @@ struct WaveArguments {
     const float* z;            // [FEATURES][batch]
     const float* grad_z;       // null for the negative log-likelihood, times nll_scale
     const float* grad_ladj;
-    const int* offsets;        // of the same, into the gradient
+    const int* offsets;        // [BLOCKS][5]: frequency, phase, weight, strength, shift; then mean, log-scale
     float* gradient;
     float nll_scale;
     int batch;
@@ -147,11 +156,14 @@ __device__ __forceinline__ float warp_sum(float value) {
 }
 
 // The free numbers of a block's transformer, counted by scale and feature.
-__device__ __forceinline__ FreeWaves<1> free_waves(const float* const* sources, const int* which, int transformer) {
+// `part` gives all its frequencies (0), phases (1), weights (2), or strengths (3).
+template <class Part>
+__device__ __forceinline__ FreeWaves<1> free_waves(int transformer, Part part) {
     FreeWaves<1> free;
-    free.load([&](int kind, int k) { return sources[which[kind]][transformer * WAVES + k]; }, sources[which[3]][transformer]);
+    free.load([&](int kind, int k) { return part(kind)[transformer * WAVES + k]; }, part(3)[transformer]);
     return free;
 }
+constexpr int FREE_NUMBERS = SCALES * FEATURES * (3 * WAVES + 1);  // of a block, but for its shifts
 
 // The gradients of the shared waves, a warp for every transformer of every feature; then of the affine map.
 extern "C" __global__ void __launch_bounds__(128) wave_gradients(const WaveArguments p) {
@@ -180,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(128) wave_gradients(const WaveArgum
         if (lane == 0) {
             const int* offset = p.offsets + 5 * block;
             const int at = scale * FEATURES + feature;
-            const FreeWaves<1> free = free_waves(p.sources, p.wave_sources + 5 * block, at);
+            const FreeWaves<1> free = free_waves(at, [&](int kind) { return p.free + block * FREE_NUMBERS + kind * (SCALES * FEATURES * WAVES); });
             FreeGradients<1> of;
             of.follow(free, sums);
 #pragma unroll
@@ -214,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(128) wave_gradients(const WaveArgum
 
 struct PrepareArguments {
     const float* const* sources;  // the parameters of the flow, and a zero
-    const int* wave_sources;      // as above
+    const int* wave_sources;      // [BLOCKS][5]: which are frequency, phase, weight, strength, shift; then mean, log-scale
     const unsigned* index;        // what to gather: which of the sources, and where in it
     float* packed;
     float* waves;             // null if they are conditional
@@ -236,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(256) prepare(const PrepareArguments
         const int* which = p.wave_sources + 5 * block;
         const int at = scale * FEATURES + feature;
         store_waves(p.waves + block * WAVE_NUMBERS, scale, feature,
-                    free_waves(p.sources, which, at).constrained(p.sources[which[4]][at]));
+                    free_waves(at, [&](int kind) { return p.sources[which[kind]]; }).constrained(p.sources[which[4]][at]));
     }
     for (int i = thread; i < 2 * FEATURES; i += threads)
         p.affine[i] = p.sources[p.wave_sources[5 * BLOCKS + i / FEATURES]][i % FEATURES];

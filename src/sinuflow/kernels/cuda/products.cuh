@@ -212,8 +212,8 @@ struct Stream {
 
 // Tables in shared memory. Rows of tiles, in the order in which they are shared out: {tiles before it, and with
 // it, its first column of tiles, matrix << 16 | its number}. For every stage and warp, its run: {the row of tiles
-// where it begins, its first part, the first tile, the end}; or with whole rows of tiles, {the first, the last + 1}. A
-// stage is a product with one matrix or with several at once. For every matrix, its first row of tiles; and for every row of tiles of all matrices, where the parts
+// where it begins, its first part, the first tile, the end}; or with whole rows of tiles, {the first, the last + 1}.
+// A stage is a product with one matrix or with several at once. For every matrix, its first row of tiles; and for every row of tiles of all matrices, where the parts
 // of its sums are: first << 16 | how many.
 struct __align__(16) Run {
     int tile, part, at, stop;
@@ -240,6 +240,7 @@ __device__ __forceinline__ Plan load_plan(const int* __restrict__ tables, int st
 template <bool RECTIFY, class Operand, class Prepare, class Use>
 __device__ __forceinline__ void multiply_rows(const Plan& plan, Run run, Stream& stream, Operand operand, Prepare prepare, Use use) {
     const int lane = threadIdx.x % 32;
+    __syncwarp();  // whatever came before, the lanes multiply together
 #pragma unroll 1
     for (int tile = run.tile; tile < run.part; tile++) {
         const int4 row = plan.tiles[tile];
@@ -308,6 +309,7 @@ template <bool RECTIFY, class Operand>
 __device__ __forceinline__ void multiply_parts(const Plan& plan, Run run, Stream& stream, float* parts, Operand operand) {
     const int lane = threadIdx.x % 32;
     float* to = parts + run.part * COLUMNS * 128 + lane / 4 * 8 + 2 * (lane % 4);
+    __syncwarp();
 #pragma unroll 1
     for (; run.at < run.stop; run.tile++) {
         const int4 row = plan.tiles[run.tile];

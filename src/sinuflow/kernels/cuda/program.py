@@ -19,7 +19,7 @@ from .arguments import (
     WeightArguments,
 )
 from .layout import bias_index, gradient_jobs
-from .shape import SOURCE_BITS, TILE, WARPS, Block, FlowShape
+from .shape import TILE, WARPS, Block, FlowShape
 from .streams import (
     NetworkOffsets,
     Stage,
@@ -36,6 +36,8 @@ _PREPARE_THREADS, _WEIGHT_THREADS, _WAVE_THREADS = 256, 128, 128
 _BEYOND = 4 * TILE * TILE
 #: From so many rows on, memory matters more than another launch.
 _MANY_ROWS = 2048
+#: Of addresses; each is small.
+_MOST_TABLES = 1024
 #: For the kernels that do not go through a flow row by row.
 _ANY_BLOCK = Block(8, True, 4)
 
@@ -63,13 +65,13 @@ class Offsets(NamedTuple):
 class Packed(NamedTuple):
     """The parameters as the kernels want them."""
 
-    sources: Tensor  # addresses
     weights: Tensor
     biases: Tensor
     transposed: Tensor | None
     inner: Tensor | None
     waves: Tensor | None
     affine: Tensor | None
+    free: Tensor | None  # the waves' free numbers
 
 
 class Kept(NamedTuple):
@@ -136,7 +138,9 @@ class Program:
         biases = bias_index(shape, offsets.networks, zero).flatten().to(device)
         self._biases = len(biases)
         self._score_index = self._coded(torch.cat([biases, self._forward.streams.gather]))
-        self._train_index = torch.cat([self._score_index, self._coded(self._backward.streams.gather)])
+        free = self._coded(self._free_index()).to(device)
+        self._train_index = torch.cat([self._score_index, free, self._coded(self._backward.streams.gather)])
+        self._free = len(free)
         inner = inner_index(shape, offsets.networks, zero).to(device)
         self._inner = len(inner)
         self._sample_index = self._coded(torch.cat([biases, inner, self._inverse.streams.gather]))
@@ -149,7 +153,7 @@ class Program:
             [offsets.parameters.index(w) for w in offsets.waves], dtype=torch.int32, device=device
         )
         self._zero = torch.zeros(1, dtype=torch.float32, device=device)
-        self._known_sources: tuple[tuple[int, ...], Tensor] | None = None
+        self._tables: dict[tuple[int, ...], Tensor] = {}
         self._weight_offsets = self._table([n.weights for n in offsets.networks])
         self._bias_offsets = self._table([n.biases for n in offsets.networks])
 
@@ -165,16 +169,35 @@ class Program:
         """Places among all parameters as a parameter's number, and a place in it."""
         starts = torch.tensor(self._offsets.parameters, device=self.device)
         number = torch.bucketize(index, starts, right=True) - 1
-        code = number << SOURCE_BITS | (index - starts[number])
+        code = number << self._shape.source_bits | (index - starts[number])
         return torch.where(code >= 2**31, code - 2**32, code).to(torch.int32)
 
+    def _free_index(self) -> Tensor:
+        """What to gather for the waves' free numbers but the shifts: frequency, phase, weight, strength of each block.
+
+        Rounded up, because tiles of weights come after them.
+        """
+        shape = self._shape
+        each = shape.scales * shape.features
+        parts = [
+            torch.arange(self._offsets.waves[5 * block + kind], self._offsets.waves[5 * block + kind] + count)
+            for block in range(0 if shape.conditional else shape.blocks)
+            for kind, count in enumerate([each * shape.waves] * 3 + [each])
+        ]
+        found = torch.cat([torch.empty(0, dtype=torch.int64), *parts])
+        return torch.nn.functional.pad(found, (0, -len(found) % 4), value=self._total).to(self.device)
+
     def _sources(self, parameters: list[Tensor]) -> Tensor:
-        """The addresses of the parameters, and of a zero; they are seldom new."""
+        """The addresses of the parameters, and of a zero.
+
+        They are seldom new. Old tables are kept: a recorded graph may read them.
+        """
         key = tuple(p.data_ptr() for p in parameters)
-        if self._known_sources is None or self._known_sources[0] != key:
-            table = torch.tensor([*key, self._zero.data_ptr()], dtype=torch.int64).to(self.device)
-            self._known_sources = key, table
-        return self._known_sources[1]
+        if key not in self._tables:
+            if len(self._tables) == _MOST_TABLES:
+                del self._tables[next(iter(self._tables))]
+            self._tables[key] = torch.tensor([*key, self._zero.data_ptr()], dtype=torch.int64).to(self.device)
+        return self._tables[key]
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, device=self.device, dtype=torch.float32)
@@ -185,9 +208,11 @@ class Program:
         """Prepare to score, and with ``learning`` to differentiate."""
         sources = self._sources(parameters)
         packed, waves, affine = self._prepare(sources, self._train_index if learning else self._score_index)
-        last = len(self._score_index)
-        transposed = packed[last:] if learning else None
-        return Packed(sources, packed[self._biases : last], packed[: self._biases], transposed, None, waves, affine)
+        last, free = len(self._score_index), None
+        transposed = packed[last + self._free :] if learning else None
+        if learning and self._free:
+            free = packed[last : last + self._free]
+        return Packed(packed[self._biases : last], packed[: self._biases], transposed, None, waves, affine, free)
 
     def pack_inverse(self, parameters: list[Tensor]) -> Packed:
         """Prepare to invert."""
@@ -195,7 +220,7 @@ class Program:
         packed, waves, affine = self._prepare(sources, self._sample_index)
         weights = packed[self._biases + self._inner :]
         inner = packed[self._biases : self._biases + self._inner]
-        return Packed(sources, weights, packed[: self._biases], None, inner, waves, affine)
+        return Packed(weights, packed[: self._biases], None, inner, waves, affine, None)
 
     def _prepare(self, sources: Tensor, index: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         shape = self._shape
@@ -327,8 +352,7 @@ class Program:
             self._launcher.launch("weight_gradients", _ANY_BLOCK, grid, _WEIGHT_THREADS, 0, weights)
         if not shape.conditional:
             waves = WaveArguments(
-                sources=packed.sources,
-                wave_sources=self._wave_sources,
+                free=packed.free,
                 waves=packed.waves,
                 affine=packed.affine,
                 kept_x=kept.x,
@@ -390,7 +414,7 @@ class Program:
         """Whether a block's shared memory is enough for all kernels, and 32 bits to say where a number is."""
         starts = self._offsets.parameters
         largest = max(b - a for a, b in pairwise(starts))
-        if largest > 1 << SOURCE_BITS or len(starts) > 1 << 32 - SOURCE_BITS:
+        if largest > 1 << self._shape.source_bits:
             return False
         return all(self._block(way, 8) is not None for way in (self._forward, self._backward, self._inverse))
 
@@ -414,6 +438,6 @@ class Program:
     def _block(self, way: _Way, rows: int) -> Block | None:
         """The fastest block of so many rows that there is shared memory for."""
         # To store activations split costs memory traffic, and saves work only where they are rectified on their way.
-        splits = (True, False) if self._shape.streams else (False, True)
+        splits = (True, False) if self._shape.streams else (False,)
         blocks = [Block(rows, split, slots) for slots in (4, 3, 2) for split in splits]
         return next((block for block in blocks if way.shared(block) <= self._launcher.shared_bytes), None)

@@ -11,8 +11,6 @@ from ..degrees import Plan, below, plan
 WARPS = 16
 #: Rows and columns of a tile of weights.
 TILE = 16
-#: Of the 32 bits that say where a number is, those that count inside of one parameter.
-SOURCE_BITS = 21
 #: Units of a layer that a warp can take by itself, and weights for which there is room.
 _MOST_UNITS, _MOST_INNER = 64, 7168
 
@@ -67,6 +65,12 @@ class FlowShape:
         return len(self.hidden) * self.units + self.head
 
     @property
+    def source_bits(self) -> int:
+        """Of the 32 bits that say where a number is, those that count inside of one parameter."""
+        parameters = 2 * self.networks * (len(self.hidden) + 1) + (0 if self.conditional else 5 * self.blocks + 2)
+        return 32 - parameters.bit_length()  # there is also a zero
+
+    @property
     def streams(self) -> bool:
         """Whether a hidden layer adds what was two layers before it."""
         return self.residual and len(self.hidden) > 2
@@ -102,7 +106,7 @@ class FlowShape:
             "SLOTS": block.slots,
             "WARPS": WARPS,
             "PAIRED": int(self.paired),
-            "SOURCE_BITS": SOURCE_BITS,
+            "SOURCE_BITS": self.source_bits,
         }
         return {name: str(value) for name, value in values.items()} | {"SQUASH": f"{float(self.squash)!r}f"}
 

@@ -1,7 +1,7 @@
 """Which warp multiplies which tiles in which order, as products.cuh wants it.
 
 A flow is a sequence of products, the same for every network. Of each matrix, the tiles of 16 by 16
-that the mask leaves are taken row by row and shared out to the warps in equal runs. So the tiles that
+that the mask leaves are shared out to the warps (see sharing.py). So the tiles that
 a warp needs are a stream, and packing a flow is one gather from its parameters, with an index that is
 computed once.
 """
