@@ -24,7 +24,7 @@ def grid(found, points):
 @pytest.mark.parametrize("name", KNOWN)
 def test_log_densities_integrate_to_one(name):
     found = TOYS[name]
-    cells, size = grid(found, 180 if found.features == 2 else 5000)
+    cells, size = grid(found, 130 if found.features == 2 else 5000)
     total = float(found.log_prob(cells).exp().sum()) * size
     # A cell cannot see the edges of the checkerboard's squares; all others are smooth.
     assert total == pytest.approx(1, abs=0.02 if name == "checkerboard" else 1e-4)
@@ -34,7 +34,7 @@ def test_log_densities_integrate_to_one(name):
 def test_samples_have_the_entropy_of_the_density(name):
     """The mean of -log p over samples is the entropy only if both belong to the same density."""
     found = TOYS[name]
-    cells, size = grid(found, 180 if found.features == 2 else 5000)
+    cells, size = grid(found, 130 if found.features == 2 else 5000)
     log_p = found.log_prob(cells)
     entropy = -float((log_p.exp() * log_p.clamp(min=-1e3)).sum()) * size
     scores = -found.log_prob(found.sample(4000, torch.Generator().manual_seed(0)))
@@ -46,7 +46,7 @@ def test_samples_have_the_entropy_of_the_density(name):
 def test_samples_fall_where_the_density_is(name):
     """In every quarter (or half) as many as its integral says."""
     found = TOYS[name]
-    cells, size = grid(found, 180 if found.features == 2 else 5000)
+    cells, size = grid(found, 130 if found.features == 2 else 5000)
     x = found.sample(4000, torch.Generator().manual_seed(1)).double()
     p = found.log_prob(cells).exp() * size
     for corner in (lambda t: t[:, 0] > 0.3, lambda t: t[:, -1] > -0.4, lambda t: (t > 0.2).all(-1)):
