@@ -14,7 +14,8 @@ from ..conditioners import MADE
 from ..errors import ArgumentError
 from ..kernels.cuda.compiler import CompilerError
 from ..kernels.cuda.driver import CudaLauncher
-from ..kernels.cuda.program import Inverted, Kept, Offsets, Packed, Program
+from ..kernels.cuda.packing import Offsets, Packed
+from ..kernels.cuda.program import Inverted, Kept, Program
 from ..kernels.cuda.shape import FlowShape
 from ..kernels.cuda.streams import NetworkOffsets
 from ..kernels.dispatch import fused_allowed
