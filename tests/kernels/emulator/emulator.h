@@ -147,11 +147,12 @@ inline void wait_for_partner() { emulator::wait(emulator::partners[emulator::cur
 inline void __syncwarp(unsigned = ~0u) { emulator::warp_wait(); }
 
 template <class T>
-inline T __shfl_sync(unsigned, T value, int source) {
+inline T __shfl_sync(unsigned, T value, int source, int width = 32) {
     auto& warp = emulator::my_warp();
-    warp.values[emulator::my_lane()] = value;
+    const int lane = emulator::my_lane();
+    warp.values[lane] = value;
     emulator::warp_wait();
-    const T found = warp.values[source & 31];
+    const T found = warp.values[lane - lane % width + (source & (width - 1))];
     emulator::warp_wait();
     return found;
 }

@@ -3,8 +3,8 @@
 // When the first m features are known, so are the units of degree m, layer by layer, and with them the
 // parameters of the next feature. With many units to a degree, that is one product for every degree and layer.
 // With few of them, GROUP degrees go together: what is known before the group contributes by products, and
-// what happens inside the group is done degree by degree by one warp for each row, without waiting for others.
-// Meanwhile the other warps multiply for the next group what is known already ("far"), so that then only what
+// what happens inside the group is done degree by degree by ROW_LANES lanes for each row, without waiting for
+// others. Meanwhile other warps multiply for the next group what is known already ("far"), so that then only what
 // this group has found remains ("near").
 
 struct InverseArguments {
@@ -28,22 +28,58 @@ struct InverseArguments {
 
 constexpr float EPSILON = 1.1920929e-07f, SLOW = 0.1f;
 
-// Inside a group: lane l of a warp has units l, l + 32..., and parameters of features likewise. Weights are
-// stored as [GROUP features][UNIT_STRIDE], for each further layer [INNER_ROWS][UNIT_STRIDE], and for the head
-// [INNER_ROWS][OUTPUT_STRIDE].
+// Inside a group: of the ROW_LANES lanes of a row, lane l has units l, l + ROW_LANES..., and parameters of features
+// likewise. Weights are stored as [GROUP features][UNIT_STRIDE], for each further layer [INNER_ROWS][UNIT_STRIDE], and
+// for the head [INNER_ROWS][OUTPUT_STRIDE], where a lane's numbers are neighbours.
 constexpr bool GROUPED = GROUP > 1;
 constexpr int GROUPS = (FEATURES + GROUP - 1) / GROUP;
-constexpr int MINE = GROUPED ? (GROUP_UNITS + 31) / 32 : 1, UNIT_STRIDE = 32 * MINE;
-constexpr int MY_OUTPUTS = GROUPED ? (GROUP * OUTPUTS + 31) / 32 : 1, OUTPUT_STRIDE = 32 * MY_OUTPUTS;
+constexpr int MINE = GROUPED ? (GROUP_UNITS + ROW_LANES - 1) / ROW_LANES : 1, UNIT_STRIDE = ROW_LANES * MINE;
+constexpr int MY_OUTPUTS = GROUPED ? (GROUP * OUTPUTS + ROW_LANES - 1) / ROW_LANES : 1, OUTPUT_STRIDE = ROW_LANES * MY_OUTPUTS;
 // The units of a degree are DEGREE_UNITS at most, and no two of them have the same lane, so that loops over them can
 // be written out; after the last of a group there are as many zeros.
 constexpr int INNER_ROWS = GROUP_UNITS + DEGREE_UNITS;
 constexpr int INNER = GROUPED ? (GROUP + (DEPTH - 1) * INNER_ROWS) * UNIT_STRIDE + INNER_ROWS * OUTPUT_STRIDE : 0;
-static_assert(DEGREE_UNITS <= 32, "a lane for every unit of a degree");
-// What products contribute to the numbers of a group, for one row: hidden layers, then the head.
+static_assert(DEGREE_UNITS <= ROW_LANES, "a lane for every unit of a degree");
+// Rows that a warp takes at once; it leaves out so many between them.
+constexpr int ROWS_AT_ONCE = 32 / ROW_LANES, ROWS_APART = ROWS / ROWS_AT_ONCE;
+// What products contribute to the numbers of a group, for one row: hidden layers, then the head; in two halves.
 constexpr int KNOWN = DEPTH * UNIT_STRIDE + OUTPUT_STRIDE + 4;
 constexpr int STAGES = GROUPED ? 2 * GROUPS - 1 : GROUPS * (DEPTH + 1);
 constexpr int MATRICES = GROUPED ? STAGES * (DEPTH + 1) : STAGES;
+
+// A lane's weights, by the fewest loads.
+template <int COUNT>
+__device__ __forceinline__ void load_mine(float (&to)[COUNT], const float* from) {
+    if (COUNT % 4 == 0) {
+#pragma unroll
+        for (int r = 0; r < COUNT / 4 * 4; r += 4) {
+            const float4 four = *reinterpret_cast<const float4*>(from + r);
+            to[r] = four.x, to[r + 1] = four.y, to[r + 2] = four.z, to[r + 3] = four.w;
+        }
+    } else {
+#pragma unroll
+        for (int r = 0; r < COUNT; r++) to[r] = from[r];
+    }
+}
+
+// Add what a layer's new units contribute to others: the first of them is number `low`, and each is a lane's `value`.
+template <int COUNT>
+__device__ __forceinline__ void add_units(float (&sums)[COUNT], float value, int low, const float* weights, int stride) {
+    float even[COUNT] = {}, odd[COUNT] = {};  // two sums, so that additions wait less for each other
+#pragma unroll
+    for (int i = 0; i < DEGREE_UNITS; i++) {
+        float weight[COUNT];
+        load_mine(weight, weights + (low + i) * stride);
+        const float unit = __shfl_sync(~0u, value, low + i, ROW_LANES);
+#pragma unroll
+        for (int r = 0; r < COUNT; r++) {
+            float& sum = i % 2 ? odd[r] : even[r];
+            sum = fmaf(weight[r], unit, sum);
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < COUNT; r++) sums[r] += even[r] + odd[r];
+}
 
 // A bracketed search for tau(x) = target, with the local parabola; all threads of a group hold the same state.
 struct Search {
@@ -115,8 +151,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     float* biases = residual + (STREAMS && !GROUPED ? UNITS * ROWS : 0);
     float* waves = biases + 2 * BIASES;
     float* inner = waves + WAVE_NUMBERS;  // of this group and the next
-    float* known = inner + 2 * INNER;     // [ROWS][KNOWN]
-    float* parts = known + (GROUPED ? ROWS * KNOWN : 0);
+    float* known = inner + 2 * INNER;     // of this group and the next, [2][2][ROWS][KNOWN]
+    float* parts = known + (GROUPED ? 4 * ROWS * KNOWN : 0);
     float* out = parts + p.parts * 16 * ROWS;  // [ROWS][OUTPUTS]
     float* x = out + (CONDITIONAL ? ROWS * OUTPUTS : 0);  // [FEATURES][ROWS]
     float* ladj = x + FEATURES * ROWS;
@@ -139,11 +175,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         if (!GROUPED || network < 0) return;
         const int index = network * GROUPS + group;
         const float4* from = reinterpret_cast<const float4*>(p.inner + static_cast<long>(index) * INNER);
-        for (int e = threadIdx.x; e < INNER / 4; e += THREADS) copy_async(inner + index % 2 * INNER + 4 * e, from + e);
+        float* to = inner + index % 2 * INNER;
+        for (int e = threadIdx.x - 32 * FAR_WARP; e < INNER / 4; e += THREADS - 32 * FAR_WARP) copy_async(to + 4 * e, from + e);
     };
     const Plan plan = load_plan(p.tables, STAGES, MATRICES, p.tiles, tables);
     fetch_biases(NETWORKS - 1);
-    fetch_inner(NETWORKS - 1, 0);
+    if (warp >= FAR_WARP) fetch_inner(NETWORKS - 1, 0);
     Stream stream;
     stream.begin(p.weights, p.starts, rings);
     for (int e = threadIdx.x; e < FEATURES; e += THREADS) ends[e] = __ldg(p.ends + e);
@@ -226,90 +263,98 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         return seen;
     };
 
-    // What is known when a group begins: what the group before it has found, and what was known before that.
-    auto multiply_near = [&](int network, int group, int begin, int end) {
+    // What is known to a group: first, before the group before it has been found, and then, with that. Every row of
+    // tiles is multiplied in two halves, by different warps, and each adds to what it has stored before.
+    auto multiply_known = [&](int network, int group, bool near) {
         const float* bias = biases + network % 2 * BIASES;
-        const int row = begin ? ends[begin - 1] : 0, count = ends[end - 1] - row;
+        const int begin = group * GROUP, row = begin ? ends[begin - 1] : 0;
+        const bool first_part = !near || group == 0;
         multiply_rows<false>(
-            plan, plan.run(2 * group), stream, operand_of, [](int, int) {},
-            [&](int layer, int i, int n, int, float value) {
-                if (i >= (layer < DEPTH ? count : (end - begin) * OUTPUTS)) return;
-                value += bias[layer * UNITS + i + (layer < DEPTH ? row : begin * OUTPUTS)];
-                if (group) value += Parts(plan, (2 * group - 1) * (DEPTH + 1) + layer, parts, i, n).total();
-                known[n * KNOWN + layer * UNIT_STRIDE + i] = value;
+            plan, plan.run(2 * group - (near ? 0 : 1)), stream, [&](int matrix) { return operand_of(matrix / 2); }, [](int, int) {},
+            [&](int matrix, int i, int n, int, float value) {
+                const int layer = matrix / 2;
+                float* to = known + ((group % 2 * 2 + matrix % 2) * ROWS + n) * KNOWN + layer * UNIT_STRIDE + i;
+                if (!first_part)
+                    value += *to;
+                else if (matrix % 2 == 0)  // beyond the last there is no bias, and no one asks for the sum
+                    value += bias[min(layer * UNITS + i + (layer < DEPTH ? row : begin * OUTPUTS), BIASES - 1)];
+                *to = value;
             });
     };
 
-    // The features of a group, one after the other, by one warp for one row. Whatever becomes known is added at
-    // once to all that depends on it.
-    auto substitute = [&](int network, int begin, int end, int n, const float* weights) {
+    // The features of a group, one after the other, for one row. Whatever becomes known is added at once to all that
+    // depends on it.
+    auto substitute = [&](int network, int group, int n) {
+        const int begin = group * GROUP, end = min(begin + GROUP, FEATURES);
+        const float* weights = inner + (network * GROUPS + group) % 2 * INNER;
+        const int mine = lane % ROW_LANES;
         float before[DEPTH][MINE], outputs[MY_OUTPUTS];
-        const float* from_before = known + n * KNOWN + lane;
+        const float *half = known + (group % 2 * 2 * ROWS + n) * KNOWN + mine, *other_half = half + ROWS * KNOWN;
 #pragma unroll
         for (int layer = 0; layer < DEPTH; layer++)
 #pragma unroll
-            for (int r = 0; r < MINE; r++) before[layer][r] = from_before[layer * UNIT_STRIDE + 32 * r];
+            for (int r = 0; r < MINE; r++) {
+                const int at = layer * UNIT_STRIDE + ROW_LANES * r;
+                before[layer][r] = half[at] + other_half[at];
+            }
 #pragma unroll
-        for (int r = 0; r < MY_OUTPUTS; r++) outputs[r] = from_before[DEPTH * UNIT_STRIDE + 32 * r];
+        for (int r = 0; r < MY_OUTPUTS; r++) {
+            const int at = DEPTH * UNIT_STRIDE + ROW_LANES * r;
+            outputs[r] = half[at] + other_half[at];
+        }
         // Without conditional waves, lane i has feature i of the group, and its shift.
-        const int my_element = turned(min(begin + lane, FEATURES - 1), is_reversed(network)) * ROWS + n;
-        const float target = x[my_element];
+        const float target = x[turned(min(begin + mine, FEATURES - 1), is_reversed(network)) * ROWS + n];
         const int row = begin ? ends[begin - 1] : 0;
         int low = 0, high = ends[begin] - row;
+        const float *of_feature = weights + mine * MINE, *of_units = of_feature + GROUP * UNIT_STRIDE;
+        const float* of_last = weights + (GROUP + (DEPTH - 1) * INNER_ROWS) * UNIT_STRIDE + mine * MY_OUTPUTS;
 #pragma unroll 1
         for (int m = begin; m < end; m++) {
             const int next = ends[min(m + 1, FEATURES - 1)] - row;
+            // The unit of this degree that this lane has, if any: number `which` of its own.
+            const int which = (low + ROW_LANES - 1 - mine) / ROW_LANES;
+            const bool has_one = mine + ROW_LANES * which < high;
 #pragma unroll
             for (int layer = 0; layer < DEPTH; layer++) {
-                float mine = 0.0f;  // whichever unit of this degree this lane has
+                float value = 0.0f;
 #pragma unroll
                 for (int r = 0; r < MINE; r++) {
-                    if (lane + 32 * r < low || lane + 32 * r >= high) continue;
-                    if (STREAMS && layer >= 2 && layer % 2 == 0) before[layer][r] += before[layer >= 2 ? layer - 2 : 0][r];
-                    mine = rectified(before[layer][r]);
+                    if (which != r) continue;
+                    if (STREAMS && layer >= 2 && layer % 2 == 0 && has_one) before[layer][r] += before[layer >= 2 ? layer - 2 : 0][r];
+                    value = before[layer][r];
                 }
-                const float* from = weights + (GROUP + layer * INNER_ROWS) * UNIT_STRIDE + lane;
-                from += low * (layer + 1 < DEPTH ? UNIT_STRIDE : OUTPUT_STRIDE);
-                constexpr int COUNT = MINE > MY_OUTPUTS ? MINE : MY_OUTPUTS;
-                float even[COUNT] = {}, odd[COUNT] = {};  // two sums, so that additions wait less for each other
-                const int mine_here = layer + 1 < DEPTH ? MINE : MY_OUTPUTS, stride = layer + 1 < DEPTH ? UNIT_STRIDE : OUTPUT_STRIDE;
-#pragma unroll
-                for (int i = 0; i < DEGREE_UNITS; i++) {
-                    const float value = __shfl_sync(~0u, mine, (low + i) % 32);
-#pragma unroll
-                    for (int r = 0; r < COUNT; r++) {
-                        if (r >= mine_here) continue;
-                        float& sum = i % 2 ? odd[r] : even[r];
-                        sum = fmaf(from[i * stride + 32 * r], value, sum);
-                    }
-                }
-#pragma unroll
-                for (int r = 0; r < COUNT; r++)
-                    if (r < mine_here) (layer + 1 < DEPTH ? before[layer + 1 < DEPTH ? layer + 1 : 0][r] : outputs[r]) += even[r] + odd[r];
+                value = has_one ? rectified(value) : 0.0f;
+                if (layer + 1 < DEPTH)
+                    add_units(before[layer + 1 < DEPTH ? layer + 1 : 0], value, low, of_units + layer * INNER_ROWS * UNIT_STRIDE, UNIT_STRIDE);
+                else
+                    add_units(outputs, value, low, of_last, OUTPUT_STRIDE);
             }
             low = high, high = next;
-            float seen;
+            float weight[MINE], seen;
+            load_mine(weight, of_feature + (m - begin) * UNIT_STRIDE);
             if (CONDITIONAL) {
 #pragma unroll
                 for (int r = 0; r < MY_OUTPUTS; r++) {
-                    const int o = lane + 32 * r - (m - begin) * OUTPUTS;
+                    const int o = mine + ROW_LANES * r - (m - begin) * OUTPUTS;
                     if (o >= 0 && o < OUTPUTS) out[n * OUTPUTS + o] = outputs[r];
                 }
                 __syncwarp();
                 seen = found_parameters(network, m, n);
             } else {
-                seen = __shfl_sync(~0u, squashed(target - outputs[0]), m - begin);
+                seen = __shfl_sync(~0u, squashed(target - outputs[0]), m - begin, ROW_LANES);
             }
 #pragma unroll
-            for (int r = 0; r < MINE; r++) before[0][r] = fmaf(weights[(m - begin) * UNIT_STRIDE + lane + 32 * r], seen, before[0][r]);
+            for (int r = 0; r < MINE; r++) before[0][r] = fmaf(weight[r], seen, before[0][r]);
         }
         const int count = ends[end - 1] - row;
 #pragma unroll
         for (int layer = 0; layer < DEPTH; layer++)
 #pragma unroll
-            for (int r = 0; r < MINE; r++)
-                if (lane + 32 * r < count) store_one(units + layer * operand_size(UNITS), row + lane + 32 * r, n, rectified(before[layer][r]));
-        if (!CONDITIONAL && lane < end - begin) found_shift(network, begin + lane, n, outputs[0]);
+            for (int r = 0; r < MINE; r++) {
+                const int i = mine + ROW_LANES * r;
+                if (i < count) store_one(units + layer * operand_size(UNITS), row + i, n, rectified(before[layer][r]));
+            }
+        if (!CONDITIONAL && mine < end - begin) found_shift(network, begin + mine, n, outputs[0]);
     };
 
     if (!CONDITIONAL) {
@@ -331,18 +376,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         if (network) fetch_biases(network - 1);
 #pragma unroll 1
         for (int group = 0; group < GROUPS; group++) {
-            const int begin = group * GROUP, end = min(begin + GROUP, FEATURES), stage = group * (DEPTH + 1);
             if (GROUPED) {
-                fetch_inner(network, group + 1);
-                multiply_near(network, group, begin, end);
+                multiply_known(network, group, true);
                 __syncthreads();
-                const float* weights = inner + (network * GROUPS + group) % 2 * INNER;
-                for (int n = warp; n < ROWS; n += WARPS) substitute(network, begin, end, n, weights);
-                if (group + 1 < GROUPS) multiply_parts<false>(plan, plan.run(2 * group + 1), stream, parts, operand_of);
+                if (warp >= FAR_WARP) fetch_inner(network, group + 1);
+                for (int n = warp; n < ROWS_APART; n += WARPS) substitute(network, group, n + lane / ROW_LANES * ROWS_APART);
+                if (group + 1 < GROUPS) multiply_known(network, group + 1, false);
                 wait_for_all();
                 __syncthreads();
                 continue;
             }
+            const int begin = group, stage = group * (DEPTH + 1);
             for (int layer = 0; layer < DEPTH; layer++) {
                 const int row = begin ? ends[begin - 1] : 0, count = ends[begin] - row;
                 if (count == 0) continue;

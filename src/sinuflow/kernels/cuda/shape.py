@@ -11,7 +11,7 @@ from ..degrees import Plan, below, plan
 WARPS = 16
 #: Rows and columns of a tile of weights.
 TILE = 16
-#: Units of a layer that a warp can take by itself, and weights for which there is room.
+#: Units of a layer that the lanes of a row can take, and weights for which there is room.
 _MOST_UNITS, _MOST_INNER = 64, 7168
 
 
@@ -101,6 +101,8 @@ class FlowShape:
             "GROUP": self.group.degrees,
             "GROUP_UNITS": self.group.units,
             "DEGREE_UNITS": self.group.units_of_degree,
+            "ROW_LANES": self.row_lanes,
+            "FAR_WARP": self.far_warps.start,
             "ROWS": block.rows,
             "SPLIT": int(block.split),
             "SLOTS": block.slots,
@@ -134,7 +136,7 @@ class FlowShape:
         operands = depth * block.operand(self.units) + block.operand(self.inputs)
         group = self.group
         residual = self.units if self.streams else 0
-        known = depth * group.unit_stride + group.output_stride + 4 if group.degrees > 1 else residual
+        known = 4 * (depth * group.unit_stride + group.output_stride + 4) if group.degrees > 1 else residual
         each = 16 * parts + 4 * self.features + (self.outputs if self.conditional else 0) + known
         constants = 2 * (self.biases + group.numbers) + self.wave_numbers + round_up(self.features, 4)
         groups = len(group.ranges(self.features))
@@ -146,16 +148,27 @@ class FlowShape:
     def _exchange(self) -> int:
         return 2 * WARPS * TILE if self.paired else 0
 
+    @property
+    def row_lanes(self) -> int:
+        """Lanes that take one row through a group of degrees: those who look for conditional waves are a warp."""
+        return 32 if self.conditional else 16
+
+    @property
+    def far_warps(self) -> range:
+        """Warps that need not take any of eight rows through a group."""
+        return range(8 * self.row_lanes // 32, WARPS)
+
     @cached_property
     def group(self) -> Group:
-        """The largest group of degrees that a warp can take for the inverse."""
-        found = Group(1, 0, 0, 0, 0)
-        for degrees in range(2, min(self.features, 32) + 1):  # a lane for every feature
+        """The largest group of degrees that these lanes can take for the inverse."""
+        lanes = self.row_lanes
+        found = Group(1, 0, 0, 0, 0, lanes)
+        for degrees in range(2, min(self.features, lanes) + 1):  # a lane for every feature
             hidden = self.plan.hidden[0].rows
             counts = [hidden[end - 1] - below(hidden, begin) for begin, end in _ranges(self.features, degrees)]
             single = [hidden[m] - below(hidden, m) for m in range(self.features)]
-            group = Group(degrees, max(counts), max(single), len(self.hidden), degrees * self.outputs)
-            if group.units > _MOST_UNITS or group.units_of_degree > 32 or group.numbers > _MOST_INNER:
+            group = Group(degrees, max(counts), max(single), len(self.hidden), degrees * self.outputs, lanes)
+            if group.units > _MOST_UNITS or group.units_of_degree > lanes or group.numbers > _MOST_INNER:
                 break
             found = group
         return found
@@ -170,14 +183,15 @@ class Group:
     units_of_degree: int  # likewise
     depth: int
     outputs: int
+    lanes: int  # that take one row
 
     @property
     def unit_stride(self) -> int:
-        return round_up(self.units, 32)
+        return round_up(self.units, self.lanes)
 
     @property
     def output_stride(self) -> int:
-        return round_up(self.outputs, 32)
+        return round_up(self.outputs, self.lanes)
 
     @property
     def numbers(self) -> int:

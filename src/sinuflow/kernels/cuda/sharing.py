@@ -25,9 +25,10 @@ class Shares(NamedTuple):
     parts: int
 
 
-def whole_rows(counts: list[int]) -> Shares:
-    """Every row of tiles to one warp; ``counts`` says how many tiles each has."""
-    shares = _evenly(list(range(len(counts))), counts, WARPS)
+def whole_rows(counts: list[int], warps: range) -> Shares:
+    """Every row of tiles to one of these warps; ``counts`` says how many tiles each has."""
+    shares: list[list[int]] = [[] for _ in range(WARPS)]
+    shares[warps.start : warps.stop] = _evenly(list(range(len(counts))), counts, len(warps))
     order, runs = list[int | None](), list[list[int]]()
     for share in shares:
         runs.append([len(order), len(order) + len(share), 0, 0])
@@ -65,11 +66,11 @@ def pairs_of_rows(counts: list[int]) -> Shares:
     return Shares(order, runs, [0] * len(counts), pieces, 0)
 
 
-def equal_runs(counts: list[int], warps: range) -> Shares:
-    """Equal runs to some of the warps, which may end inside of a row: then its sums come in parts."""
+def equal_runs(counts: list[int]) -> Shares:
+    """Equal runs to the warps, which may end inside of a row: then its sums come in parts."""
     total = sum(counts)
-    each = -(-total // len(warps))
-    starts = [min(total, max(0, warp - warps.start) * each) for warp in range(WARPS + 1)]
+    each = -(-total // WARPS)
+    starts = [min(total, warp * each) for warp in range(WARPS + 1)]
     runs, places, pieces = [[0, 0, 0, 0] for _ in range(WARPS)], list[int](), [list[Piece]() for _ in range(WARPS)]
     part = before = 0
     for i, count in enumerate(counts):

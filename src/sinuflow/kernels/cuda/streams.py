@@ -39,8 +39,8 @@ class Stage(NamedTuple):
     """Matrices that are multiplied at the same time; each with an operand of its own."""
 
     matrices: list[Matrix]
-    sharing: Literal["rows", "pairs", "parts"]  # see sharing.py
-    warps: range = range(WARPS)  # that take part
+    sharing: Literal["rows", "halves", "pairs", "parts"]  # see sharing.py
+    warps: range = range(WARPS)  # that take part in rows or halves
 
 
 class Streams(NamedTuple):
@@ -71,17 +71,18 @@ def inverse_stages(shape: FlowShape) -> list[Stage]:
     """For every group of degrees, its rows of every layer, as far as they depend on what is known before.
 
     A single degree goes layer by layer, so that the layer below is known altogether. For groups, what is known
-    before the last group has been found is another product, for warps that have nothing else to do.
+    before the last group has been found is another product, for warps that have nothing else to do. Both come in
+    halves, of which each begins with what it has found before.
     """
     if shape.group.degrees == 1:
         pieces = [(i, layer, m) for m in range(shape.features) for i, layer in enumerate(shape.plan.layers)]
         return [Stage([Matrix(i, _places(layer)[_group_rows(shape, i, m, m + 1)])], "parts") for i, layer, m in pieces]
     stages, ranges = list[Stage](), shape.group.ranges(shape.features)
     for g in range(len(ranges)):
-        stages.append(Stage(_known_matrices(shape, ranges, g, near=True), "rows"))
+        stages.append(Stage(_known_matrices(shape, ranges, g, near=True), "halves"))
         if g + 1 < len(ranges):
             far = _known_matrices(shape, ranges, g + 1, near=False)
-            stages.append(Stage(far, "parts", range(WARPS // 2, WARPS)))
+            stages.append(Stage(far, "halves", shape.far_warps))
     return stages
 
 
@@ -113,7 +114,8 @@ def inner_index(shape: FlowShape, networks: list[NetworkOffsets], zero: int) -> 
             last = shape.context + end if i == 0 else layer.columns[end - 1]
             inside = _places(layer)[rows, known:last].mT
             part[: inside.shape[0], : inside.shape[1]] = inside
-            places.append(part.flatten())
+            # A lane's numbers are neighbours.
+            places.append(part.view(height, -1, group.lanes).mT.flatten())
             offsets.append(torch.full_like(places[-1], i))
     flat, layers = torch.cat(places), torch.cat(offsets)
     starts = torch.tensor([network.weights for network in networks])
@@ -176,7 +178,13 @@ class _Tables:
         for matrix in stage.matrices:
             self.matrices.append(len(self.places) + len(rows))
             found = _rows_of_tiles(matrix.places)
-            rows += [_Row(matrix.layer, i, column, tiles) for i, (column, tiles) in enumerate(found)]
+            for i, (column, tiles) in enumerate(found):
+                if stage.sharing == "halves":
+                    cut = -(-len(tiles) // 2)
+                    rows.append(_Row(matrix.layer, 2 * matrix.layer, i, column, tiles[:cut]))
+                    rows.append(_Row(matrix.layer, 2 * matrix.layer + 1, i, column + cut, tiles[cut:]))
+                else:
+                    rows.append(_Row(matrix.layer, matrix.layer, i, column, tiles))
         shares = _shares(stage, [len(row.tiles) for row in rows])
         first, before = len(self.tiles), 0
         # Runs of whole rows begin and end with a row; others have parts.
@@ -188,7 +196,7 @@ class _Tables:
                 self.tiles.append([0, 0, 0, _NOTHING])
                 continue
             after = before + len(rows[i].tiles)
-            self.tiles.append([before, after, rows[i].column, rows[i].layer << 16 | rows[i].number])
+            self.tiles.append([before, after, rows[i].column, rows[i].matrix << 16 | rows[i].number])
             before = after
         self.places += shares.places + [0] * (len(shares.order) - len(rows))
         self.most_parts = max(self.most_parts, shares.parts)
@@ -201,15 +209,16 @@ class _Tables:
 
 
 def _shares(stage: Stage, counts: list[int]) -> Shares:
-    if stage.sharing == "rows":
-        return whole_rows(counts)
-    return pairs_of_rows(counts) if stage.sharing == "pairs" else equal_runs(counts, stage.warps)
+    if stage.sharing in ("rows", "halves"):
+        return whole_rows(counts, stage.warps)
+    return pairs_of_rows(counts) if stage.sharing == "pairs" else equal_runs(counts)
 
 
 class _Row(NamedTuple):
-    """A row of tiles."""
+    """A row of tiles, or half of one."""
 
     layer: int
+    matrix: int  # as the kernels count: layers, or their halves
     number: int  # in its matrix
     column: int  # the first one that is not empty
     tiles: Tensor
