@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from .. import __version__
-from . import fit, info, report, sample, score
+from . import fit, info, report, reproduce, sample, score
 
 app = typer.Typer(
     name="sinuflow",
@@ -20,6 +20,7 @@ app.command("score")(score.command)
 app.command("sample")(sample.command)
 app.command("report")(report.command)
 app.command("info")(info.command)
+app.command("reproduce")(reproduce.command)
 
 
 def _version(wanted: bool) -> None:

@@ -62,24 +62,31 @@ __device__ __forceinline__ void load_mine(float (&to)[COUNT], const float* from)
     }
 }
 
-// Add what a layer's new units contribute to others: the first of them is number `low`, and each is a lane's `value`.
+// The weights of the units of one degree, for what this lane has of the next layer.
 template <int COUNT>
-__device__ __forceinline__ void add_units(float (&sums)[COUNT], float value, int low, const float* weights, int stride) {
-    float even[COUNT] = {}, odd[COUNT] = {};  // two sums, so that additions wait less for each other
+struct UnitWeights {
+    float of[DEGREE_UNITS > 0 ? DEGREE_UNITS : 1][COUNT];
+
+    __device__ __forceinline__ void load(const float* from) {
 #pragma unroll
-    for (int i = 0; i < DEGREE_UNITS; i++) {
-        float weight[COUNT];
-        load_mine(weight, weights + (low + i) * stride);
-        const float unit = __shfl_sync(~0u, value, low + i, ROW_LANES);
-#pragma unroll
-        for (int r = 0; r < COUNT; r++) {
-            float& sum = i % 2 ? odd[r] : even[r];
-            sum = fmaf(weight[r], unit, sum);
-        }
+        for (int i = 0; i < DEGREE_UNITS; i++) load_mine(of[i], from + i * (ROW_LANES * COUNT));
     }
+    // Add what the units contribute: the first of them is number `low`, and each is a lane's `value`.
+    __device__ __forceinline__ void add(float (&sums)[COUNT], float value, int low) const {
+        float even[COUNT] = {}, odd[COUNT] = {};  // two sums, so that additions wait less for each other
 #pragma unroll
-    for (int r = 0; r < COUNT; r++) sums[r] += even[r] + odd[r];
-}
+        for (int i = 0; i < DEGREE_UNITS; i++) {
+            const float unit = __shfl_sync(~0u, value, low + i, ROW_LANES);
+#pragma unroll
+            for (int r = 0; r < COUNT; r++) {
+                float& sum = i % 2 ? odd[r] : even[r];
+                sum = fmaf(of[i][r], unit, sum);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < COUNT; r++) sums[r] += even[r] + odd[r];
+    }
+};
 
 // A bracketed search for tau(x) = target, with the local parabola; all threads of a group hold the same state.
 struct Search {
@@ -308,30 +315,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         int low = 0, high = ends[begin] - row;
         const float *of_feature = weights + mine * MINE, *of_units = of_feature + GROUP * UNIT_STRIDE;
         const float* of_last = weights + (GROUP + (DEPTH - 1) * INNER_ROWS) * UNIT_STRIDE + mine * MY_OUTPUTS;
+        UnitWeights<MINE> to_second, between;  // the former are loaded early: they are what a degree begins with
+        UnitWeights<MY_OUTPUTS> to_outputs;
+        if (DEPTH > 1) to_second.load(of_units);
 #pragma unroll 1
         for (int m = begin; m < end; m++) {
             const int next = ends[min(m + 1, FEATURES - 1)] - row;
             // The unit of this degree that this lane has, if any: number `which` of its own.
             const int which = (low + ROW_LANES - 1 - mine) / ROW_LANES;
-            const bool has_one = mine + ROW_LANES * which < high;
+            const unsigned has_one = mine + ROW_LANES * which < high ? ~0u : 0u;
+            float weight[MINE], seen;
 #pragma unroll
             for (int layer = 0; layer < DEPTH; layer++) {
-                float value = 0.0f;
+                float value = before[layer][0];
 #pragma unroll
                 for (int r = 0; r < MINE; r++) {
-                    if (which != r) continue;
-                    if (STREAMS && layer >= 2 && layer % 2 == 0 && has_one) before[layer][r] += before[layer >= 2 ? layer - 2 : 0][r];
-                    value = before[layer][r];
+                    const bool this_one = which == r;
+                    if (STREAMS && layer >= 2 && layer % 2 == 0) before[layer][r] += this_one && has_one ? before[layer >= 2 ? layer - 2 : 0][r] : 0.0f;
+                    value = this_one ? before[layer][r] : value;
                 }
-                value = has_one ? rectified(value) : 0.0f;
-                if (layer + 1 < DEPTH)
-                    add_units(before[layer + 1 < DEPTH ? layer + 1 : 0], value, low, of_units + layer * INNER_ROWS * UNIT_STRIDE, UNIT_STRIDE);
-                else
-                    add_units(outputs, value, low, of_last, OUTPUT_STRIDE);
+                value = __uint_as_float(__float_as_uint(rectified(value)) & has_one);  // without a branch
+                if (layer == DEPTH - 1) {
+                    if (DEPTH == 1) to_outputs.load(of_last + low * OUTPUT_STRIDE);
+                    load_mine(weight, of_feature + (m - begin) * UNIT_STRIDE);
+                    to_outputs.add(outputs, value, low);
+                } else if (layer == 0) {
+                    to_second.add(before[DEPTH > 1 ? 1 : 0], value, low);
+                    to_outputs.load(of_last + low * OUTPUT_STRIDE);
+                } else {
+                    between.load(of_units + (layer * INNER_ROWS + low) * UNIT_STRIDE);
+                    between.add(before[layer + 1 < DEPTH ? layer + 1 : 0], value, low);
+                }
             }
             low = high, high = next;
-            float weight[MINE], seen;
-            load_mine(weight, of_feature + (m - begin) * UNIT_STRIDE);
             if (CONDITIONAL) {
 #pragma unroll
                 for (int r = 0; r < MY_OUTPUTS; r++) {
@@ -343,17 +359,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
             } else {
                 seen = __shfl_sync(~0u, squashed(target - outputs[0]), m - begin, ROW_LANES);
             }
+            if (DEPTH > 1) to_second.load(of_units + low * UNIT_STRIDE);
 #pragma unroll
             for (int r = 0; r < MINE; r++) before[0][r] = fmaf(weight[r], seen, before[0][r]);
         }
         const int count = ends[end - 1] - row;
 #pragma unroll
-        for (int layer = 0; layer < DEPTH; layer++)
+        for (int r = 0; r < MINE; r++) {
+            const int i = mine + ROW_LANES * r;
+            if (i >= count) continue;
 #pragma unroll
-            for (int r = 0; r < MINE; r++) {
-                const int i = mine + ROW_LANES * r;
-                if (i < count) store_one(units + layer * operand_size(UNITS), row + i, n, rectified(before[layer][r]));
-            }
+            for (int layer = 0; layer < DEPTH; layer++) store_one(units + layer * operand_size(UNITS), row + i, n, rectified(before[layer][r]));
+        }
         if (!CONDITIONAL && mine < end - begin) found_shift(network, begin + mine, n, outputs[0]);
     };
 

@@ -63,7 +63,7 @@ constexpr int STEP = COLUMNS * 32 * PAIR;  // from eight numbers to the next eig
 __host__ __device__ constexpr int operand_size(int numbers) { return numbers / 8 * STEP; }
 __device__ __forceinline__ int place_of(int lane) { return lane ^ (lane >> 1 & 4); }
 
-__device__ __forceinline__ void store_one(float* operand, int number, int n, float value) {
+__device__ __forceinline__ void store_one(float* operand, unsigned number, unsigned n, float value) {
     float* at = operand + (number / 8 * COLUMNS + n / 8) * (32 * PAIR) + place_of(n % 8 * 4 + number % 4) * PAIR;
     if (SPLIT) {
         float2 parts;
@@ -75,7 +75,7 @@ __device__ __forceinline__ void store_one(float* operand, int number, int n, flo
 }
 
 // What was stored; the sum of the two parts is exact.
-__device__ __forceinline__ float load_one(const float* operand, int number, int n) {
+__device__ __forceinline__ float load_one(const float* operand, unsigned number, unsigned n) {
     const float* at = operand + (number / 8 * COLUMNS + n / 8) * (32 * PAIR) + place_of(n % 8 * 4 + number % 4) * PAIR;
     return SPLIT ? at[number % 8 / 4 * 2] + at[number % 8 / 4 * 2 + 1] : at[number % 8 / 4];
 }

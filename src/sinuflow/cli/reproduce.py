@@ -1,0 +1,76 @@
+"""``sinuflow reproduce``: a figure or table of the paper, run again."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import ArgumentError
+from ..paper import ITEMS, Options, reproduce
+
+
+def command(
+    item: Annotated[str | None, typer.Argument(help="What to run: see --list.")] = None,
+    show: Annotated[bool, typer.Option("--list", help="Show what there is, and how long it takes.")] = False,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder for results.")] = Path("results"),
+    data: Annotated[Path | None, typer.Option(help="The folder of the benchmark sets.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller run, for a laptop.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="The smallest run, to see that everything works.")] = False,
+    seeds: Annotated[list[int] | None, typer.Option("--seed", help="To train with; may be repeated.")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="Only this set; may be repeated.")] = None,
+    models: Annotated[list[str] | None, typer.Option("--model", help="Only this model; may be repeated.")] = None,
+    runs: Annotated[Path | None, typer.Option(help="A folder for checkpoints: run again, and it goes on.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Run a figure or table of the paper again, and write pictures, tables and a JSON record."""
+    if show or item is None:
+        _show_items()
+        return
+    if quick and smoke:
+        raise ArgumentError("choose one of --quick and --smoke")
+    options = Options(
+        out=out,
+        size="smoke" if smoke else "quick" if quick else "full",
+        device=device,
+        seeds=tuple(seeds or (0,)),
+        data=data,
+        sets=tuple(sets or ()),
+        models=tuple(models or ()),
+        runs=runs,
+        command=shlex.join(["sinuflow", *_without_places(sys.argv[1:])]),
+    )
+    for figure in reproduce(item, options):
+        typer.echo(_line(figure))
+    typer.echo(f"written to {out}")
+
+
+def _show_items() -> None:
+    width = max(len(name) for name in ITEMS)
+    for item in ITEMS.values():
+        typer.echo(f"{item.name:{width}}  {item.paper}: {item.shows}")
+        typer.echo(f"{'':{width}}  on a CPU with --quick {item.cpu}, on a GPU {item.gpu}")
+
+
+def _line(figure: dict[str, Any]) -> str:
+    value = "not a number" if figure["value"] is None else f"{figure['value']:.4g}"
+    spread = "" if figure["spread"] is None else f" +- {figure['spread']:.2g}"
+    paper = "" if figure["paper"] is None else f" (paper: {figure['paper']:g})"
+    return f"{figure['set']}, {figure['model']}: {figure['metric']} {value}{spread}{paper}"
+
+
+def _without_places(words: list[str]) -> list[str]:
+    """The command without where its files are, which is of no interest to others."""
+    kept, skip = list[str](), False
+    for word in words:
+        name = word.split("=")[0]
+        if not skip and name in ("--out", "-o", "--data", "--runs"):
+            skip = "=" not in word
+            continue
+        if not skip:
+            kept.append(word)
+        skip = False
+    return kept

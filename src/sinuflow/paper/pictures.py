@@ -1,0 +1,42 @@
+"""Pictures in one style, without a window and without touching the user's settings."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ArgumentError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: For what is true, for what was learned, and for what stands beside it.
+TRUE, OURS, OTHER = "#4d4d4d", "#1b6ca8", "#c8553d"
+
+_STYLE: dict[str, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+}
+
+
+@contextlib.contextmanager
+def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
+    """A figure to be painted, of so many inches; it is saved in the end."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ArgumentError("pictures need matplotlib: pip install 'sinuflow[cli]'") from error
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure
+        figure.savefig(path, dpi=160, metadata={"Software": None})
