@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from .. import __version__
-from . import fit, info, report, reproduce, sample, score
+from . import data, fit, info, report, reproduce, sample, score
 
 app = typer.Typer(
     name="sinuflow",
@@ -21,6 +21,7 @@ app.command("sample")(sample.command)
 app.command("report")(report.command)
 app.command("info")(info.command)
 app.command("reproduce")(reproduce.command)
+app.add_typer(data.app, name="data")
 
 
 def _version(wanted: bool) -> None:

@@ -1,8 +1,20 @@
-"""Tables: reading them, and reversible maps of their columns."""
+"""Tables: reading them, and reversible maps of their columns; and the benchmark sets."""
 
+from .benchmarks import BENCHMARKS, Benchmark, Splits, load_benchmark
 from .columns import Column
 from .preprocessing import Preprocessor
 from .survey import Survey, survey
 from .tables import Table, open_table
 
-__all__ = ["Column", "Preprocessor", "Survey", "Table", "open_table", "survey"]
+__all__ = [
+    "BENCHMARKS",
+    "Benchmark",
+    "Column",
+    "Preprocessor",
+    "Splits",
+    "Survey",
+    "Table",
+    "load_benchmark",
+    "open_table",
+    "survey",
+]

@@ -1,0 +1,161 @@
+"""Prepared benchmark sets: what is read, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+
+from sinuflow.data import BENCHMARKS, Splits, load_benchmark
+from sinuflow.data.benchmarks import benchmark, rows_present
+from sinuflow.errors import ArgumentError, DataError
+
+
+def write(folder, name="power", **replaced):
+    """A small set; a split can be replaced by another array, or left out by None."""
+    place = folder / name
+    place.mkdir(exist_ok=True)
+    random = np.random.default_rng(0)
+    for split, rows in zip(Splits._fields, (20, 5, 7), strict=True):
+        array = replaced.get(split, random.normal(size=(rows, BENCHMARKS[name].features)).astype(np.float32))
+        if array is not None:
+            np.save(place / f"{split}.npy", array)
+    return place
+
+
+def refused(folder, name="power"):
+    with pytest.raises(DataError) as caught:
+        load_benchmark(name, folder)
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    return message
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_sets_are_read_as_they_were_written(name, tmp_path):
+    place = write(tmp_path, name)
+    splits = load_benchmark(name, tmp_path)
+    for split, rows in zip(Splits._fields, splits, strict=True):
+        assert type(rows) is np.ndarray
+        assert rows.dtype == np.float32
+        assert rows.flags.writeable
+        assert rows.flags.c_contiguous
+        np.testing.assert_array_equal(rows, np.load(place / f"{split}.npy"))
+    assert rows_present(name, str(tmp_path)) == (20, 5, 7)
+
+
+@pytest.mark.parametrize("found", BENCHMARKS.values(), ids=BENCHMARKS)
+def test_every_set_says_what_it_is(found):
+    assert found.source.startswith("https://")
+    assert found.licence
+    assert found.comparable.startswith(("yes", "no: "))
+    assert (found.original is None) == found.name.endswith("-small") == found.comparable.startswith("no")
+    assert benchmark(found.name) is found
+
+
+def test_tenths_have_the_published_sizes():
+    """The sizes in the register follow from each other, but for photographs, and so cannot be misprints."""
+    for name in ("power", "gas", "miniboone"):
+        train, val, test = BENCHMARKS[name].sizes
+        assert test == (train + val + test) // 10
+        assert val == (train + val) // 10
+    for name in ("hepmass", "hepmass-small", "miniboone-small"):
+        train, val, _ = BENCHMARKS[name].sizes
+        assert val == (train + val) // 10
+
+
+@pytest.mark.parametrize("dtype", ["<f8", ">f8", ">f4", "<f2"])
+def test_other_floats_become_float32(dtype, tmp_path):
+    values = np.asfortranarray(np.arange(12.0).reshape(2, 6).astype(dtype))
+    write(tmp_path, train=values)
+    rows = load_benchmark("power", tmp_path).train
+    assert rows.dtype == np.float32
+    np.testing.assert_array_equal(rows, values.astype(np.float64))
+
+
+def test_a_missing_set_says_where_it_is_published_and_what_prepares_it(tmp_path):
+    for message in (refused(tmp_path / "nowhere"), refused(tmp_path)):
+        assert "train.npy" in message
+        assert "https://archive.ics.uci.edu/dataset/235/" in message
+        assert "sinuflow data prepare power --from household_power_consumption.txt --to " in message
+    write(tmp_path, val=None)
+    assert "val.npy" in refused(tmp_path)
+    assert rows_present("power", tmp_path) is None
+    assert "no recipe" in refused(tmp_path, "gas-small")
+    assert "take gas" in refused(tmp_path, "gas-small")
+
+
+def test_without_a_folder_it_asks_for_one():
+    assert "--data" in refused(None)
+
+
+def test_an_unknown_name_is_told_the_known_ones(tmp_path):
+    with pytest.raises(ArgumentError, match=r"'cat'.*power, gas, hepmass, miniboone, bsds300, gas-small"):
+        load_benchmark("cat", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("array", "told"),
+    [
+        (np.zeros((4, 5)), "6 columns, and holds float64 of shape (4, 5)"),
+        (np.zeros(6), "shape (6,)"),
+        (np.zeros((1, 6, 1)), "shape (1, 6, 1)"),
+        (np.zeros((4, 6), dtype=int), "int64"),
+        (np.zeros((4, 6), dtype=complex), "complex128"),
+        (np.full((4, 6), "a"), "<U1"),
+        (np.zeros((0, 6)), "no rows"),
+        (np.array([[0.0] * 6, [np.nan] * 6]), "row 2"),
+        (np.array([[0.0] * 6, [0.0] * 6, [np.inf] * 6]), "row 3"),
+        (np.full((4, 6), 1e300), "row 1"),
+    ],
+)
+def test_wrong_arrays_are_refused(array, told, tmp_path):
+    write(tmp_path, test=array)
+    message = refused(tmp_path)
+    assert "test.npy" in message
+    assert told in message
+    assert "sinuflow data prepare power" in message
+
+
+class Trap:
+    """Unpickled, it leaves a folder behind."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_pickles_are_never_opened(tmp_path):
+    trap = tmp_path / "sprung"
+    place = write(tmp_path, train=np.array([[Trap(trap)] * 6], dtype=object))
+    assert "train.npy is not an array of numbers" in refused(tmp_path)
+    (place / "train.npy").write_bytes(pickle.dumps(Trap(trap)))
+    refused(tmp_path)
+    assert not trap.exists()
+
+
+def test_other_files_are_refused(tmp_path):
+    place = write(tmp_path)
+    whole = (place / "train.npy").read_bytes()
+    for content in (b"", b"cat\n" * 50, whole[:40], whole[:-1]):
+        (place / "train.npy").write_bytes(content)
+        assert "train.npy is not an array of numbers" in refused(tmp_path)
+        with pytest.raises(DataError):
+            rows_present("power", tmp_path)
+    with zipfile.ZipFile(place / "train.npy", "w") as packed:
+        packed.writestr("train.npy", whole)
+    assert "train.npy is not an array of numbers" in refused(tmp_path)
+
+
+def test_a_header_that_promises_too_much_costs_no_memory(tmp_path):
+    place = write(tmp_path)
+    with (place / "train.npy").open("wb") as file:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (10**12, 6)}
+        np.lib.format.write_array_header_1_0(file, header)
+        file.write(bytes(100))
+    assert "train.npy is not an array of numbers" in refused(tmp_path)
