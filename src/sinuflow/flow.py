@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from .solvers import SolverOptions
 from .solvers.options import Method
 from .storage import Model, write_model
 from .transform import FlowTransform
+
+if TYPE_CHECKING:
+    from .drawing import Drawing
 
 Conditioning = Literal["shift", "full", "none"]
 
@@ -211,6 +214,12 @@ class SinusoidalFlow(nn.Module):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the flow to one safetensors file, atomically; :func:`sinuflow.load` reads it."""
         write_model(path, Model("flow", self.config, self.state_dict()))
+
+    def draw(self) -> Drawing:
+        """A picture of the flow, with its own numbers: shown by notebooks, and saved by ``.save("flow.svg")``."""
+        from .drawing import Drawing, anatomy, svg_of  # nobody else needs it
+
+        return Drawing(svg_of(anatomy(self.bijection)))
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.config.items())
