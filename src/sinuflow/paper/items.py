@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from ..errors import ArgumentError
-from .record import Figure, write_record
+from .record import Figure, read_record, write_record
 
 #: "full" is what is published; "quick" is for a laptop; "smoke" only shows that everything works.
 Size = Literal["full", "quick", "smoke"]
@@ -70,9 +70,9 @@ class Item:
     gpu: str
 
     @property
-    def run(self) -> Callable[[Options], list[Figure]]:
+    def run(self) -> Callable[[Options], Iterable[Figure]]:
         """The code, which is imported when it is needed."""
-        run: Callable[[Options], list[Figure]] = import_module(f".{self.name}", __package__).run
+        run: Callable[[Options], Iterable[Figure]] = import_module(f".{self.name}", __package__).run
         return run
 
 
@@ -106,8 +106,9 @@ def reproduce(name: str, options: Options) -> list[dict[str, Any]]:
     command = options.command or f"sinuflow reproduce {name}"
     chosen = replace(options, device=device, command=command)
     options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / f"{name}.json"
     start = time.perf_counter()
-    figures = ITEMS[name].run(chosen)
-    seconds = time.perf_counter() - start
-    timed = [f if f.seconds is not None else replace(f, seconds=seconds) for f in figures]
-    return write_record(options.out / f"{name}.json", timed, command, device)
+    for figure in ITEMS[name].run(chosen):  # each is written as it comes: a long run may be interrupted
+        seconds = time.perf_counter() - start
+        write_record(path, [figure if figure.seconds is not None else replace(figure, seconds=seconds)], command, device)
+    return read_record(path)

@@ -111,20 +111,25 @@ def read_record(path: Path) -> list[dict[str, Any]]:
 
 
 def _joined(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    same = all(old.get(name) == new[name] for name in ("steps", "rows", "comparable", "hardware"))
-    if not same or not old["seeds"] or set(old["seeds"]) <= set(new["seeds"]):
+    """Both, if they differ by their seeds only; the new one if not."""
+    same = all(old.get(name) == new.get(name) for name in ("rows", "comparable", "hardware", "size"))
+    others = [seed for seed in old["seeds"] if seed not in new["seeds"]]
+    if not same or not others or not new["seeds"]:
         return new
     values = dict(zip(old["seeds"], old["values"], strict=True)) | dict(zip(new["seeds"], new["values"], strict=True))
     seeds = sorted(values)
     numbers = [values[seed] for seed in seeds]
-    again = set(old["seeds"]) & set(new["seeds"])
-    seconds = new["seconds"] if again or old["seconds"] is None else round(old["seconds"] + new["seconds"], 1)
-    return new | {
+    by_seed = {
+        name: part | new[name] for name, part in old.items() if isinstance(part, dict) and name not in ("versions",)
+    }
+    again = len(others) < len(old["seeds"])
+    return new | by_seed | {
         "seeds": seeds,
         "values": numbers,
         "value": statistics.fmean(numbers),
         "spread": statistics.stdev(numbers),
-        "seconds": seconds,
+        "steps": max(old["steps"] or 0, new["steps"] or 0) or None,
+        "seconds": new["seconds"] if again else round((old["seconds"] or 0) + (new["seconds"] or 0), 1),
     }
 
 

@@ -188,7 +188,8 @@ class DeviceEngine:
 
     def _gradients(self, inputs: _Inputs) -> tuple[Tensor, int]:
         """Write the gradient, and give what the loss is the mean of, and its sign."""
-        whole = whole_flow(self._flow.bijection, inputs.x)
+        chain = self._flow.bijection  # other libraries' flows have none
+        whole = None if chain is None else whole_flow(chain, inputs.x)
         if whole is not None:
             program = whole.program
             packed = program.pack(list(self._flat.parameters), learning=True)
@@ -207,10 +208,10 @@ class DeviceEngine:
 
     @property
     def average(self) -> Weights | None:
-        """The average of the weights, by name."""
+        """The average of the weights, by name; what is not trained stays as it is."""
         if self._mean is None:
             return None
-        return dict(zip(self._flat.names, self._flat.views(self._mean), strict=True))
+        return self._flow.state_dict() | dict(zip(self._flat.names, self._flat.views(self._mean), strict=True))
 
     def snapshot(self) -> Snapshot:
         average = None if self.average is None else copied(self.average)

@@ -50,6 +50,7 @@ def fit(
     learning_rate: float = 1e-3,
     optimizer: OptimizerName = "adam",
     schedule: ScheduleName = "cosine",
+    decay: float | None = None,
     warmup: int | None = None,
     weight_decay: float = 0.0,
     clip: float | None = 5.0,
@@ -78,6 +79,8 @@ def fit(
         learning_rate: the largest one.
         optimizer: ``"adam"`` or ``"adamw"``.
         schedule: of the learning rate: ``"cosine"``, ``"exponential"``, ``"plateau"`` or ``"constant"``.
+        decay: of the exponential schedule, what is left of the learning rate after every epoch, such as 0.99; by
+            default it falls to a hundredth over all steps.
         warmup: steps in which the learning rate rises; a twentieth of all, at most 500, by default.
         weight_decay: of the optimiser.
         clip: the largest norm of a gradient; None for no limit.
@@ -126,6 +129,7 @@ def fit(
         patience=patience,
         validate_every=min(500, max(20, per_epoch)) if validate_every is None else validate_every,
         seed=seed,
+        decay=decay,
     )
     folder = None if checkpoint is None else CheckpointFolder(Path(checkpoint))
     if folder is not None:

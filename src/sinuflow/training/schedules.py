@@ -19,8 +19,9 @@ class Schedule:
     r"""The learning rate of each step, as a share of the largest one.
 
     With s the share of the steps that are done: ``"constant"`` is 1; ``"cosine"`` is
-    :math:`(1 + \cos \pi s)/2`; ``"exponential"`` is :math:`0.01^s`; ``"plateau"`` is halved whenever
-    five validations in a row bring nothing better. Before that, a linear ``warmup``.
+    :math:`(1 + \cos \pi s)/2`; ``"exponential"`` is :math:`0.01^s`, or with a ``decay`` its power by the epochs that
+    are done; ``"plateau"`` is halved whenever five validations in a row bring nothing better. Before that, a linear
+    ``warmup``.
 
     Example:
         >>> schedule = Schedule("cosine", steps=100, warmup=10)
@@ -28,10 +29,13 @@ class Schedule:
         (0.091, 1.0, 0.0)
     """
 
-    def __init__(self, name: ScheduleName, steps: int, warmup: int) -> None:
+    def __init__(
+        self, name: ScheduleName, steps: int, warmup: int, decay: float | None = None, per_epoch: int = 1
+    ) -> None:
         if name not in get_args(ScheduleName):
             raise ArgumentError(f"schedule must be one of {', '.join(get_args(ScheduleName))}; got {name!r}")
         self._name, self._steps, self._warmup = name, steps, warmup
+        self._decay, self._per_epoch = decay, per_epoch
         self.plateau = 1.0
         self.waited = 0
 
@@ -42,6 +46,8 @@ class Schedule:
         done = (step - self._warmup) / max(1, self._steps - self._warmup)
         if self._name == "cosine":
             return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+        if self._name == "exponential" and self._decay is not None:
+            return float(self._decay ** (step // self._per_epoch))
         if self._name == "exponential":
             return float(_FLOOR**done)
         return self.plateau

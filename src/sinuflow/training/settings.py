@@ -28,6 +28,7 @@ class Settings:
     patience: int | None
     validate_every: int
     seed: int
+    decay: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -44,6 +45,9 @@ class Settings:
         self._demand(
             "patience", self.patience is None or (_is_whole(self.patience) and self.patience >= 1), "1 or more, or None"
         )
+        self._demand("decay", self.decay is None or (_is_number(self.decay) and 0 < self.decay <= 1), "above 0 and at most 1")
+        if self.decay is not None and self.schedule != "exponential":
+            raise ArgumentError('decay belongs to schedule="exponential"')
         names = get_args(OptimizerName)
         self._demand("optimizer", self.optimizer in names, " or ".join(names))
 

@@ -51,7 +51,8 @@ class Trainer:
         self._flow, self._validation, self._settings = flow, validation, settings
         self._history, self._progress = history, progress
         self._batches = Batches(train, settings.batch_size, settings.seed)
-        self._schedule = Schedule(settings.schedule, settings.steps, settings.warmup)
+        per_epoch = max(1, train.rows // settings.batch_size)
+        self._schedule = Schedule(settings.schedule, settings.steps, settings.warmup, settings.decay, per_epoch)
         self._guard = Guard(slack)
         self._engine = make_engine(flow, self._batches, settings, self._guard, self._rate)
         self._best: Weights | None = None

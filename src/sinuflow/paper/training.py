@@ -1,0 +1,104 @@
+"""Training by a recipe, and scoring what came out."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.benchmarks import Splits
+from ..errors import ArgumentError
+from ..flow import SinusoidalFlow
+from ..peers import ZukoFlow
+from ..training import fit
+from .items import Options
+from .recipes import Recipe
+
+#: Rows that are scored at once, and rows that are scored in float64 too.
+_AT_ONCE, _CHECKED = 2**15, 4_000
+
+#: Other flows, by the name of their model.
+PEERS = {"maf": "MAF", "nsf": "NSF"}
+
+
+class Trained(NamedTuple):
+    """A trained flow, and what its training was like."""
+
+    flow: Any
+    steps: int
+    best_step: int
+    best_nll: float
+    seconds: float
+
+
+class Score(NamedTuple):
+    """The mean NLL of rows, its standard error over them, and the error of float32: largest and mean, of some rows."""
+
+    nll: float
+    error: float
+    float_max: float
+    float_mean: float
+
+
+def build(model: str, recipe: Recipe, features: int) -> Any:
+    """The flow of a recipe, untrained."""
+    if model in PEERS:
+        name: Any = PEERS[model]
+        return ZukoFlow(name, features, **recipe.flow)
+    return SinusoidalFlow(features, **recipe.flow)
+
+
+def train(model: str, recipe: Recipe, rows: Splits, seed: int, options: Options, steps: int | None = None) -> Trained:
+    """Train by a recipe; with ``options.runs``, an interrupted run goes on when it is started again."""
+    torch.manual_seed(seed)
+    flow = build(model, recipe, rows.train.shape[-1])
+    settings = dict(recipe.training) | ({} if steps is None else {"steps": min(steps, recipe.training["steps"])})
+    settings["validate_every"] = min(settings.get("validate_every", settings["steps"]), max(1, settings["steps"] // 2))
+    folder = None if options.runs is None else options.runs / f"{model}-{seed}"
+    start = time.perf_counter()
+    result = fit(
+        flow,
+        torch.from_numpy(np.ascontiguousarray(rows.train)),
+        torch.from_numpy(np.ascontiguousarray(rows.val)),
+        **settings,
+        checkpoint=folder,
+        resume=folder is not None and folder.exists(),
+        progress=options.progress,
+        device=options.device,
+        seed=seed,
+    )
+    if result.best_nll is None:
+        raise ArgumentError("a recipe needs validation rows")
+    if folder is not None and isinstance(flow, SinusoidalFlow):
+        flow.save(folder / "flow.safetensors")
+    seconds = max(time.perf_counter() - start, float(result.history[-1]["seconds"]))
+    return Trained(flow, result.steps, result.best_step, result.best_nll, seconds)
+
+
+def score(flow: Any, rows: np.ndarray[Any, Any], device: str) -> Score:
+    """Score rows in float32, and some of them in float64 beside."""
+    x = torch.from_numpy(np.ascontiguousarray(rows))
+    with torch.no_grad():
+        flow.to(device)
+        found = torch.cat([_log_prob(flow, part.to(device)) for part in x.split(_AT_ONCE)])
+        exact = _log_prob(flow.double(), x[:_CHECKED].double().to(device))
+        flow.float().cpu()
+    off = (found[:_CHECKED] - exact).abs()
+    error = float(found.std()) / len(found) ** 0.5
+    return Score(-float(found.mean()), error, float(off.max()), float(off.mean()))
+
+
+def _log_prob(flow: Any, x: Tensor) -> Tensor:
+    scored: Tensor = flow(None).log_prob(x)
+    return scored.double().cpu()
+
+
+def folder_of(options: Options, name: str) -> Options:
+    """The options, with a folder of its own for the checkpoints of a set."""
+    from dataclasses import replace
+
+    return options if options.runs is None else replace(options, runs=Path(options.runs) / name)
