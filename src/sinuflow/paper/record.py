@@ -30,6 +30,7 @@ class Figure:
         rows: that it is a mean over, or None.
         steps: of training, or None.
         seconds: that it took, training included, for all seeds together.
+        hardware: that it was trained on; None for where it is written.
         comparable: whether it may stand beside the paper's, and if not, why: "yes" or "no: ...".
         extra: whatever else should be kept.
     """
@@ -42,6 +43,7 @@ class Figure:
     rows: int | None = None
     steps: int | None = None
     seconds: float | None = None
+    hardware: str | None = None
     comparable: str = "no: the paper gives no figure"
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -74,7 +76,7 @@ class Figure:
             "spread": None if self.spread is None else _finite(self.spread),
             "steps": self.steps,
             "seconds": None if self.seconds is None else round(self.seconds, 1),
-            "hardware": hardware,
+            "hardware": self.hardware or hardware,
             "versions": versions(),
             "command": command,
             "comparable": self.comparable,

@@ -22,7 +22,7 @@ from .training import folder_of, train
 METRIC = "KL from the true density, nats"
 _TRAIN = {"full": 1_000_000, "quick": 200_000, "smoke": 5_000}
 _VALIDATE = {"full": 20_000, "quick": 10_000, "smoke": 1_000}
-_TEST = {"full": 100_000, "quick": 20_000, "smoke": 2_000}
+_TEST = {"full": 50_000, "quick": 20_000, "smoke": 2_000}
 _STEPS = {"full": None, "quick": 2_500, "smoke": 150}
 _GRID, _SHOWN = 200, 4_000
 
@@ -61,9 +61,9 @@ def _learn(of: Toy, model: str, options: Options) -> tuple[_Panel, Figure | None
     rows = [of.sample(size[options.size], generator).numpy() for size in sizes]
     recipe = recipes("toy")[model]
     trained = train(model, recipe, Splits(*rows), seed, folder_of(options, of.name), _STEPS[options.size])
-    flow = trained.flow.double()
+    flow = trained.flow.cpu()
     with torch.no_grad():
-        density = flow().log_prob(_grid(of)).exp()
+        density = flow().log_prob(_grid(of).float()).exp()
         samples = flow().sample((_SHOWN,), generator=torch.Generator().manual_seed(seed))
     panel = _Panel(of, torch.from_numpy(rows[2][:_SHOWN]), density, samples, None)
     if of.log_prob is None:
@@ -77,6 +77,7 @@ def _learn(of: Toy, model: str, options: Options) -> tuple[_Panel, Figure | None
         rows=len(rows[2]),
         steps=trained.steps,
         seconds=trained.seconds,
+        hardware=trained.hardware,
         comparable="no: the paper shows a picture",
         extra={"standard_error_over_rows": error, "size": options.size},
     )
@@ -87,7 +88,7 @@ def divergence(of: Toy, flow: Any, rows: Tensor) -> tuple[float, float]:
     """KL(p | q) as the mean of log p - log q over rows of p, and its standard error."""
     assert of.log_prob is not None
     with torch.no_grad():
-        learned = torch.cat([flow().log_prob(part.double()) for part in rows.split(2**14)])
+        learned = torch.cat([flow().log_prob(part).double() for part in rows.split(2**14)])
     gap = of.log_prob(rows) - learned
     return float(gap.mean()), float(gap.std()) / len(gap) ** 0.5
 
@@ -107,9 +108,10 @@ def _paint(panels: list[_Panel], options: Options) -> None:
                 axis.set(xlim=(-limit, limit), ylim=(-limit, limit), xticks=[], yticks=[], aspect="equal")
                 axis.spines[:].set_visible(False)
                 axis.set_facecolor("#0d0887")
-            extent = (-limit, limit, -limit, limit)
-            shown = {"extent": extent, "origin": "lower", "cmap": "plasma", "aspect": "equal"}
-            axes[0, column].imshow(_truth(panel), **shown)
+            extent, truth = (-limit, limit, -limit, limit), _truth(panel)
+            shown = {"extent": extent, "origin": "lower", "cmap": "plasma", "aspect": "equal", "vmin": 0}
+            shown["vmax"] = 1.05 * truth.max()  # the same colours for both
+            axes[0, column].imshow(truth, **shown)
             axes[1, column].imshow(panel.density.view(_GRID, _GRID).numpy(), **shown)
             axes[2, column].scatter(*panel.samples.T.numpy(), s=0.5, color="#f0f921", linewidths=0, alpha=0.7)
             axes[0, column].set_title(name)
@@ -126,5 +128,5 @@ def _truth(panel: _Panel) -> np.ndarray[Any, Any]:
     generator = torch.Generator().manual_seed(0)
     many = panel.toy.sample(500_000, generator).numpy()
     edges = np.linspace(-panel.toy.limit, panel.toy.limit, _GRID // 2 + 1)
-    counts, _, _ = np.histogram2d(many[:, 1], many[:, 0], bins=[edges, edges])
-    return counts
+    density, _, _ = np.histogram2d(many[:, 1], many[:, 0], bins=[edges, edges], density=True)
+    return density

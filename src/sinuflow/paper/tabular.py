@@ -51,6 +51,7 @@ def _one(name: str, model: str, rows: Splits, seed: int, options: Options) -> Fi
         rows=len(rows.test),
         steps=trained.steps,
         seconds=trained.seconds,
+        hardware=trained.hardware,
         comparable=comparable,
         extra={
             "validation": {str(seed): trained.best_nll},

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +15,18 @@ from torch import Tensor
 from ..data.benchmarks import Splits
 from ..errors import ArgumentError
 from ..flow import SinusoidalFlow
+from ..loading import load
 from ..peers import ZukoFlow
 from ..training import fit
 from .items import Options
 from .recipes import Recipe
+from .record import hardware
 
 #: Rows that are scored at once, and rows that are scored in float64 too.
 _AT_ONCE, _CHECKED = 2**15, 4_000
+
+#: In the folder of a run that is finished: what it was told and what came of it, and the flow.
+_RUN, _FLOW = "run.json", "flow.safetensors"
 
 #: Other flows, by the name of their model.
 PEERS = {"maf": "MAF", "nsf": "NSF"}
@@ -33,6 +40,7 @@ class Trained(NamedTuple):
     best_step: int
     best_nll: float
     seconds: float
+    hardware: str
 
 
 class Score(NamedTuple):
@@ -53,12 +61,18 @@ def build(model: str, recipe: Recipe, features: int) -> Any:
 
 
 def train(model: str, recipe: Recipe, rows: Splits, seed: int, options: Options, steps: int | None = None) -> Trained:
-    """Train by a recipe; with ``options.runs``, an interrupted run goes on when it is started again."""
-    torch.manual_seed(seed)
-    flow = build(model, recipe, rows.train.shape[-1])
+    """Train by a recipe, with fewer steps if so wanted.
+
+    With ``options.runs``, an interrupted run goes on when it is started again, and a finished one is read.
+    """
     settings = dict(recipe.training) | ({} if steps is None else {"steps": min(steps, recipe.training["steps"])})
     settings["validate_every"] = min(settings.get("validate_every", settings["steps"]), max(1, settings["steps"] // 2))
     folder = None if options.runs is None else options.runs / f"{model}-{seed}"
+    told = {"flow": recipe.flow, "training": settings, "seed": seed, "rows": len(rows.train)}
+    if folder is not None and (folder / _RUN).exists():
+        return _finished(folder, told)
+    torch.manual_seed(seed)
+    flow = build(model, recipe, rows.train.shape[-1])
     start = time.perf_counter()
     result = fit(
         flow,
@@ -73,10 +87,20 @@ def train(model: str, recipe: Recipe, rows: Splits, seed: int, options: Options,
     )
     if result.best_nll is None:
         raise ArgumentError("a recipe needs validation rows")
-    if folder is not None and isinstance(flow, SinusoidalFlow):
-        flow.save(folder / "flow.safetensors")
     seconds = max(time.perf_counter() - start, float(result.history[-1]["seconds"]))
-    return Trained(flow, result.steps, result.best_step, result.best_nll, seconds)
+    trained = Trained(flow, result.steps, result.best_step, result.best_nll, seconds, hardware(options.device))
+    if folder is not None and isinstance(flow, SinusoidalFlow):
+        flow.save(folder / _FLOW)
+        outcome = {name: value for name, value in trained._asdict().items() if name != "flow"}
+        (folder / _RUN).write_text(json.dumps({"told": told, "outcome": outcome}) + "\n")
+    return trained
+
+
+def _finished(folder: Path, told: dict[str, Any]) -> Trained:
+    stored = json.loads((folder / _RUN).read_text())
+    if stored["told"] != json.loads(json.dumps(told)):
+        raise ArgumentError(f"{folder} holds a run with other settings: choose another folder with --runs")
+    return Trained(load(folder / _FLOW), **stored["outcome"])
 
 
 def score(flow: Any, rows: np.ndarray[Any, Any], device: str) -> Score:
@@ -98,7 +122,5 @@ def _log_prob(flow: Any, x: Tensor) -> Tensor:
 
 
 def folder_of(options: Options, name: str) -> Options:
-    """The options, with a folder of its own for the checkpoints of a set."""
-    from dataclasses import replace
-
-    return options if options.runs is None else replace(options, runs=Path(options.runs) / name)
+    """The options, with a folder of its own for the runs of a set."""
+    return options if options.runs is None else replace(options, runs=options.runs / name)
