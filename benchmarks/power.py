@@ -45,7 +45,7 @@ def main() -> None:
     try:
         sinuflow.fit(
             flow, rows["train"], rows["val"], steps=STEPS, batch_size=512, learning_rate=5e-4, optimizer="adam",
-            schedule="cosine", ema=arguments.ema, validate_every=EVERY, checkpoint=arguments.checkpoint, 
+            schedule="cosine", ema=arguments.ema, validate_every=EVERY, checkpoint=arguments.checkpoint,
             progress=False, resume=arguments.checkpoint.exists(), seed=arguments.seed,
         )  # fmt: skip
     except KeyboardInterrupt:

@@ -110,5 +110,6 @@ def reproduce(name: str, options: Options) -> list[dict[str, Any]]:
     start = time.perf_counter()
     for figure in ITEMS[name].run(chosen):  # each is written as it comes: a long run may be interrupted
         seconds = time.perf_counter() - start
-        write_record(path, [figure if figure.seconds is not None else replace(figure, seconds=seconds)], command, device)
+        timed = figure if figure.seconds is not None else replace(figure, seconds=seconds)
+        write_record(path, [timed], command, device)
     return read_record(path)

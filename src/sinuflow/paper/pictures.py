@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 #: For what is true, for what was learned, and for what stands beside it.
 TRUE, OURS, OTHER = "#4d4d4d", "#1b6ca8", "#c8553d"
 
-_STYLE: dict[str, Any] = {
+_STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.spines.top": False,

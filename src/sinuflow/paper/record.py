@@ -125,14 +125,18 @@ def _joined(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
         name: part | new[name] for name, part in old.items() if isinstance(part, dict) and name not in ("versions",)
     }
     again = len(others) < len(old["seeds"])
-    return new | by_seed | {
-        "seeds": seeds,
-        "values": numbers,
-        "value": statistics.fmean(numbers),
-        "spread": statistics.stdev(numbers),
-        "steps": max(old["steps"] or 0, new["steps"] or 0) or None,
-        "seconds": new["seconds"] if again else round((old["seconds"] or 0) + (new["seconds"] or 0), 1),
-    }
+    return (
+        new
+        | by_seed
+        | {
+            "seeds": seeds,
+            "values": numbers,
+            "value": statistics.fmean(numbers),
+            "spread": statistics.stdev(numbers),
+            "steps": max(old["steps"] or 0, new["steps"] or 0) or None,
+            "seconds": new["seconds"] if again else round((old["seconds"] or 0) + (new["seconds"] or 0), 1),
+        }
+    )
 
 
 def _finite(value: float) -> float | None:

@@ -128,5 +128,6 @@ def _truth(panel: _Panel) -> np.ndarray[Any, Any]:
     generator = torch.Generator().manual_seed(0)
     many = panel.toy.sample(500_000, generator).numpy()
     edges = np.linspace(-panel.toy.limit, panel.toy.limit, _GRID // 2 + 1)
+    density: np.ndarray[Any, Any]
     density, _, _ = np.histogram2d(many[:, 1], many[:, 0], bins=[edges, edges], density=True)
     return density

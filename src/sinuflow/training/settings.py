@@ -45,7 +45,8 @@ class Settings:
         self._demand(
             "patience", self.patience is None or (_is_whole(self.patience) and self.patience >= 1), "1 or more, or None"
         )
-        self._demand("decay", self.decay is None or (_is_number(self.decay) and 0 < self.decay <= 1), "above 0 and at most 1")
+        decay = self.decay
+        self._demand("decay", decay is None or (_is_number(decay) and 0 < decay <= 1), "above 0 and at most 1, or None")
         if self.decay is not None and self.schedule != "exponential":
             raise ArgumentError('decay belongs to schedule="exponential"')
         names = get_args(OptimizerName)

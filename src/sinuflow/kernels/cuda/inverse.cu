@@ -62,29 +62,55 @@ __device__ __forceinline__ void load_mine(float (&to)[COUNT], const float* from)
     }
 }
 
-// The weights of the units of one degree, for what this lane has of the next layer.
+// Number `which` of a lane's own.
+template <int COUNT>
+__device__ __forceinline__ float chosen(const float (&from)[COUNT], int which) {
+    float found = from[0];
+#pragma unroll
+    for (int r = 1; r < COUNT; r++) found = which == r ? from[r] : found;
+    return found;
+}
+
+// Numbers for every unit of one degree.
+constexpr int UNITS_AT_ONCE = GROUPED ? DEGREE_UNITS : 1;
+
+struct DegreeUnits {
+    float of[UNITS_AT_ONCE];
+
+    // Each is some lane's `value`; the first of them is number `low`.
+    __device__ __forceinline__ void gather(float value, int low) {
+#pragma unroll
+        for (int i = 0; i < UNITS_AT_ONCE; i++) of[i] = __shfl_sync(~0u, value, low + i, ROW_LANES);
+    }
+    __device__ __forceinline__ float times(const DegreeUnits& weights) const {
+        float even = 0.0f, odd = 0.0f;  // two sums, so that additions wait less for each other
+#pragma unroll
+        for (int i = 0; i < UNITS_AT_ONCE; i++) {
+            float& sum = i % 2 ? odd : even;
+            sum = fmaf(weights.of[i], of[i], sum);
+        }
+        return even + odd;
+    }
+};
+
+// The weights from the units of one degree to what this lane has of the next layer.
 template <int COUNT>
 struct UnitWeights {
-    float of[DEGREE_UNITS > 0 ? DEGREE_UNITS : 1][COUNT];
+    float of[UNITS_AT_ONCE][COUNT];
 
     __device__ __forceinline__ void load(const float* from) {
 #pragma unroll
-        for (int i = 0; i < DEGREE_UNITS; i++) load_mine(of[i], from + i * (ROW_LANES * COUNT));
+        for (int i = 0; i < UNITS_AT_ONCE; i++) load_mine(of[i], from + i * (ROW_LANES * COUNT));
     }
-    // Add what the units contribute: the first of them is number `low`, and each is a lane's `value`.
-    __device__ __forceinline__ void add(float (&sums)[COUNT], float value, int low) const {
-        float even[COUNT] = {}, odd[COUNT] = {};  // two sums, so that additions wait less for each other
+    __device__ __forceinline__ DegreeUnits to(int which) const {
+        DegreeUnits found;
 #pragma unroll
-        for (int i = 0; i < DEGREE_UNITS; i++) {
-            const float unit = __shfl_sync(~0u, value, low + i, ROW_LANES);
+        for (int i = 0; i < UNITS_AT_ONCE; i++) found.of[i] = chosen(of[i], which);
+        return found;
+    }
+    __device__ __forceinline__ void add(float (&sums)[COUNT], const DegreeUnits& units) const {
 #pragma unroll
-            for (int r = 0; r < COUNT; r++) {
-                float& sum = i % 2 ? odd[r] : even[r];
-                sum = fmaf(of[i][r], unit, sum);
-            }
-        }
-#pragma unroll
-        for (int r = 0; r < COUNT; r++) sums[r] += even[r] + odd[r];
+        for (int r = 0; r < COUNT; r++) sums[r] += units.times(to(r));
     }
 };
 
@@ -290,7 +316,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     };
 
     // The features of a group, one after the other, for one row. Whatever becomes known is added at once to all that
-    // depends on it.
+    // depends on it; but what the next degree waits for is computed by itself first, by the same operations.
     auto substitute = [&](int network, int group, int n) {
         const int begin = group * GROUP, end = min(begin + GROUP, FEATURES);
         const float* weights = inner + (network * GROUPS + group) % 2 * INNER;
@@ -315,39 +341,48 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         int low = 0, high = ends[begin] - row;
         const float *of_feature = weights + mine * MINE, *of_units = of_feature + GROUP * UNIT_STRIDE;
         const float* of_last = weights + (GROUP + (DEPTH - 1) * INNER_ROWS) * UNIT_STRIDE + mine * MY_OUTPUTS;
+        const float* of_shifts = of_last - mine * MY_OUTPUTS;
         UnitWeights<MINE> to_second, between;  // the former are loaded early: they are what a degree begins with
         UnitWeights<MY_OUTPUTS> to_outputs;
         if (DEPTH > 1) to_second.load(of_units);
+        // The unit of a degree that this lane has, if any: number `which` of its own; and what enters it.
+        int which = (low + ROW_LANES - 1 - mine) / ROW_LANES;
+        float entering[DEPTH];
+        entering[0] = chosen(before[0], which);
 #pragma unroll 1
         for (int m = begin; m < end; m++) {
             const int next = ends[min(m + 1, FEATURES - 1)] - row;
-            // The unit of this degree that this lane has, if any: number `which` of its own.
-            const int which = (low + ROW_LANES - 1 - mine) / ROW_LANES;
             const unsigned has_one = mine + ROW_LANES * which < high ? ~0u : 0u;
-            float weight[MINE], seen;
+            float weight[MINE], seen, goal = 0.0f, shift = 0.0f;
+            DegreeUnits to_shift;
+            if (!CONDITIONAL) goal = __shfl_sync(~0u, target, m - begin, ROW_LANES), shift = __shfl_sync(~0u, outputs[0], m - begin, ROW_LANES);
 #pragma unroll
             for (int layer = 0; layer < DEPTH; layer++) {
-                float value = before[layer][0];
-#pragma unroll
-                for (int r = 0; r < MINE; r++) {
-                    const bool this_one = which == r;
-                    if (STREAMS && layer >= 2 && layer % 2 == 0) before[layer][r] += this_one && has_one ? before[layer >= 2 ? layer - 2 : 0][r] : 0.0f;
-                    value = this_one ? before[layer][r] : value;
-                }
-                value = __uint_as_float(__float_as_uint(rectified(value)) & has_one);  // without a branch
-                if (layer == DEPTH - 1) {
-                    if (DEPTH == 1) to_outputs.load(of_last + low * OUTPUT_STRIDE);
+                const int after = layer + 1 < DEPTH ? layer + 1 : 0, stream = layer >= 1 ? layer - 1 : 0;
+                DegreeUnits units;
+                units.gather(__uint_as_float(__float_as_uint(rectified(entering[layer])) & has_one), low);  // without a branch
+                if (layer == max(0, DEPTH - 2)) {  // while the units are on their way
                     load_mine(weight, of_feature + (m - begin) * UNIT_STRIDE);
-                    to_outputs.add(outputs, value, low);
-                } else if (layer == 0) {
-                    to_second.add(before[DEPTH > 1 ? 1 : 0], value, low);
-                    to_outputs.load(of_last + low * OUTPUT_STRIDE);
-                } else {
-                    between.load(of_units + (layer * INNER_ROWS + low) * UNIT_STRIDE);
-                    between.add(before[layer + 1 < DEPTH ? layer + 1 : 0], value, low);
+#pragma unroll
+                    for (int i = 0; i < (CONDITIONAL ? 0 : UNITS_AT_ONCE); i++) to_shift.of[i] = of_shifts[(low + i) * OUTPUT_STRIDE + (m - begin) * MY_OUTPUTS];
                 }
+                if (layer == DEPTH - 1) {
+                    if (!CONDITIONAL) shift += units.times(to_shift);
+                    to_outputs.load(of_last + low * OUTPUT_STRIDE);
+                    to_outputs.add(outputs, units);
+                    continue;
+                }
+                const bool joined = STREAMS && after >= 2 && after % 2 == 0;
+                if (layer) between.load(of_units + (layer * INNER_ROWS + low) * UNIT_STRIDE);
+                const UnitWeights<MINE>& to_next = layer ? between : to_second;
+                entering[after] = chosen(before[after], which) + units.times(to_next.to(which));
+                if (joined) entering[after] += entering[stream];
+                to_next.add(before[after], units);
+#pragma unroll
+                for (int r = 0; r < (joined ? MINE : 0); r++) before[after][r] += which == r && has_one ? entering[stream] : 0.0f;
             }
             low = high, high = next;
+            which = (low + ROW_LANES - 1 - mine) / ROW_LANES;
             if (CONDITIONAL) {
 #pragma unroll
                 for (int r = 0; r < MY_OUTPUTS; r++) {
@@ -357,8 +392,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                 __syncwarp();
                 seen = found_parameters(network, m, n);
             } else {
-                seen = __shfl_sync(~0u, squashed(target - outputs[0]), m - begin, ROW_LANES);
+                seen = squashed(goal - shift);
             }
+            entering[0] = fmaf(chosen(weight, which), seen, chosen(before[0], which));
             if (DEPTH > 1) to_second.load(of_units + low * UNIT_STRIDE);
 #pragma unroll
             for (int r = 0; r < MINE; r++) before[0][r] = fmaf(weight[r], seen, before[0][r]);

@@ -177,14 +177,9 @@ class _Tables:
         rows = list[_Row]()
         for matrix in stage.matrices:
             self.matrices.append(len(self.places) + len(rows))
-            found = _rows_of_tiles(matrix.places)
-            for i, (column, tiles) in enumerate(found):
-                if stage.sharing == "halves":
-                    cut = -(-len(tiles) // 2)
-                    rows.append(_Row(matrix.layer, 2 * matrix.layer, i, column, tiles[:cut]))
-                    rows.append(_Row(matrix.layer, 2 * matrix.layer + 1, i, column + cut, tiles[cut:]))
-                else:
-                    rows.append(_Row(matrix.layer, matrix.layer, i, column, tiles))
+            for number, (column, tiles) in enumerate(_rows_of_tiles(matrix.places)):
+                whole = _Row(matrix.layer, matrix.layer, number, column, tiles)
+                rows += _halves(whole) if stage.sharing == "halves" else [whole]
         shares = _shares(stage, [len(row.tiles) for row in rows])
         first, before = len(self.tiles), 0
         # Runs of whole rows begin and end with a row; others have parts.
@@ -222,6 +217,12 @@ class _Row(NamedTuple):
     number: int  # in its matrix
     column: int  # the first one that is not empty
     tiles: Tensor
+
+
+def _halves(row: _Row) -> list[_Row]:
+    cut = -(-len(row.tiles) // 2)
+    first = row._replace(matrix=2 * row.matrix, tiles=row.tiles[:cut])
+    return [first, first._replace(matrix=2 * row.matrix + 1, column=row.column + cut, tiles=row.tiles[cut:])]
 
 
 def _rows_of_tiles(matrix: Tensor) -> list[tuple[int, Tensor]]:

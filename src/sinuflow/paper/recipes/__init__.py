@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 from ...errors import ArgumentError
 
-try:
+if sys.version_info >= (3, 11):
     import tomllib
-except ImportError:  # before Python 3.11
+else:
     import tomli as tomllib
 
 
