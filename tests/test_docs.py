@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from sinuflow.paper.page import page
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -17,7 +19,7 @@ def snippets(page: str) -> str:
     return "\n".join(re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE))
 
 
-@pytest.mark.parametrize("page", ["docs/guide.md", "docs/tables.md"])
+@pytest.mark.parametrize("page", ["docs/guide.md", "docs/tables.md", "docs/data.md"])
 def test_snippets_run_one_after_the_other(page, tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     code = snippets(page)
@@ -26,6 +28,12 @@ def test_snippets_run_one_after_the_other(page, tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_the_page_of_results_is_that_of_the_records():
+    folder = ROOT / "docs" / "results"
+    written = (folder / "README.md").read_text(encoding="utf-8")
+    assert written == page(folder), "run: python -m sinuflow.paper.page docs/results"
 
 
 def test_the_quick_start_of_the_readme_runs(tmp_path):

@@ -112,10 +112,11 @@ def _paint(of: Toy, found: dict[str, Compared], options: Options) -> None:
             colour = OTHER if model in PEERS else OURS
             above.fill_between(x, truth.exp(), color=TRUE, alpha=0.25, linewidth=0, label="true")
             above.plot(x, compared.log_density.exp(), color=colour, linewidth=1.2, label="learned")
-            above.set(title=f"{_TITLES[model]}: KL {compared.kl:.3g}", ylabel="density", yticks=[])
+            top = 1.3 * float(truth.exp().max())  # room for the legend
+            above.set(title=f"{_TITLES[model]}: KL {compared.kl:.3g}", ylabel="density", yticks=[], ylim=(0, top))
             below.axhspan(-_INSIDE, _INSIDE, color=TRUE, alpha=0.08, linewidth=0)
             below.plot(x, true_z, color=TRUE, linewidth=3, alpha=0.4, label="true")
             below.plot(x, compared.z, color=colour, linewidth=1.2, label="learned")
             below.set(xlabel="x", ylabel="z", ylim=(-5, 5), title=f"RMSE inside ±{_INSIDE:g}: {compared.rmse:.2g}")
-            above.legend(loc="upper right")
+            above.legend(loc="upper right", ncols=2)
             below.legend(loc="upper left")

@@ -153,4 +153,5 @@ def hardware(device: str) -> str:
     """What it ran on, in words."""
     if device.startswith("cuda"):
         return str(torch.cuda.get_device_name())
-    return f"CPU, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"CPU, {threads} thread{'s' if threads > 1 else ''}"
