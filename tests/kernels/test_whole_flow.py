@@ -36,6 +36,8 @@ FLOWS = {
     },
     "far groups": {"features": 50, "blocks": 1, "hidden": (250,), "scales": 1, "waves": 1},
     "fewer units than features": {"features": 20, "blocks": 1, "hidden": (8, 8), "scales": 1, "waves": 2},
+    "many units to a degree": {"features": 4, "blocks": 1, "hidden": (72, 72), "scales": 1, "waves": 2},
+    "residual": {"features": 9, "blocks": 1, "hidden": (60, 60), "residual": True, "scales": 1, "waves": 2},
     "two features": {"features": 2, "blocks": 1, "hidden": (16, 16), "scales": 1, "waves": 1},
 }  # fmt: skip
 BATCH = 21

@@ -23,18 +23,18 @@ spaced over ±40 and the widths are 1. KL is an integral on a grid; the transfor
 inside ±3. In one dimension an MAF has no other feature to look at: it can only shift and scale.""",
     "shapes": """The paper shows a picture. The architecture is the paper's (16 blocks, one hidden layer of 100 units)
 and so is the number of steps; batches are of 512 rows instead of 128, and the learning rate falls and weights are
-averaged (`today` in the recipe; `--model paper` runs the paper's own). KL is the mean of log p − log q over 50,000
+averaged (`today` in the recipe; `--model paper` runs the paper's own). KL is the mean of log p - log q over 50,000
 fresh rows, with p in closed form or by quadrature; the pinwheel's density is not known, and nobody guesses.""",
     "tabular": """POWER has the split of Papamakarios et al. (2017). `today` is the paper's architecture, trained with
 batches of 1,024 rows, weights averaged and chosen on the validation rows, for a third of the paper's steps. The paper's
-own recipe, one seed, gave −0.588 in 517 seconds ([record](power_training.json)). The small sets are subsets: flows can
+own recipe, one seed, gave -0.588 in 517 seconds ([record](power_training.json)). The small sets are subsets: flows can
 be compared on them with each other only, and their columns are not exactly the paper's. MAF's mean is what single rows
 far from the data make of it. BSDS300 and POWER's `best` recipe are still to be run.""",
     "ldu": "Drawn by `flow.draw()` from the flow of POWER's recipe, with the masks that it has.",
     "contraction": """The paper proves it; these are measurements on flows that were trained for 3,000 steps at ten
-times the paper's learning rate, so that the waves become strong. G is that of each scale, which is what Proposition 1 is
-about; the four scales of a block together are often no contraction. Iterations are evaluations of the transformer, for a
-tolerance that each solver can keep in float64.""",
+times the paper's learning rate, so that the waves become strong. G is that of each scale, which is what Proposition 1
+is about; the four scales of a block together are often no contraction. Iterations are evaluations of the transformer,
+for a tolerance that each solver can keep in float64.""",
 }
 #: Items with so many figures that only some are shown here.
 _SHOWN = {

@@ -150,8 +150,17 @@ class FlowShape:
 
     @property
     def row_lanes(self) -> int:
-        """Lanes that take one row through a group of degrees: those who look for conditional waves are a warp."""
-        return 32 if self.conditional else 16
+        """Lanes that take one row through a group of degrees, as many as a degree has units.
+
+        Those who look for conditional waves are a warp.
+        """
+        return 16 if not self.conditional and self._most_units <= 16 else 32
+
+    @property
+    def _most_units(self) -> int:
+        """Of one degree, in a hidden layer."""
+        hidden = self.plan.hidden[0].rows
+        return max(hidden[m] - below(hidden, m) for m in range(self.features))
 
     @property
     def far_warps(self) -> range:
@@ -166,8 +175,7 @@ class FlowShape:
         for degrees in range(2, min(self.features, lanes) + 1):  # a lane for every feature
             hidden = self.plan.hidden[0].rows
             counts = [hidden[end - 1] - below(hidden, begin) for begin, end in _ranges(self.features, degrees)]
-            single = [hidden[m] - below(hidden, m) for m in range(self.features)]
-            group = Group(degrees, max(counts), max(single), len(self.hidden), degrees * self.outputs, lanes)
+            group = Group(degrees, max(counts), self._most_units, len(self.hidden), degrees * self.outputs, lanes)
             if group.units > _MOST_UNITS or group.units_of_degree > lanes or group.numbers > _MOST_INNER:
                 break
             found = group
