@@ -145,6 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
                 if (stores) store_one(outputs, place, n, g);
                 if (inside && stores) *to = g;
             }
+            __syncwarp();  // lanes without an element of their own take the last one: they must have read it before
             if (stores) grad[e] = g;
         });
         __syncthreads();

@@ -1,7 +1,8 @@
 // The whole flow from noise to data, by ordered substitution: one block takes ROWS rows through all layers.
 //
 // When the first m features are known, so are the units of degree m, layer by layer, and with them the
-// parameters of the next feature. With many units to a degree, that is one product for every degree and layer.
+// parameters of the next feature. With many units to a degree, that is one product for every degree and layer; but
+// where a network sees few numbers, the units of its first layer are computed one by one, which takes no product.
 // With few of them, GROUP degrees go together: what is known before the group contributes by products, and
 // what happens inside the group is done degree by degree by ROW_LANES lanes for each row, without waiting for
 // others. Meanwhile other warps multiply for the next group what is known already ("far"), so that then only what
@@ -38,13 +39,16 @@ constexpr int MY_OUTPUTS = GROUPED ? (GROUP * OUTPUTS + ROW_LANES - 1) / ROW_LAN
 // The units of a degree are DEGREE_UNITS at most, and no two of them have the same lane, so that loops over them can
 // be written out; after the last of a group there are as many zeros.
 constexpr int INNER_ROWS = GROUP_UNITS + DEGREE_UNITS;
-constexpr int INNER = GROUPED ? (GROUP + (DEPTH - 1) * INNER_ROWS) * UNIT_STRIDE + INNER_ROWS * OUTPUT_STRIDE : 0;
+constexpr int GROUP_INNER = (GROUP + (DEPTH - 1) * INNER_ROWS) * UNIT_STRIDE + INNER_ROWS * OUTPUT_STRIDE;
+// Without groups, the weights of the first layer, if that is DIRECT.
+constexpr int INNER = GROUPED ? GROUP_INNER : DIRECT ? padded(UNITS * INPUTS, 4) : 0;
 static_assert(DEGREE_UNITS <= ROW_LANES, "a lane for every unit of a degree");
 // Rows that a warp takes at once; it leaves out so many between them.
 constexpr int ROWS_AT_ONCE = 32 / ROW_LANES, ROWS_APART = ROWS / ROWS_AT_ONCE;
 // What products contribute to the numbers of a group, for one row: hidden layers, then the head; in two halves.
 constexpr int KNOWN = DEPTH * UNIT_STRIDE + OUTPUT_STRIDE + 4;
-constexpr int STAGES = GROUPED ? 2 * GROUPS - 1 : GROUPS * (DEPTH + 1);
+constexpr int PRODUCTS = DEPTH + 1 - DIRECT;  // of a single degree
+constexpr int STAGES = GROUPED ? 2 * GROUPS - 1 : GROUPS * PRODUCTS;
 constexpr int MATRICES = GROUPED ? STAGES * (DEPTH + 1) : STAGES;
 
 // A lane's weights, by the fewest loads.
@@ -183,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     float* residual = inputs + operand_size(INPUTS16);  // [UNITS][ROWS]
     float* biases = residual + (STREAMS && !GROUPED ? UNITS * ROWS : 0);
     float* waves = biases + 2 * BIASES;
-    float* inner = waves + WAVE_NUMBERS;  // of this group and the next
+    float* inner = waves + WAVE_NUMBERS;  // of this group and the next, or of this network and the next
     float* known = inner + 2 * INNER;     // of this group and the next, [2][2][ROWS][KNOWN]
     float* parts = known + (GROUPED ? 4 * ROWS * KNOWN : 0);
     float* out = parts + p.parts * 16 * ROWS;  // [ROWS][OUTPUTS]
@@ -191,7 +195,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     float* ladj = x + FEATURES * ROWS;
     float* worst = ladj + FEATURES * ROWS;  // of this layer, by element
     float* most = worst + FEATURES * ROWS;
-    int* ends = reinterpret_cast<int*>(most + FEATURES * ROWS);
+    float* found = most + FEATURES * ROWS;  // the last feature
+    int* ends = reinterpret_cast<int*>(found + ROWS);
     float* tables = reinterpret_cast<float*>(ends + padded(FEATURES, 4));
     const int first = blockIdx.x * ROWS, batch = p.batch, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const long rows = batch;
@@ -205,8 +210,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     };
     auto fetch_inner = [&](int network, int group) {
         if (group == GROUPS) network--, group = 0;
-        if (!GROUPED || network < 0) return;
-        const int index = network * GROUPS + group;
+        if (INNER == 0 || network < 0) return;
+        const int index = GROUPED ? network * GROUPS + group : network;
         const float4* from = reinterpret_cast<const float4*>(p.inner + static_cast<long>(index) * INNER);
         float* to = inner + index % 2 * INNER;
         for (int e = threadIdx.x - 32 * FAR_WARP; e < INNER / 4; e += THREADS - 32 * FAR_WARP) copy_async(to + 4 * e, from + e);
@@ -410,6 +415,50 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         if (!CONDITIONAL && mine < end - begin) found_shift(network, begin + mine, n, outputs[0]);
     };
 
+    // With single degrees: a unit before its activation.
+    auto store_unit = [&](int layer, int unit, int n, float value) {
+        if (STREAMS && layer % 2 == 0) {
+            float* sum = residual + unit * ROWS + n;
+            if (layer) value += *sum;
+            *sum = value;
+        }
+        store_one(units + layer * operand_size(UNITS), unit, n, rectified(value));
+    };
+    // A feature's shift, from the parts of the head's product.
+    auto shift_of = [&](int network, int m, int n) {
+        return Parts(plan, m * PRODUCTS + PRODUCTS - 1, parts, 0, n).total() + biases[network % 2 * BIASES + DEPTH * UNITS + m];
+    };
+    // The units of the first layer of a degree, one for each thread. Without conditional waves, the feature before
+    // it is found on the way, by every thread for its own row: nobody has to wait for it.
+    auto first_units = [&](int network, int m, int row, int count) {
+        const float* bias = biases + network % 2 * BIASES;
+        const float* weights = inner + network % 2 * INNER;
+        const bool finds = !CONDITIONAL && m > 0;
+        const int known = CONTEXT + m - (finds ? 1 : 0);
+        for (int e = threadIdx.x; e < max(count, 1) * ROWS; e += THREADS) {
+            const int n = e % ROWS, unit = row + e / ROWS;
+            const float before = finds ? x[turned(m - 1, is_reversed(network)) * ROWS + n] - shift_of(network, m - 1, n) : 0.0f;
+            const float newest = squashed(before);
+            if (finds && e < ROWS) {
+                found[n] = before;
+                store_one(inputs, known, n, newest);
+            }
+            if (count == 0) continue;
+            const float* mine = weights + unit * INPUTS;
+            float value = bias[unit];
+            for (int i = 0; i < known; i++) value = fmaf(mine[i], load_one(inputs, i, n), value);
+            if (finds) value = fmaf(mine[known], newest, value);
+            store_unit(0, unit, n, value);
+        }
+        if (!finds) return;
+        __syncthreads();  // who reads the old numbers has done so
+        for (int n = threadIdx.x; n < ROWS; n += THREADS) {
+            const int e = turned(m - 1, is_reversed(network)) * ROWS + n;
+            x[e] = found[n];
+            exactly(e);
+        }
+    };
+
     if (!CONDITIONAL) {
         for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
             const int i = e / ROWS;
@@ -427,6 +476,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     for (int network = NETWORKS - 1; network >= 0; network--) {
         const float* bias = biases + network % 2 * BIASES;
         if (network) fetch_biases(network - 1);
+        if (!GROUPED && warp >= FAR_WARP) fetch_inner(network - 1, 0);
 #pragma unroll 1
         for (int group = 0; group < GROUPS; group++) {
             if (GROUPED) {
@@ -439,39 +489,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                 __syncthreads();
                 continue;
             }
-            const int begin = group, stage = group * (DEPTH + 1);
-            for (int layer = 0; layer < DEPTH; layer++) {
-                const int row = begin ? ends[begin - 1] : 0, count = ends[begin] - row;
+            const int stage = group * PRODUCTS, head = stage + PRODUCTS - 1;
+            const int row = group ? ends[group - 1] : 0, count = ends[group] - row;
+            if (DIRECT) {
+                first_units(network, group, row, count);
+                if (CONDITIONAL || group == 0) __syncthreads();
+            }
+            for (int layer = DIRECT; layer < DEPTH; layer++) {
                 if (count == 0) continue;
-                float* mine = units + layer * operand_size(UNITS);
-                multiply_parts<false>(plan, plan.run(stage + layer), stream, parts, operand_of);
+                multiply_parts<false>(plan, plan.run(stage + layer - DIRECT), stream, parts, operand_of);
                 __syncthreads();
                 for (int e = threadIdx.x; e < count * ROWS; e += THREADS) {
                     const int n = e % ROWS, unit = row + e / ROWS;
-                    float value = Parts(plan, stage + layer, parts, e / ROWS, n).total() + bias[layer * UNITS + unit];
-                    if (STREAMS && layer % 2 == 0) {
-                        float* sum = residual + unit * ROWS + n;
-                        if (layer) value += *sum;
-                        *sum = value;
-                    }
-                    store_one(mine, unit, n, rectified(value));
+                    store_unit(layer, unit, n, Parts(plan, stage + layer - DIRECT, parts, e / ROWS, n).total() + bias[layer * UNITS + unit]);
                 }
                 __syncthreads();
             }
-            multiply_parts<false>(plan, plan.run(stage + DEPTH), stream, parts, operand_of);
+            multiply_parts<false>(plan, plan.run(head), stream, parts, operand_of);
             __syncthreads();
             if (CONDITIONAL) {
                 for (int n = warp; n < ROWS; n += WARPS) {
                     for (int o = lane; o < OUTPUTS; o += 32)
-                        out[n * OUTPUTS + o] = Parts(plan, stage + DEPTH, parts, o, n).total() + bias[DEPTH * UNITS + begin * OUTPUTS + o];
+                        out[n * OUTPUTS + o] = Parts(plan, head, parts, o, n).total() + bias[DEPTH * UNITS + group * OUTPUTS + o];
                     __syncwarp();
-                    found_parameters(network, begin, n);
+                    found_parameters(network, group, n);
                 }
-            } else {
-                for (int n = threadIdx.x; n < ROWS; n += THREADS)
-                    found_shift(network, begin, n, Parts(plan, stage + DEPTH, parts, 0, n).total() + bias[DEPTH * UNITS + begin]);
+                __syncthreads();
+            } else if (!DIRECT || group + 1 == GROUPS) {  // otherwise it is found on the way to the next units
+                for (int n = threadIdx.x; n < ROWS; n += THREADS) found_shift(network, group, n, shift_of(network, group, n));
+                __syncthreads();
             }
-            __syncthreads();
         }
         wait_for_all();
         certify();

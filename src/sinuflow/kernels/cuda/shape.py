@@ -13,6 +13,8 @@ WARPS = 16
 TILE = 16
 #: Units of a layer that the lanes of a row can take, and weights for which there is room.
 _MOST_UNITS, _MOST_INNER = 64, 7168
+#: Weights of a first layer for which there is room.
+_MOST_DIRECT = 4096
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class FlowShape:
             "DEGREE_UNITS": self.group.units_of_degree,
             "ROW_LANES": self.row_lanes,
             "FAR_WARP": self.far_warps.start,
+            "DIRECT": int(self.direct),
             "ROWS": block.rows,
             "SPLIT": int(block.split),
             "SLOTS": block.slots,
@@ -137,10 +140,10 @@ class FlowShape:
         group = self.group
         residual = self.units if self.streams else 0
         known = 4 * (depth * group.unit_stride + group.output_stride + 4) if group.degrees > 1 else residual
-        each = 16 * parts + 4 * self.features + (self.outputs if self.conditional else 0) + known
-        constants = 2 * (self.biases + group.numbers) + self.wave_numbers + round_up(self.features, 4)
+        each = 16 * parts + 4 * self.features + 1 + (self.outputs if self.conditional else 0) + known
+        constants = 2 * (self.biases + self.inner_numbers) + self.wave_numbers + round_up(self.features, 4)
         groups = len(group.ranges(self.features))
-        stages = 2 * groups - 1 if group.degrees > 1 else groups * (depth + 1)
+        stages = 2 * groups - 1 if group.degrees > 1 else groups * (depth + 1 - self.direct)
         tables = _tables(stages, stages * (depth + 1) if group.degrees > 1 else stages, tiles)
         return 4 * (block.ring + operands + block.rows * each + constants + tables)
 
@@ -155,6 +158,16 @@ class FlowShape:
         Those who look for conditional waves are a warp.
         """
         return 16 if not self.conditional and self._most_units <= 16 else 32
+
+    @property
+    def direct(self) -> bool:
+        """Whether the inverse computes first layers without products: with single degrees and few inputs."""
+        return self.group.degrees == 1 and self.units * (self.context + self.features) <= _MOST_DIRECT
+
+    @property
+    def inner_numbers(self) -> int:
+        """Weights that the inverse reads one by one, of a group or of a first layer."""
+        return round_up(self.units * (self.context + self.features), 4) if self.direct else self.group.numbers
 
     @property
     def _most_units(self) -> int:

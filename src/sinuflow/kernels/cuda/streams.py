@@ -75,7 +75,8 @@ def inverse_stages(shape: FlowShape) -> list[Stage]:
     halves, of which each begins with what it has found before.
     """
     if shape.group.degrees == 1:
-        pieces = [(i, layer, m) for m in range(shape.features) for i, layer in enumerate(shape.plan.layers)]
+        layers = list(enumerate(shape.plan.layers))[int(shape.direct) :]
+        pieces = [(i, layer, m) for m in range(shape.features) for i, layer in layers]
         return [Stage([Matrix(i, _places(layer)[_group_rows(shape, i, m, m + 1)])], "parts") for i, layer, m in pieces]
     stages, ranges = list[Stage](), shape.group.ranges(shape.features)
     for g in range(len(ranges)):
@@ -100,8 +101,19 @@ def _known_matrices(shape: FlowShape, ranges: list[tuple[int, int]], group: int,
 
 
 def inner_index(shape: FlowShape, networks: list[NetworkOffsets], zero: int) -> Tensor:
-    """What to gather for the weights inside the groups: of every network, every group, in the order of inverse.cu."""
+    """What to gather for the weights that are read one by one, in the order of inverse.cu.
+
+    Of every network, every group; or its first layer.
+    """
     group = shape.group
+    if shape.direct:
+        first = torch.full((shape.units, shape.context + shape.features), -1)
+        rows = _places(shape.plan.layers[0])
+        first[: len(rows)] = rows
+        flat = torch.nn.functional.pad(first.flatten(), (0, shape.inner_numbers - first.numel()), value=-1)
+        return torch.cat([torch.where(flat < 0, zero, flat + network.weights[0]) for network in networks]).to(
+            torch.int32
+        )
     if group.degrees == 1:
         return torch.zeros(0, dtype=torch.int32)
     offsets, places = [], []
