@@ -49,11 +49,27 @@ class MaskedConvolution(nn.Module):
             with torch.no_grad():
                 self.weight.mul_(self.mask)
 
-    def forward(self, h: Tensor, above: int = 0) -> Tensor:
-        """The rows of the answer from row ``above`` of ``h`` on; rows that are missing above are zeros."""
-        if above < self.reach:
-            h = F.pad(h, (0, 0, self.reach - above, 0))
-        return F.conv2d(h, self.mask * self.weight, self.bias, padding=(0, self.reach))
+    def forward(self, h: Tensor) -> Tensor:
+        if self.reach:
+            h = F.pad(h, (0, 0, self.reach, 0))
+        return F.conv2d(h, self.masked_weight, self.bias, padding=(0, self.reach))
+
+    @property
+    def masked_weight(self) -> Tensor:
+        """What is used of the weight."""
+        return self.mask * self.weight
+
+
+class ContextMap(nn.Module):
+    """A linear map of the context (B, K), without a bias: what it adds to every feature map, (B, maps)."""
+
+    def __init__(self, context: int, maps: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(context)
+        self.weight = nn.Parameter(torch.empty(maps, context).uniform_(-bound, bound))
+
+    def forward(self, context: Tensor) -> Tensor:
+        return F.linear(context, self.weight)
 
 
 class ResidualBlock(nn.Module):
@@ -64,13 +80,15 @@ class ResidualBlock(nn.Module):
         self.shrink = MaskedConvolution("B", channels, 2 * maps, maps, reach=0)
         self.look = MaskedConvolution("B", channels, maps, maps, reach=1)
         self.grow = MaskedConvolution("B", channels, maps, 2 * maps, reach=0)
-        self.given = nn.Linear(context, maps, bias=False) if context else None
+        self.given = ContextMap(context, maps) if context else None
 
-    def forward(self, h: Tensor, context: Tensor | None, above: int) -> Tensor:
-        """The rows of the answer from row ``above`` of ``h`` on."""
-        inner = _told(self.look(F.relu(self.shrink(F.relu(h))), above), self.given, context)
-        outer: Tensor = self.grow(F.relu(inner))
-        return h[:, :, above:] + outer
+    def forward(self, h: Tensor, context: Tensor | None, keep: list[Tensor]) -> Tensor:
+        active = F.relu(h)
+        small = F.relu(self.shrink(active))
+        inner = F.relu(_given(self.look(small), self.given, context))
+        keep += [active, small, inner]
+        outer: Tensor = self.grow(inner)
+        return h + outer
 
 
 class PixelCNN(nn.Module):
@@ -82,8 +100,6 @@ class PixelCNN(nn.Module):
     ``residual_blocks`` bottlenecks with a 3x3 convolution over ``channels`` maps follow, and a 1x1
     head, which starts at zero. The context is added, by linear maps without bias, to the
     maps of the first convolution and of the 3x3 convolution of every block.
-
-    So an output sees :attr:`reach` rows above its own, and as many columns to either side.
 
     Args:
         shape: (C, H, W).
@@ -108,40 +124,18 @@ class PixelCNN(nn.Module):
             raise ArgumentError(f"residual_blocks must be at least 0; got {residual_blocks}")
         self.shape = shape
         self.first = MaskedConvolution("A", shape[0], shape[0], 2 * channels, reach=_FAR)
-        self.given = nn.Linear(context, 2 * channels, bias=False) if context else None
+        self.given = ContextMap(context, 2 * channels) if context else None
         self.blocks = nn.ModuleList(ResidualBlock(shape[0], channels, context) for _ in range(residual_blocks))
         self.head = MaskedConvolution("B", shape[0], 2 * channels, shape[0], reach=0, zero=True)
 
-    @property
-    def reach(self) -> int:
-        """How many rows up, and columns to either side, an output can see."""
-        return _FAR + len(self.blocks)
-
-    def steps(self, rows: int) -> int:
-        """The longest chain of numbers in ``rows`` rows of which each depends on the one before.
-
-        One row up, an output sees three columns further to the right, and any further row up adds one column at
-        most. So along any dependency, (4 i + j) falls: that many pixels, of C channels each, make a chain.
-        """
-        channels, _, width = self.shape
-        return channels * min(rows * width, width + (_FAR + 1) * (rows - 1))
-
-    def forward(self, x: Tensor, context: Tensor | None = None, first: int = 0) -> Tensor:
-        """The outputs for the rows of ``x`` from row ``first`` on.
-
-        ``x`` may be a part of an image: rows from its top on, or rows of which at least :attr:`reach` come
-        before ``first``.
-        """
-        # Every layer is computed only where it will be looked at: the last block one row higher than
-        # the outputs, the block before that two.
-        lead = min(first, len(self.blocks))
-        above = min(first - lead, _FAR)
-        h = _told(self.first(x[:, :, first - lead - above :], above), self.given, context)
-        for i, block in enumerate(self.blocks):
-            left = min(first, len(self.blocks) - i - 1)
-            h = block(h, context, lead - left)
-            lead = left
-        outputs: Tensor = self.head(F.relu(h))
+    def forward(self, x: Tensor, context: Tensor | None = None, keep: list[Tensor] | None = None) -> Tensor:
+        """The outputs; what is active inside is added to ``keep``: three entries for every block, and the last."""
+        keep = [] if keep is None else keep
+        h = _given(self.first(x), self.given, context)
+        for block in self.blocks:
+            h = block(h, context, keep)
+        keep.append(F.relu(h))
+        outputs: Tensor = self.head(keep[-1])
         return outputs
 
 
@@ -155,8 +149,8 @@ def owners(maps: int, channels: int) -> Tensor:
     return torch.arange(maps) * channels // maps
 
 
-def _told(h: Tensor, given: nn.Linear | None, context: Tensor | None) -> Tensor:
-    if given is None or context is None:
+def _given(h: Tensor, network: ContextMap | None, context: Tensor | None) -> Tensor:
+    if network is None or context is None:
         return h
-    added: Tensor = given(context)
+    added: Tensor = network(context)
     return h + added.unsqueeze(-1).unsqueeze(-1)

@@ -1,0 +1,91 @@
+"""The LDU block of images: shifts by a PixelCNN."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..conditioners.pixelcnn import PixelCNN, Shape
+from ..errors import ArgumentError
+from ..solvers import SolverOptions
+from .affine import ElementwiseAffine
+from .base import Bijection, Chain, LayerInverse
+from .image_inverse import from_images, image_shift_inverse, to_images
+from .sinusoidal import SinusoidalScale
+
+
+class ImageShift(Bijection):
+    r"""The map :math:`z = x + c(x)` of an image, in which c sees only the pixels before, in raster order.
+
+    The paper's :math:`L_l^{-1}` for images, with a :class:`~sinuflow.conditioners.pixelcnn.PixelCNN`; with
+    ``reverse`` it sees the image upside down, all of channels, rows and columns reversed, and is
+    :math:`U_l^{-1}`. In raster order (the channels of a pixel together) the Jacobian is
+    unitriangular, so that the log-determinant is 0.
+
+    Images are vectors here as everywhere, flattened as (C, H, W): ``x.flatten(-3)``.
+
+    Args:
+        shape: (C, H, W).
+        context: the dimension of the context; 0 for none.
+        reverse: whether the last pixel comes first.
+        options: ``channels`` and ``residual_blocks`` of the network.
+
+    Example:
+        >>> shift = ImageShift(shape=(1, 8, 8))
+        >>> x = torch.randn(5, 1, 8, 8)
+        >>> z, ladj = shift(x.flatten(-3))
+        >>> back, _ = shift.inverse(z)
+        >>> bool((ladj == 0).all()), back.view(x.shape).allclose(x)
+        (True, True)
+    """
+
+    def __init__(self, shape: Sequence[int], context: int = 0, reverse: bool = False, **options: Any) -> None:
+        channels, height, width = image_shape(shape)
+        super().__init__(channels * height * width, context)
+        self.reverse = reverse
+        self.conditioner = PixelCNN((channels, height, width), context, **options)
+
+    def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        seen = to_images(x.flip(0) if self.reverse else x, self.conditioner)
+        shift = from_images(self.conditioner(seen, None if context is None else context.mT))
+        return x + (shift.flip(0) if self.reverse else shift), x.new_zeros(x.shape[-1])
+
+    def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> list[LayerInverse]:
+        z = z.flip(0) if self.reverse else z
+        answer = image_shift_inverse(self.conditioner, z, context, options)
+        return [answer._replace(x=answer.x.flip(0)) if self.reverse else answer]
+
+
+class ImageLDUBlock(Chain):
+    r"""The paper's :math:`T_l^{-1} = L_l^{-1} \circ D_l^{-1} \circ U_l^{-1}` for images.
+
+    Example:
+        >>> block = ImageLDUBlock(shape=(1, 8, 8))
+        >>> z, ladj = block(torch.randn(5, 64))
+        >>> x, _ = block.inverse(z)
+    """
+
+    def __init__(self, shape: Sequence[int], context: int = 0, scales: int = 4, waves: int = 4, **options: Any) -> None:
+        upper = ImageShift(shape, context, reverse=True, **options)
+        lower = ImageShift(shape, context, reverse=False, **options)
+        super().__init__([upper, SinusoidalScale(upper.features, scales, waves, context), lower])
+
+    def layer_names(self) -> Iterator[str]:
+        yield from ("lower", "scale", "upper")
+
+
+def image_chain(shape: Sequence[int], context: int, blocks: int, scales: int, waves: int, **options: Any) -> Chain:
+    """The paper's flow of images: LDU blocks, and an elementwise affine map at the end."""
+    layers: list[Bijection] = [ImageLDUBlock(shape, context, scales, waves, **options) for _ in range(blocks)]
+    return Chain([*layers, ElementwiseAffine(layers[0].features)])
+
+
+def image_shape(shape: Sequence[int]) -> Shape:
+    """(C, H, W) as plain integers, or an :class:`~sinuflow.ArgumentError`."""
+    sizes = [int(n) for n in shape if hasattr(n, "__index__")] if isinstance(shape, (tuple, list, torch.Size)) else []
+    if len(sizes) != 3 or len(shape) != 3 or min(sizes) < 1:
+        raise ArgumentError(f"shape must be (channels, height, width), such as (1, 28, 28); got {shape!r}")
+    return sizes[0], sizes[1], sizes[2]
