@@ -19,7 +19,7 @@ PAPER = {"power": -0.59, "gas": -12.15, "hepmass": 16.10, "miniboone": 9.25, "bs
 SETS = ("power", "bsds300", "gas-small", "hepmass-small", "miniboone-small")
 #: Rows of each split, and steps, of smaller runs.
 _ROWS = {"full": None, "quick": 20_000, "smoke": 400}
-_STEPS = {"full": None, "quick": 1_500, "smoke": 40}
+_STEPS = {"full": None, "quick": 300, "smoke": 40}
 
 
 def run(options: Options) -> Iterator[Figure]:

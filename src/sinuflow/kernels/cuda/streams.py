@@ -108,8 +108,8 @@ def inner_index(shape: FlowShape, networks: list[NetworkOffsets], zero: int) -> 
     group = shape.group
     if shape.direct:
         first = torch.full((shape.units, shape.context + shape.features), -1)
-        rows = _places(shape.plan.layers[0])
-        first[: len(rows)] = rows
+        seen = _places(shape.plan.layers[0])
+        first[: len(seen)] = seen
         flat = torch.nn.functional.pad(first.flatten(), (0, shape.inner_numbers - first.numel()), value=-1)
         return torch.cat([torch.where(flat < 0, zero, flat + network.weights[0]) for network in networks]).to(
             torch.int32
