@@ -16,10 +16,10 @@ _WORDS = {
 def table(figures: list[dict[str, Any]]) -> str:
     """All figures, the lowest of a set first."""
     lines = [
-        "Test NLL in nats, lower is better: mean ± standard deviation over seeds.",
+        "Test NLL in nats, lower is better: mean ± standard deviation over seeds, and the standard error of the mean.",
         "",
-        "| set | model | test NLL | seeds | paper | training | comparable with the paper |",
-        "|---|---|---|---|---|---|---|",
+        "| set | model | test NLL | seeds | standard error | paper | training of one | comparable with the paper |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name in dict.fromkeys(figure["set"] for figure in figures):
         ours = [figure for figure in figures if figure["set"] == name]
@@ -28,10 +28,16 @@ def table(figures: list[dict[str, Any]]) -> str:
 
 
 def _line(figure: dict[str, Any]) -> str:
-    value = "not a number" if figure["value"] is None else f"{figure['value']:.3f}"
-    spread = "" if figure["spread"] is None else f" ± {figure['spread']:.3f}"
+    value, spread, seeds = figure["value"], figure["spread"], len(figure["seeds"])
+    mean = "not a number" if value is None else _number(value)
+    around = "" if spread is None else f" ± {_number(spread)}"
+    error = "" if spread is None else _number(spread / seeds**0.5)
     paper = "" if figure["paper"] is None else f"{figure['paper']:.2f}"
-    seconds = f"{figure['seconds'] / len(figure['seeds']):,.0f} s, {figure['hardware']}"
+    seconds = f"{figure['seconds'] / seeds:,.0f} s, {figure['hardware']}"
     words = _WORDS.get(figure["model"], figure["model"])
-    cells = [figure["set"], words, value + spread, str(len(figure["seeds"])), paper, seconds, figure["comparable"]]
+    cells = [figure["set"], words, mean + around, str(seeds), error, paper, seconds, figure["comparable"]]
     return "| " + " | ".join(cells) + " |"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 1e4 else f"{value:.1e}"
