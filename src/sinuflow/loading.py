@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def _build(path: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Si
     try:
         if _smallest_size(config) > sum(t.numel() for t in tensors.values()):
             raise StorageError(f"{path} does not fit its configuration: it holds far too few numbers")
-        flow = SinusoidalFlow(**config)
+        flow = SinusoidalFlow.from_config(config)
     except StorageError:
         raise
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError, RuntimeError, SinuflowError) as error:
@@ -92,6 +93,10 @@ def _build(path: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Si
 
 def _smallest_size(config: dict[str, Any]) -> int:
     """A lower bound on how many numbers a flow has: a forged configuration must not take memory."""
+    if "image" in config:
+        waves = math.prod(config["image"]) * config["scales"] * config["waves"]
+        matrices = config["channels"] * (config["image"][0] + config["channels"] * config["residual_blocks"])
+        return int(config["blocks"] * max(waves, matrices, config["context"] * config["channels"]))
     widths = [config["features"]]
     if config["conditioning"] != "none":
         widths = [*widths, *config["hidden"], *widths]
