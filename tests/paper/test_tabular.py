@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from sinuflow import ArgumentError, DataError
 from sinuflow.paper import Options, reproduce
+from sinuflow.paper.recipes import recipes
 from sinuflow.report import gaussian_log_density
 
 
@@ -61,6 +63,20 @@ def test_a_run_with_other_settings_is_refused(data: Path, tmp_path: Path) -> Non
     path.write_text(json.dumps(stored))
     with pytest.raises(ArgumentError, match="other settings"):
         reproduce("tabular", chosen)
+
+
+def test_a_peer_trains_as_long_as_ours(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = recipes("gas-small")
+    short = {name: replace(known[name], training=known[name].training | {"steps": 60}) for name in ("best", "maf")}
+    short["maf"] = replace(short["maf"], as_long_as="best")
+    monkeypatch.setattr("sinuflow.paper.tabular.recipes", lambda _: short)
+    full = replace(options(tmp_path, data), size="full")
+    with pytest.raises(ArgumentError, match="run gas-small with --model best first"):
+        reproduce("tabular", replace(full, models=("maf",)))
+    ours, theirs = reproduce("tabular", full)
+    assert (ours["model"], ours["steps"]) == ("best", 60)
+    assert theirs["steps"] != 60  # as many as the time allows
+    assert theirs["seconds"] < 10 * ours["seconds"] + 5
 
 
 def test_missing_data_say_where_to_get_them(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ..data.benchmarks import BENCHMARKS, Splits, load_benchmark
 from ..errors import ArgumentError
@@ -10,7 +11,7 @@ from .items import Options
 from .recipes import recipes
 from .record import Figure, read_record
 from .tabular_table import table
-from .training import folder_of, score, train
+from .training import folder_of, score, steps_for, train
 
 METRIC = "test NLL, nats"
 #: The paper's table, Sinusoidal Flow.
@@ -38,6 +39,9 @@ def run(options: Options) -> Iterator[Figure]:
 
 def _one(name: str, model: str, rows: Splits, seed: int, options: Options) -> Figure:
     recipe = recipes(name)[model]
+    if recipe.as_long_as is not None and options.size == "full":
+        steps = steps_for(_seconds_of(name, recipe.as_long_as, options), model, recipe, rows, options)
+        recipe = replace(recipe, training=recipe.training | {"steps": steps})
     trained = train(model, recipe, rows, seed, folder_of(options, name), _STEPS[options.size])
     found = score(trained.flow, rows.test, options.device)
     whole = options.size == "full"
@@ -62,6 +66,14 @@ def _one(name: str, model: str, rows: Splits, seed: int, options: Options) -> Fi
             "size": options.size,
         },
     )
+
+
+def _seconds_of(name: str, model: str, options: Options) -> float:
+    """What a run of another model took, on average."""
+    for figure in read_record(options.out / "tabular.json"):
+        if (figure["set"], figure["model"], figure.get("size")) == (name, model, "full"):
+            return float(figure["seconds"]) / len(figure["seeds"])
+    raise ArgumentError(f"run {name} with --model {model} first: the others are to take as long, and no longer")
 
 
 def _smaller(rows: Splits, most: int | None) -> Splits:

@@ -28,6 +28,9 @@ _AT_ONCE, _CHECKED = 2**15, 4_000
 #: In the folder of a run that is finished: what it was told and what came of it, and the flow.
 _RUN, _FLOW = "run.json", "flow.safetensors"
 
+#: Steps of the runs that show how long a step takes.
+_PACE = (20, 120)
+
 #: Other flows, by the name of their model.
 PEERS = {"maf": "MAF", "nsf": "NSF"}
 
@@ -58,6 +61,20 @@ def build(model: str, recipe: Recipe, features: int) -> Any:
         name: Any = PEERS[model]
         return ZukoFlow(name, features, **recipe.flow)
     return SinusoidalFlow(features, **recipe.flow)
+
+
+def steps_for(seconds: float, model: str, recipe: Recipe, rows: Splits, options: Options) -> int:
+    """How many steps take about so long, by the difference between a short run and a shorter one."""
+    times = []
+    for steps in _PACE:
+        flow = build(model, recipe, rows.train.shape[-1])
+        settings = {name: recipe.training[name] for name in ("batch_size", "learning_rate", "optimizer", "ema")}
+        start = time.perf_counter()
+        fit(flow, torch.from_numpy(np.ascontiguousarray(rows.train)), steps=steps, **settings, progress=False,
+            device=options.device, validate_every=10**9)  # fmt: skip
+        times.append(time.perf_counter() - start)
+    pace = max(1e-6, (times[1] - times[0]) / (_PACE[1] - _PACE[0]))
+    return max(_PACE[1], int(seconds / pace))
 
 
 def train(model: str, recipe: Recipe, rows: Splits, seed: int, options: Options, steps: int | None = None) -> Trained:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -166,11 +167,16 @@ class DeviceEngine:
                     tensor.copy_(value)  # always the same step: there may be no other batch, and no other rate
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._make(inputs)
+        run = graph.replay
+        try:
+            with torch.cuda.graph(graph):
+                self._make(inputs)
+        except RuntimeError as error:  # of other libraries' flows, some ask the device for something
+            warnings.warn(f"a step cannot be recorded, and is made anew each time: {error}", stacklevel=2)
+            run = lambda: self._make(inputs)  # noqa: E731
         for tensor, value in zip(before, kept, strict=True):
             tensor.copy_(value)
-        return graph.replay
+        return run
 
     def _everything(self) -> list[Tensor]:
         """All that a step changes."""

@@ -21,6 +21,8 @@ class Recipe:
 
     flow: dict[str, Any]
     training: dict[str, Any]
+    #: If given, there are as many steps as take the time of this other model, instead of those in ``training``.
+    as_long_as: str | None = None
 
 
 def recipes(name: str) -> dict[str, Recipe]:
@@ -39,4 +41,4 @@ def recipes(name: str) -> dict[str, Recipe]:
 
 def _recipe(parts: dict[str, Any]) -> Recipe:
     flow = {name: tuple(value) if isinstance(value, list) else value for name, value in parts["flow"].items()}
-    return Recipe(flow, parts["training"])
+    return Recipe(flow, parts["training"], parts.get("as_long_as"))
