@@ -132,6 +132,41 @@ def test_gradients_of_samples_are_those_of_finite_differences():
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("solver", ["certified", "fixed_point"])
+def test_scoring_and_inverting_compile_without_a_break(solver):
+    torch._dynamo.reset()
+    flow = trained_image_flow((2, 4, 3), 2, blocks=1)
+    x, c = batch(24, 2)
+
+    def both(x):
+        found = flow.invert(x, c, solver=solver, on_failure="return")
+        return flow(c).log_prob(x), found.x, found.ladj, found.residual, found.converged
+
+    got = torch.compile(both, fullgraph=True, backend="aot_eager")(x.requires_grad_())
+    want = both(x)
+    for g, w in zip(got, want, strict=True):
+        torch.testing.assert_close(g, w, rtol=1e-6, atol=1e-12)
+    inputs = [x, *flow.parameters()]
+    grads = [torch.autograd.grad(found[0].sum() + found[1].sin().sum(), inputs) for found in (got, want)]
+    for g, w in zip(*grads, strict=True):
+        torch.testing.assert_close(g, w)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_on_a_gpu_it_is_the_same_flow(dtype):
+    flow = trained_image_flow((3, 6, 5), 2, dtype)
+    x, c = batch(90, 2, dtype=dtype)
+    want = flow(c).log_prob(x)
+    there = flow.to("cuda")
+    torch.testing.assert_close(there(c.cuda()).log_prob(x.cuda()).cpu(), want, rtol=1e-4, atol=1e-3)
+    z, _ = there.bijection(x.cuda(), c.cuda())
+    back = there.invert(z, c.cuda())
+    assert back.converged.all()
+    back.x.sum().backward()
+
+
 def test_wrong_arguments_say_what_would_be_right():
     cases = [
         ({"shape": (28, 28)}, r"shape must be \(channels, height, width\)"),

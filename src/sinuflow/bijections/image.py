@@ -13,7 +13,7 @@ from ..errors import ArgumentError
 from ..solvers import SolverOptions
 from .affine import ElementwiseAffine
 from .base import Bijection, Chain, LayerInverse
-from .image_inverse import from_images, image_shift_inverse, to_images
+from .image_inverse import from_images, image_inverse, to_images
 from .sinusoidal import SinusoidalScale
 
 
@@ -49,13 +49,13 @@ class ImageShift(Bijection):
         self.conditioner = PixelCNN((channels, height, width), context, **options)
 
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        seen = to_images(x.flip(0) if self.reverse else x, self.conditioner)
+        seen = to_images(x.flip(0) if self.reverse else x, self.conditioner.shape)
         shift = from_images(self.conditioner(seen, None if context is None else context.mT))
         return x + (shift.flip(0) if self.reverse else shift), x.new_zeros(x.shape[-1])
 
     def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> list[LayerInverse]:
         z = z.flip(0) if self.reverse else z
-        answer = image_shift_inverse(self.conditioner, z, context, options)
+        answer = image_inverse(self.conditioner, z, context, options)
         return [answer._replace(x=answer.x.flip(0)) if self.reverse else answer]
 
 

@@ -6,10 +6,10 @@ import math
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
+from ..kernels.pixel_network import PixelWeights, pixel_network
 
 Shape = tuple[int, int, int]
 #: How far the first convolution looks, in every direction: its kernel is 7x7.
@@ -17,7 +17,7 @@ _FAR = 3
 
 
 class MaskedConvolution(nn.Module):
-    r"""A convolution :math:`(M \odot W) * h + b` that looks at nothing after the centre, in raster order.
+    r"""The numbers of a convolution :math:`(M \odot W) * h + b` that sees nothing after the centre, in raster order.
 
     Both sides' maps belong to one of the image's ``channels`` each, spread evenly. At the centre, kind
     ``"A"`` lets a map of channel g see those of channels below g, and ``"B"`` those of channels up to g.
@@ -32,7 +32,6 @@ class MaskedConvolution(nn.Module):
         self, kind: Literal["A", "B"], channels: int, inputs: int, outputs: int, reach: int, zero: bool = False
     ) -> None:
         super().__init__()
-        self.reach = reach
         shape = (outputs, inputs, reach + 1, 2 * reach + 1)
         of_output = owners(outputs, channels).unsqueeze(1)
         of_input = owners(inputs, channels)
@@ -49,11 +48,6 @@ class MaskedConvolution(nn.Module):
             with torch.no_grad():
                 self.weight.mul_(self.mask)
 
-    def forward(self, h: Tensor) -> Tensor:
-        if self.reach:
-            h = F.pad(h, (0, 0, self.reach, 0))
-        return F.conv2d(h, self.masked_weight, self.bias, padding=(0, self.reach))
-
     @property
     def masked_weight(self) -> Tensor:
         """What is used of the weight."""
@@ -61,19 +55,16 @@ class MaskedConvolution(nn.Module):
 
 
 class ContextMap(nn.Module):
-    """A linear map of the context (B, K), without a bias: what it adds to every feature map, (B, maps)."""
+    """The numbers of a linear map of the context, without a bias, to what it adds to every feature map."""
 
     def __init__(self, context: int, maps: int) -> None:
         super().__init__()
         bound = 1 / math.sqrt(context)
         self.weight = nn.Parameter(torch.empty(maps, context).uniform_(-bound, bound))
 
-    def forward(self, context: Tensor) -> Tensor:
-        return F.linear(context, self.weight)
-
 
 class ResidualBlock(nn.Module):
-    r"""A bottleneck, :math:`h + W_3 f(W_2 * f(W_1 f(h)) + V k)` with a rectifier f and the context k."""
+    r"""The numbers of a bottleneck, :math:`h + W_3 f(W_2 * f(W_1 f(h)) + V k)` with a rectifier f and the context k."""
 
     def __init__(self, channels: int, maps: int, context: int) -> None:
         super().__init__()
@@ -81,14 +72,6 @@ class ResidualBlock(nn.Module):
         self.look = MaskedConvolution("B", channels, maps, maps, reach=1)
         self.grow = MaskedConvolution("B", channels, maps, 2 * maps, reach=0)
         self.given = ContextMap(context, maps) if context else None
-
-    def forward(self, h: Tensor, context: Tensor | None, keep: list[Tensor]) -> Tensor:
-        active = F.relu(h)
-        small = F.relu(self.shrink(active))
-        inner = F.relu(_given(self.look(small), self.given, context))
-        keep += [active, small, inner]
-        outer: Tensor = self.grow(inner)
-        return h + outer
 
 
 class PixelCNN(nn.Module):
@@ -128,15 +111,15 @@ class PixelCNN(nn.Module):
         self.blocks = nn.ModuleList(ResidualBlock(shape[0], channels, context) for _ in range(residual_blocks))
         self.head = MaskedConvolution("B", shape[0], 2 * channels, shape[0], reach=0, zero=True)
 
-    def forward(self, x: Tensor, context: Tensor | None = None, keep: list[Tensor] | None = None) -> Tensor:
-        """The outputs; what is active inside is added to ``keep``: three entries for every block, and the last."""
-        keep = [] if keep is None else keep
-        h = _given(self.first(x), self.given, context)
-        for block in self.blocks:
-            h = block(h, context, keep)
-        keep.append(F.relu(h))
-        outputs: Tensor = self.head(keep[-1])
-        return outputs
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        return pixel_network(x, context, self.numbers())
+
+    def numbers(self) -> PixelWeights:
+        """The masked weights and the rest, in the order in which they are used."""
+        blocks = [block for block in self.blocks if isinstance(block, ResidualBlock)]
+        layers = [self.first, *(layer for b in blocks for layer in (b.shrink, b.look, b.grow)), self.head]
+        given: list[Tensor] = [g.weight for g in (self.given, *(b.given for b in blocks)) if g is not None]
+        return PixelWeights([layer.masked_weight for layer in layers], [layer.bias for layer in layers], given)
 
 
 def owners(maps: int, channels: int) -> Tensor:
@@ -147,10 +130,3 @@ def owners(maps: int, channels: int) -> Tensor:
         [0, 0, 0, 1, 1, 1, 2, 2]
     """
     return torch.arange(maps) * channels // maps
-
-
-def _given(h: Tensor, network: ContextMap | None, context: Tensor | None) -> Tensor:
-    if network is None or context is None:
-        return h
-    added: Tensor = network(context)
-    return h + added.unsqueeze(-1).unsqueeze(-1)

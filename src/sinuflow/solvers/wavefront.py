@@ -11,30 +11,35 @@ asks for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from ..kernels.pixel_network import PixelWeights
 
 #: Pixels of a front are one row and this many columns apart.
 SKEW = 4
 
 
 class Convolution(NamedTuple):
-    """A masked convolution's weight, by the places that it looks at."""
+    """A masked convolution's numbers, by the places that it looks at."""
 
     places: Tensor  # (outputs, inputs, places before the centre)
     centre: Tensor  # (outputs, inputs)
     bias: Tensor  # (outputs, 1)
-    context: Tensor | None  # (outputs, B), what the context adds
+    context: Tensor | None  # (outputs, 1, B), what the context adds
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor, context: Tensor | None = None) -> Convolution:
-        """From a masked weight (outputs, inputs, reach + 1, 2 * reach + 1)."""
-        before = weight.shape[2] * weight.shape[3] - weight.shape[2]
+        """From a weight (outputs, inputs, reach + 1, 2 * reach + 1), and what the context adds (B, outputs)."""
         places = weight.flatten(2)
-        return cls(places[:, :, :before], places[:, :, before].contiguous(), bias.unsqueeze(1), context)
+        before = weight.shape[2] * weight.shape[3] - weight.shape[2]
+        added = None if context is None else context.mT.unsqueeze(1)
+        return cls(places[:, :, :before], places[:, :, before].contiguous(), bias.unsqueeze(1), added)
 
 
 class Block(NamedTuple):
@@ -52,6 +57,22 @@ class PixelNetwork(NamedTuple):
     first: Convolution
     blocks: list[Block]
     head: Convolution
+
+    @classmethod
+    def of(cls, shape: Sequence[int], numbers: PixelWeights, context: Tensor | None) -> PixelNetwork:
+        """From masked weights, and the context (B, K)."""
+        weights, biases, given = numbers
+        channels, height, width = shape
+
+        def convolution(i: int, told: int | None = None) -> Convolution:
+            added = None if context is None or told is None else F.linear(context, given[told])
+            return Convolution.of(weights[i], biases[i], added)
+
+        blocks = [
+            Block(convolution(i), convolution(i + 1, i // 3 + 1), convolution(i + 2))
+            for i in range(1, len(weights) - 1, 3)
+        ]
+        return cls((channels, height, width), convolution(0, 0), blocks, convolution(-1))
 
     def of_channel(self, c: int) -> tuple[slice, slice]:
         """The feature maps that belong to a channel: of the wide layers, and of the bottlenecks."""
@@ -210,7 +231,7 @@ def _empty_maps(like: Tensor, maps: int) -> Tensor:
 def _look_back(convolution: Convolution, matrix: Tensor, maps: Tensor, places: Tensor, count: int) -> Tensor:
     found = torch.addmm(convolution.bias, matrix, _gather(maps, places, count))
     if convolution.context is not None:
-        found.view(len(found), count, -1).add_(convolution.context.unsqueeze(1))
+        found.view(len(found), count, -1).add_(convolution.context)
     return found
 
 
