@@ -28,6 +28,18 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     assert "--quick and --smoke" in fails("reproduce", "shapes", "--quick", "--smoke", cwd=tmp_path)
 
 
+def test_options_that_mean_nothing_are_refused(tmp_path: Path) -> None:
+    assert "has no choice of sets" in fails("reproduce", "transformer", "--set", "moons", cwd=tmp_path)
+    assert "no recipe glow" in fails("reproduce", "shapes", "--smoke", "--model", "glow", "--out", ".", cwd=tmp_path)
+    assert "device must be" in fails("reproduce", "ldu", "--device", "abacus", cwd=tmp_path)
+
+
+def test_a_larger_run_is_not_replaced_by_a_smaller_one(tmp_path: Path) -> None:
+    record = {"item": "shapes", "figures": [{"set": "moons", "metric": "KL", "model": "today", "size": "full"}]}
+    (tmp_path / "shapes.json").write_text(json.dumps(record))
+    assert "add --force" in fails("reproduce", "shapes", "--smoke", "--out", ".", cwd=tmp_path)
+
+
 def test_missing_data_are_one_line(tmp_path: Path) -> None:
     told = fails("reproduce", "tabular", "--smoke", "--set", "power", "--out", ".", "--data", ".", cwd=tmp_path)
     assert "sinuflow data prepare power" in told

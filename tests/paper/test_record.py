@@ -66,3 +66,25 @@ def test_another_file_is_not_written_over(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="not a record"):
         write(path, Figure("power", "NLL", "ours", {0: 1.0}))
     assert path.read_text() == "my notes"
+
+
+def test_times_add_up_whatever_is_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    for seed in (0, 1, 2, 1):
+        last = write(path, Figure("power", "NLL", "ours", {seed: 1.0}, seconds=10.0))
+    assert last["seconds"] == 30.0
+
+
+def test_another_recipe_takes_the_place(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write(path, Figure("power", "NLL", "ours", {0: 1.0}, extra={"recipe": "a"}))
+    assert write(path, Figure("power", "NLL", "ours", {1: 5.0}, extra={"recipe": "b"}))["seeds"] == [1]
+
+
+def test_a_seed_that_failed_spoils_the_mean_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write(path, Figure("power", "NLL", "ours", {0: float("inf")}, extra={"worst": {"0": float("nan")}}))
+    joined = write(path, Figure("power", "NLL", "ours", {1: 5.0}))
+    assert joined["values"] == [None, 5.0]
+    assert joined["value"] is None
+    assert joined["worst"] == {"0": None}

@@ -25,6 +25,9 @@ def command(
     models: Annotated[list[str] | None, typer.Option("--model", help="Only this model; may be repeated.")] = None,
     runs: Annotated[Path | None, typer.Option(help="A folder for checkpoints: run again, and it goes on.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    force: Annotated[
+        bool, typer.Option("--force", help="Let a smaller run replace the figures of a larger one.")
+    ] = False,
 ) -> None:
     """Run a figure or table of the paper again, and write pictures, tables and a JSON record."""
     if show or item is None:
@@ -41,6 +44,7 @@ def command(
         sets=tuple(sets or ()),
         models=tuple(models or ()),
         runs=runs,
+        force=force,
         command=shlex.join(["sinuflow", *_without_places(sys.argv[1:])]),
     )
     for figure in reproduce(item, options):
@@ -66,11 +70,16 @@ def _without_places(words: list[str]) -> list[str]:
     """The command without where its files are, which is of no interest to others."""
     kept, skip = list[str](), False
     for word in words:
-        name = word.split("=")[0]
-        if not skip and name in ("--out", "-o", "--data", "--runs"):
-            skip = "=" not in word
-            continue
-        if not skip:
+        name = word.split("=")[0] if word.startswith("--") else word[:2]
+        if not skip and name in _PLACES:
+            skip = word == name
+            kept += _PLACES[name]
+        elif not skip:
             kept.append(word)
-        skip = False
+        else:
+            skip = False
     return kept
+
+
+#: Options that say where files are, and what is recorded in their place.
+_PLACES = {"--out": [], "-o": [], "--runs": [], "--data": ["--data", "DIR"]}

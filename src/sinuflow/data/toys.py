@@ -95,7 +95,11 @@ def _gaussians(name: str, centres: Tensor, width: float, limit: float) -> Toy:
     return Toy(name, features, limit, draw, log_prob)
 
 
-def gaussian_row(count: int = 7, reach: float = 40.0) -> Toy:
+#: Of the paper's one-dimensional example: how many Gaussians, and where the last one is.
+COUNT, REACH = 7, 40.0
+
+
+def gaussian_row(count: int = COUNT, reach: float = REACH) -> Toy:
     """Gaussians of width 1, their means evenly spaced from -reach to reach: the paper's one-dimensional example."""
     centres = torch.linspace(-reach, reach, count, dtype=torch.float64).unsqueeze(-1)
     return _gaussians("gaussians", centres, 1.0, reach + 5)

@@ -10,17 +10,16 @@ import torch
 from torch import Tensor
 
 from ..data.benchmarks import Splits
-from ..data.toys import Toy, toy
+from ..data.toys import COUNT, REACH, Toy, toy
+from ..errors import ArgumentError
 from .items import Options
 from .pictures import OTHER, OURS, TRUE, picture
-from .recipes import recipes
+from .recipes import Recipe, recipes
 from .record import Figure
-from .training import PEERS, folder_of, train
+from .training import PEERS, folder_of, train, without_missing_peers
 
 _ROWS = {"full": 200_000, "quick": 100_000, "smoke": 20_000}
 _STEPS = {"full": None, "quick": 8_000, "smoke": 1_500}
-#: The peer learns a straight line, which does not take long.
-_PEER_STEPS = 2_000
 #: Where the transformation is compared: as far as nearly all of the noise goes.
 _INSIDE = 3.0
 _GRID = 100_001
@@ -38,34 +37,45 @@ class Compared(NamedTuple):
 
 def run(options: Options) -> Iterator[Figure]:
     """Learn the mixture with each model: KL from the true density, and RMSE of the transformation."""
-    of, seed = toy("gaussians"), options.seeds[0]
+    of, shown = toy("gaussians"), dict[str, Compared]()
+    known = recipes("gaussians")
+    unknown = set(options.models) - set(known)
+    if unknown:
+        raise ArgumentError(f"there is no model {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    for model in without_missing_peers(options.models or known, options):
+        for seed in options.seeds:
+            compared, figures = _learned(of, model, known[model], seed, options)
+            shown.setdefault(model, compared)
+            yield from figures
+    _paint(of, shown, options)
+
+
+def _learned(of: Toy, model: str, recipe: Recipe, seed: int, options: Options) -> tuple[Compared, list[Figure]]:
     generator = torch.Generator().manual_seed(seed)
     rows = [of.sample(size, generator) for size in (_ROWS[options.size], 20_000, 1)]
     # Standardised, as any data should be.
     mean, scale = float(rows[0].mean()), float(rows[0].std())
     splits = Splits(*(((part - mean) / scale).numpy() for part in rows))
-    found = {}
-    for model, recipe in recipes("gaussians").items():
-        steps = _PEER_STEPS if model in PEERS else _STEPS[options.size]
-        trained = train(model, recipe, splits, seed, folder_of(options, "gaussians"), steps)
-        compared = compare(of, trained.flow.double(), mean, scale)
-        found[model] = compared
+    trained = train(model, recipe, splits, seed, folder_of(options, "gaussians"), _STEPS[options.size])
+    compared = compare(of, trained.flow.double(), mean, scale)
+    figures = [
+        Figure(
+            set="gaussians",
+            metric=metric,
+            model=model,
+            values={seed: value},
+            steps=trained.steps,
+            seconds=trained.seconds,
+            hardware=trained.hardware,
+            comparable="no: the paper shows a picture",
+            extra={"size": options.size, "recipe": recipe.digest},
+        )
         for metric, value in (
             ("KL from the true density, nats", compared.kl),
             (f"RMSE of the transformation to noise, inside +-{_INSIDE:g}", compared.rmse),
-        ):
-            yield Figure(
-                set="gaussians",
-                metric=metric,
-                model=model,
-                values={seed: value},
-                steps=trained.steps,
-                seconds=trained.seconds,
-                hardware=trained.hardware,
-                comparable="no: the paper shows a picture",
-                extra={"size": options.size},
-            )
-    _paint(of, found, options)
+        )
+    ]
+    return compared, figures
 
 
 def compare(of: Toy, flow: Any, mean: float, scale: float) -> Compared:
@@ -89,7 +99,7 @@ def on_grid(of: Toy) -> tuple[Tensor, Tensor, Tensor]:
     """Places, the log-density there, and where a normal variable has the same share below it."""
     x = torch.linspace(-of.limit, of.limit, _GRID, dtype=torch.float64)
     assert of.log_prob is not None
-    centres = torch.linspace(-40, 40, 7, dtype=torch.float64)
+    centres = torch.linspace(-REACH, REACH, COUNT, dtype=torch.float64)
     # By the tail that is small, so that nothing cancels.
     below, above = (torch.special.ndtr(sign * (x.unsqueeze(-1) - centres)).mean(-1) for sign in (1, -1))
     z = torch.where(below < 0.5, torch.special.ndtri(below), -torch.special.ndtri(above))

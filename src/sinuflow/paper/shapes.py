@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from ..data.toys import TOYS, Toy, toy
 from ..errors import ArgumentError
 from .items import Options
 from .pictures import picture
-from .recipes import recipes
+from .recipes import Recipe, recipes
 from .record import Figure
 from .training import folder_of, train
 
@@ -32,7 +32,6 @@ class _Panel:
     """What a column of the picture shows."""
 
     toy: Toy
-    rows: Tensor
     density: Tensor  # on the grid, as learned
     samples: Tensor
     kl: float | None
@@ -44,31 +43,35 @@ def run(options: Options) -> Iterator[Figure]:
     wrong = [name for name in names if toy(name).features != 2]
     if wrong:
         raise ArgumentError(f"{wrong[0]} has one dimension: see `sinuflow reproduce gaussians`")
+    known = recipes("toy")
+    unknown = set(options.models) - set(known)
+    if unknown:
+        raise ArgumentError(f"there is no recipe {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     panels = []
-    (model,) = options.models or ("today",)
-    for name in names:
-        panel, figure = _learn(toy(name), model, options)
-        panels.append(panel)
-        if figure is not None:
-            yield figure
+    for model in options.models or ("today",):
+        for name in names:
+            for seed in options.seeds:
+                panel, figure = _learn(toy(name), model, known[model], seed, options)
+                if model == (options.models or ("today",))[0] and seed == options.seeds[0]:
+                    panels.append(panel)
+                if figure is not None:
+                    yield figure
     _paint(panels, options)
 
 
-def _learn(of: Toy, model: str, options: Options) -> tuple[_Panel, Figure | None]:
-    seed = options.seeds[0]
+def _learn(of: Toy, model: str, recipe: Recipe, seed: int, options: Options) -> tuple[_Panel, Figure | None]:
     generator = torch.Generator().manual_seed(seed)
-    sizes = (_TRAIN, _VALIDATE, _TEST)
-    rows = [of.sample(size[options.size], generator).numpy() for size in sizes]
-    recipe = recipes("toy")[model]
-    trained = train(model, recipe, Splits(*rows), seed, folder_of(options, of.name), _STEPS[options.size])
+    rows = [of.draw(size[options.size], generator) for size in (_TRAIN, _VALIDATE, _TEST)]
+    splits = Splits(*(part.float().numpy() for part in rows))
+    trained = train(model, recipe, splits, seed, folder_of(options, of.name), _STEPS[options.size])
     flow = trained.flow.cpu()
     with torch.no_grad():
         density = flow().log_prob(_grid(of).float()).exp()
         samples = flow().sample((_SHOWN,), generator=torch.Generator().manual_seed(seed))
-    panel = _Panel(of, torch.from_numpy(rows[2][:_SHOWN]), density, samples, None)
+    panel = _Panel(of, density, samples, None)
     if of.log_prob is None:
         return panel, None
-    kl, error = divergence(of, flow, torch.from_numpy(rows[2]))
+    kl, error = divergence(of, flow, rows[2])
     figure = Figure(
         set=of.name,
         metric=METRIC,
@@ -79,16 +82,19 @@ def _learn(of: Toy, model: str, options: Options) -> tuple[_Panel, Figure | None
         seconds=trained.seconds,
         hardware=trained.hardware,
         comparable="no: the paper shows a picture",
-        extra={"standard_error_over_rows": error, "size": options.size},
+        extra={"standard_error_over_rows": {str(seed): error}, "size": options.size, "recipe": recipe.digest},
     )
-    return _Panel(of, panel.rows, density, samples, kl), figure
+    return replace(panel, kl=kl), figure
 
 
 def divergence(of: Toy, flow: Any, rows: Tensor) -> tuple[float, float]:
-    """KL(p | q) as the mean of log p - log q over rows of p, and its standard error."""
+    """KL(p | q) as the mean of log p - log q over rows of p, and its standard error.
+
+    The rows are float64: rounded to float32, one could step over an edge of p.
+    """
     assert of.log_prob is not None
     with torch.no_grad():
-        learned = torch.cat([flow().log_prob(part).double() for part in rows.split(2**14)])
+        learned = torch.cat([flow().log_prob(part.float()).double() for part in rows.split(2**14)])
     gap = of.log_prob(rows) - learned
     return float(gap.mean()), float(gap.std()) / len(gap) ** 0.5
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
+import warnings
+from collections.abc import Iterable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..data.benchmarks import Splits
-from ..errors import ArgumentError
+from ..errors import ArgumentError, StorageError, TrainingError
 from ..flow import SinusoidalFlow
-from ..loading import load
 from ..peers import ZukoFlow
+from ..storage import write_atomically
 from ..training import fit
 from .items import Options
 from .recipes import Recipe
@@ -25,11 +30,13 @@ from .record import hardware
 #: Rows that are scored at once, and rows that are scored in float64 too.
 _AT_ONCE, _CHECKED = 2**15, 4_000
 
-#: In the folder of a run that is finished: what it was told and what came of it, and the flow.
-_RUN, _FLOW = "run.json", "flow.safetensors"
+#: In the folder of a run that is finished: what it was told and what came of it, and the weights.
+_RUN, _WEIGHTS = "run.json", "weights.safetensors"
 
 #: Steps of the runs that show how long a step takes.
 _PACE = (20, 120)
+#: However long another model took.
+_MOST_STEPS = 2_000_000
 
 #: Other flows, by the name of their model.
 PEERS = {"maf": "MAF", "nsf": "NSF"}
@@ -64,17 +71,32 @@ def build(model: str, recipe: Recipe, features: int) -> Any:
 
 
 def steps_for(seconds: float, model: str, recipe: Recipe, rows: Splits, options: Options) -> int:
-    """How many steps take about so long, by the difference between a short run and a shorter one."""
-    times = []
-    for steps in _PACE:
+    """How many steps take about so long, by how much longer a longer run takes than a shorter one.
+
+    With ``options.runs`` it is asked once, and remembered: all seeds get the same.
+    """
+    place = None if options.runs is None else options.runs / f"{model}-steps.json"
+    if place is not None and place.exists():
+        return int(json.loads(place.read_text())["steps"])
+
+    def time_of(steps: int) -> float:
         flow = build(model, recipe, rows.train.shape[-1])
         settings = {name: recipe.training[name] for name in ("batch_size", "learning_rate", "optimizer", "ema")}
         start = time.perf_counter()
         fit(flow, torch.from_numpy(np.ascontiguousarray(rows.train)), steps=steps, **settings, progress=False,
             device=options.device, validate_every=10**9)  # fmt: skip
-        times.append(time.perf_counter() - start)
-    pace = max(1e-6, (times[1] - times[0]) / (_PACE[1] - _PACE[0]))
-    return max(_PACE[1], int(seconds / pace))
+        return time.perf_counter() - start
+
+    short, long = _PACE
+    time_of(short)  # the first one compiles, or warms something up
+    paces = sorted((time_of(long) - time_of(short)) / (long - short) for _ in range(3))
+    if paces[1] <= 0:
+        raise TrainingError(f"the time of a step of {model} could not be measured: the machine is too busy")
+    steps = max(long, min(int(seconds / paces[1]), _MOST_STEPS))
+    if place is not None:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(place, json.dumps({"steps": steps, "seconds": seconds}).encode())
+    return steps
 
 
 def train(model: str, recipe: Recipe, rows: Splits, seed: int, options: Options, steps: int | None = None) -> Trained:
@@ -83,13 +105,14 @@ def train(model: str, recipe: Recipe, rows: Splits, seed: int, options: Options,
     With ``options.runs``, an interrupted run goes on when it is started again, and a finished one is read.
     """
     settings = dict(recipe.training) | ({} if steps is None else {"steps": min(steps, recipe.training["steps"])})
-    settings["validate_every"] = min(settings.get("validate_every", settings["steps"]), max(1, settings["steps"] // 2))
+    if "validate_every" in settings:
+        settings["validate_every"] = min(settings["validate_every"], max(1, settings["steps"] // 2))
     folder = None if options.runs is None else options.runs / f"{model}-{seed}"
-    told = {"flow": recipe.flow, "training": settings, "seed": seed, "rows": len(rows.train)}
-    if folder is not None and (folder / _RUN).exists():
-        return _finished(folder, told)
+    told = {"flow": recipe.flow, "training": settings, "seed": seed, "rows": len(rows.train), "data": _glimpse(rows)}
     torch.manual_seed(seed)
     flow = build(model, recipe, rows.train.shape[-1])
+    if folder is not None and (folder / _RUN).exists():
+        return _finished(folder, told, flow)
     start = time.perf_counter()
     result = fit(
         flow,
@@ -106,18 +129,32 @@ def train(model: str, recipe: Recipe, rows: Splits, seed: int, options: Options,
         raise ArgumentError("a recipe needs validation rows")
     seconds = max(time.perf_counter() - start, float(result.history[-1]["seconds"]))
     trained = Trained(flow, result.steps, result.best_step, result.best_nll, seconds, hardware(options.device))
-    if folder is not None and isinstance(flow, SinusoidalFlow):
-        flow.save(folder / _FLOW)
+    if folder is not None:
+        save_file({name: t.contiguous() for name, t in flow.state_dict().items()}, folder / _WEIGHTS)
         outcome = {name: value for name, value in trained._asdict().items() if name != "flow"}
-        (folder / _RUN).write_text(json.dumps({"told": told, "outcome": outcome}) + "\n")
+        write_atomically(folder / _RUN, json.dumps({"told": told, "outcome": outcome}).encode())
     return trained
 
 
-def _finished(folder: Path, told: dict[str, Any]) -> Trained:
-    stored = json.loads((folder / _RUN).read_text())
-    if stored["told"] != json.loads(json.dumps(told)):
-        raise ArgumentError(f"{folder} holds a run with other settings: choose another folder with --runs")
-    return Trained(load(folder / _FLOW), **stored["outcome"])
+def _finished(folder: Path, told: dict[str, Any], flow: Any) -> Trained:
+    try:
+        stored = json.loads((folder / _RUN).read_text())
+        same, outcome = stored["told"] == json.loads(json.dumps(told)), stored["outcome"]
+        weights = load_file(folder / _WEIGHTS) if same else {}
+    except (ValueError, KeyError, OSError) as error:
+        raise StorageError(f"{folder} holds a run that cannot be read: delete it, and it is made again") from error
+    if not same:
+        raise ArgumentError(f"{folder} holds a run with other settings or data: choose another folder with --runs")
+    flow.load_state_dict(weights)
+    return Trained(flow.eval(), **outcome)
+
+
+def _glimpse(rows: Splits) -> str:
+    """A few rows as a fingerprint."""
+    digest = hashlib.sha256()
+    for part in rows:
+        digest.update(np.ascontiguousarray(part[:256]).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def score(flow: Any, rows: np.ndarray[Any, Any], device: str) -> Score:
@@ -136,6 +173,17 @@ def score(flow: Any, rows: np.ndarray[Any, Any], device: str) -> Score:
 def _log_prob(flow: Any, x: Tensor) -> Tensor:
     scored: Tensor = flow(None).log_prob(x)
     return scored.double().cpu()
+
+
+def without_missing_peers(models: Iterable[str], options: Options) -> list[str]:
+    """The models that can be built here: without zuko, its flows are left out, unless they were asked for."""
+    chosen = list(models)
+    if find_spec("zuko") is not None or not set(chosen) & set(PEERS):
+        return chosen
+    if options.models:
+        raise ArgumentError("other libraries' flows need zuko: pip install 'sinuflow[peers]'")
+    warnings.warn("zuko is not installed, so its flows are left out: pip install 'sinuflow[peers]'", stacklevel=2)
+    return [model for model in chosen if model not in PEERS]
 
 
 def folder_of(options: Options, name: str) -> Options:

@@ -40,7 +40,13 @@ class ZukoFlow(nn.Module):
         except ImportError as error:
             raise ArgumentError("other flows need zuko: pip install 'sinuflow[peers]'") from error
         self.features, self.context = features, context
-        self.config = {"peer": name, "features": features, "transforms": transforms, "hidden": list(hidden)}
+        self.config = {
+            "peer": name,
+            "features": features,
+            "context": context,
+            "transforms": transforms,
+            "hidden": list(hidden),
+        }
         kind: Any = getattr(flows, name)
         self.flow = kind(features, context, transforms=transforms, hidden_features=hidden)
 

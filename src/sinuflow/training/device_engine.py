@@ -166,12 +166,16 @@ class DeviceEngine:
                 for tensor, value in zip(before, kept, strict=True):
                     tensor.copy_(value)  # always the same step: there may be no other batch, and no other rate
         torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
+        graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         run = graph.replay
         try:
             with torch.cuda.graph(graph):
                 self._make(inputs)
         except RuntimeError as error:  # of other libraries' flows, some ask the device for something
+            ours = getattr(self._flow, "bijection", None) is not None
+            if ours or isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+            torch.cuda.set_stream(here)  # a failed recording may leave another one
             warnings.warn(f"a step cannot be recorded, and is made anew each time: {error}", stacklevel=2)
             run = lambda: self._make(inputs)  # noqa: E731
         for tensor, value in zip(before, kept, strict=True):
@@ -194,7 +198,7 @@ class DeviceEngine:
 
     def _gradients(self, inputs: _Inputs) -> tuple[Tensor, int]:
         """Write the gradient, and give what the loss is the mean of, and its sign."""
-        chain = self._flow.bijection  # other libraries' flows have none
+        chain = getattr(self._flow, "bijection", None)  # other libraries' flows have none
         whole = None if chain is None else whole_flow(chain, inputs.x)
         if whole is not None:
             program = whole.program

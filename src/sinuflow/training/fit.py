@@ -110,7 +110,7 @@ def fit(
         >>> result.history[-1]["step"]
         20
     """
-    place = _device(device)
+    place = find_device(device)
     first = next(flow.parameters())
     home, dtype = first.device, first.dtype
     rows = as_source(train, flow.features, flow.context, dtype, "train")
@@ -211,7 +211,8 @@ class _Saver:
         self._saved = time.monotonic()
 
 
-def _device(device: str | torch.device) -> torch.device:
+def find_device(device: str | torch.device) -> torch.device:
+    """The device of a name; "auto" is a GPU if there is one."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
