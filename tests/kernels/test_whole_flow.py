@@ -38,9 +38,7 @@ FLOWS = {
     "fewer units than features": {"features": 20, "blocks": 1, "hidden": (8, 8), "scales": 1, "waves": 2},
     "many units to a degree": {"features": 4, "blocks": 1, "hidden": (72, 72), "scales": 1, "waves": 2},
     "single degrees": {"features": 3, "blocks": 1, "hidden": (120, 120), "scales": 1, "waves": 2, "squash": 2.0},
-    "many inputs": {
-        "features": 3, "conditioning": "full", "blocks": 1, "hidden": (296,), "context": 12, "scales": 1, "waves": 1,
-    },
+    "many inputs": {"features": 9, "blocks": 1, "hidden": (460,), "scales": 1, "waves": 1},
     "residual": {"features": 9, "blocks": 1, "hidden": (60, 60), "residual": True, "scales": 1, "waves": 2},
     "two features": {"features": 2, "blocks": 1, "hidden": (16, 16), "scales": 1, "waves": 1},
 }  # fmt: skip

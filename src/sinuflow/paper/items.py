@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -46,6 +47,11 @@ class Options:
     force: bool = False
     progress: bool = True
     command: str = ""
+
+    def say(self, text: str) -> None:
+        """Tell whoever is watching."""
+        if self.progress:
+            print(f"note: {text}", file=sys.stderr)  # noqa: T201
 
     def of(self, *, full: Any, quick: Any, smoke: Any) -> Any:
         """Which of three things belongs to the size."""

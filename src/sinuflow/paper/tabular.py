@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -49,7 +48,7 @@ def _present(options: Options) -> list[str]:
         load_benchmark("power", options.data)  # says what to do
     missing = [name for name in PAPER if name not in found]
     if missing:
-        warnings.warn(f"not there, and left out: {', '.join(missing)}; see `sinuflow data list`", stacklevel=2)
+        options.say(f"not there, and left out: {', '.join(missing)}; see `sinuflow data list`")
     return found
 
 

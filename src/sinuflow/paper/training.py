@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -182,7 +181,7 @@ def without_missing_peers(models: Iterable[str], options: Options) -> list[str]:
         return chosen
     if options.models:
         raise ArgumentError("other libraries' flows need zuko: pip install 'sinuflow[peers]'")
-    warnings.warn("zuko is not installed, so its flows are left out: pip install 'sinuflow[peers]'", stacklevel=2)
+    options.say("zuko is not installed, so its flows are left out: pip install 'sinuflow[peers]'")
     return [model for model in chosen if model not in PEERS]
 
 

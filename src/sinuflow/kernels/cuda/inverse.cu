@@ -45,6 +45,9 @@ constexpr int INNER = GROUPED ? GROUP_INNER : DIRECT ? padded(UNITS * INPUTS, 4)
 static_assert(DEGREE_UNITS <= ROW_LANES, "a lane for every unit of a degree");
 // Rows that a warp takes at once; it leaves out so many between them.
 constexpr int ROWS_AT_ONCE = 32 / ROW_LANES, ROWS_APART = ROWS / ROWS_AT_ONCE;
+// Blocks of few rows have warps to spare: they multiply for the next group at the same time, and need room for it.
+constexpr bool OVERLAPS = ROWS == 8;
+constexpr int KNOWN_AT_ONCE = OVERLAPS ? 2 : 1;
 // What products contribute to the numbers of a group, for one row: hidden layers, then the head; in two halves.
 constexpr int KNOWN = DEPTH * UNIT_STRIDE + OUTPUT_STRIDE + 4;
 constexpr int PRODUCTS = DEPTH + 1 - DIRECT;  // of a single degree
@@ -188,8 +191,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     float* biases = residual + (STREAMS && !GROUPED ? UNITS * ROWS : 0);
     float* waves = biases + 2 * BIASES;
     float* inner = waves + WAVE_NUMBERS;  // of this group and the next, or of this network and the next
-    float* known = inner + 2 * INNER;     // of this group and the next, [2][2][ROWS][KNOWN]
-    float* parts = known + (GROUPED ? 4 * ROWS * KNOWN : 0);
+    float* known = inner + 2 * INNER;     // of this group and perhaps the next, [KNOWN_AT_ONCE][2][ROWS][KNOWN]
+    float* parts = known + (GROUPED ? KNOWN_AT_ONCE * 2 * ROWS * KNOWN : 0);
     float* out = parts + p.parts * 16 * ROWS;  // [ROWS][OUTPUTS]
     float* x = out + (CONDITIONAL ? ROWS * OUTPUTS : 0);  // [FEATURES][ROWS]
     float* ladj = x + FEATURES * ROWS;
@@ -311,7 +314,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
             plan, plan.run(2 * group - (near ? 0 : 1)), stream, [&](int matrix) { return operand_of(matrix / 2); }, [](int, int) {},
             [&](int matrix, int i, int n, int, float value) {
                 const int layer = matrix / 2;
-                float* to = known + ((group % 2 * 2 + matrix % 2) * ROWS + n) * KNOWN + layer * UNIT_STRIDE + i;
+                float* to = known + ((group % KNOWN_AT_ONCE * 2 + matrix % 2) * ROWS + n) * KNOWN + layer * UNIT_STRIDE + i;
                 if (!first_part)
                     value += *to;
                 else if (matrix % 2 == 0)  // beyond the last there is no bias, and no one asks for the sum
@@ -327,7 +330,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         const float* weights = inner + (network * GROUPS + group) % 2 * INNER;
         const int mine = lane % ROW_LANES;
         float before[DEPTH][MINE], outputs[MY_OUTPUTS];
-        const float *half = known + (group % 2 * 2 * ROWS + n) * KNOWN + mine, *other_half = half + ROWS * KNOWN;
+        const float *half = known + (group % KNOWN_AT_ONCE * 2 * ROWS + n) * KNOWN + mine, *other_half = half + ROWS * KNOWN;
 #pragma unroll
         for (int layer = 0; layer < DEPTH; layer++)
 #pragma unroll
@@ -428,12 +431,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     auto shift_of = [&](int network, int m, int n) {
         return Parts(plan, m * PRODUCTS + PRODUCTS - 1, parts, 0, n).total() + biases[network % 2 * BIASES + DEPTH * UNITS + m];
     };
-    // The units of the first layer of a degree, one for each thread. Without conditional waves, the feature before
-    // it is found on the way, by every thread for its own row: nobody has to wait for it.
+    // The units of the first layer of a degree, one for each thread. The feature before it is found on the way, by every
+    // thread for its own row: nobody has to wait for it.
     auto first_units = [&](int network, int m, int row, int count) {
         const float* bias = biases + network % 2 * BIASES;
         const float* weights = inner + network % 2 * INNER;
-        const bool finds = !CONDITIONAL && m > 0;
+        const bool finds = m > 0;
         const int known = CONTEXT + m - (finds ? 1 : 0);
         for (int e = threadIdx.x; e < max(count, 1) * ROWS; e += THREADS) {
             const int n = e % ROWS, unit = row + e / ROWS;
@@ -484,6 +487,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                 __syncthreads();
                 if (warp >= FAR_WARP) fetch_inner(network, group + 1);
                 for (int n = warp; n < ROWS_APART; n += WARPS) substitute(network, group, n + lane / ROW_LANES * ROWS_APART);
+                if (!OVERLAPS) __syncthreads();
                 if (group + 1 < GROUPS) multiply_known(network, group + 1, false);
                 wait_for_all();
                 __syncthreads();
@@ -493,7 +497,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
             const int row = group ? ends[group - 1] : 0, count = ends[group] - row;
             if (DIRECT) {
                 first_units(network, group, row, count);
-                if (CONDITIONAL || group == 0) __syncthreads();
+                if (group == 0) __syncthreads();
             }
             for (int layer = DIRECT; layer < DEPTH; layer++) {
                 if (count == 0) continue;

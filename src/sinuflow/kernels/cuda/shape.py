@@ -139,7 +139,8 @@ class FlowShape:
         operands = depth * block.operand(self.units) + block.operand(self.inputs)
         group = self.group
         residual = self.units if self.streams else 0
-        known = 4 * (depth * group.unit_stride + group.output_stride + 4) if group.degrees > 1 else residual
+        copies = 4 if block.rows == 8 else 2  # halves, also of the next group where that overlaps
+        known = copies * (depth * group.unit_stride + group.output_stride + 4) if group.degrees > 1 else residual
         each = 16 * parts + 4 * self.features + 1 + (self.outputs if self.conditional else 0) + known
         constants = 2 * (self.biases + self.inner_numbers) + self.wave_numbers + round_up(self.features, 4)
         groups = len(group.ranges(self.features))
@@ -161,8 +162,15 @@ class FlowShape:
 
     @property
     def direct(self) -> bool:
-        """Whether the inverse computes first layers without products: with single degrees and few inputs."""
-        return self.group.degrees == 1 and self.units * (self.context + self.features) <= _MOST_DIRECT
+        """Whether the inverse computes first layers without products: with single degrees and few inputs.
+
+        Before conditional waves it would save little, and shared memory is scarce there.
+        """
+        return (
+            not self.conditional
+            and self.group.degrees == 1
+            and self.units * (self.context + self.features) <= _MOST_DIRECT
+        )
 
     @property
     def inner_numbers(self) -> int:
