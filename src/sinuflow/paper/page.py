@@ -34,8 +34,8 @@ split, for a third of the paper's steps, with batches of 1,024 rows instead of 5
 not, and it would change the NLL. The paper's own recipe, one seed, gave -0.588 in 517 seconds
 ([record](power_training.json)); the paper's figures are of five seeds. On the small sets, flows can be compared with
 each other only. Ours was chosen on validation rows, dropout included; zuko's flows have the settings of the same loop,
-no dropout, and stop early. MAF's mean is what single rows far from the data make of it. Still to be run: BSDS300, the
-other small sets, and best recipes for POWER and BSDS300. Who has the files can run GAS, HEPMASS and MINIBOONE.""",
+no dropout, and stop early. MAF's mean is what single rows far from the data make of it. Still to be run: BSDS300,
+gas-small, and best recipes for POWER and BSDS300. Who has the files can run GAS, HEPMASS and MINIBOONE.""",
     "ldu": "Drawn by `flow.draw()` from the flow of POWER's recipe, with the masks that it has.",
     "contraction": """The paper proves it; these are measurements on flows that were trained for 3,000 steps at ten
 times the paper's learning rate, so that the waves become strong. G is that of each scale, which is what Proposition 1
