@@ -12,7 +12,7 @@ import torch
 from looks_trained import look_trained
 from sinuflow import SinusoidalFlow
 from sinuflow.bijections.base import CERTIFIED
-from sinuflow.bijections.whole_flow import WholeFlow, agrees, anatomy
+from sinuflow.bijections.whole_flow import WholeFlow, agrees, anatomy, gradients_agree
 from sinuflow.kernels.cuda import program
 from sinuflow.kernels.cuda.program import Program
 from tests.kernels.emulator import EmulatorLauncher
@@ -58,7 +58,9 @@ def emulated(
     kernels = Program(found.shape, found.offsets, torch.device("cpu"), EmulatorLauncher(found.shape, processors))
     exact = SinusoidalFlow(**options).double()
     exact.load_state_dict(flow.state_dict())
-    return flow, exact, WholeFlow(flow.bijection, found, kernels)
+    whole = WholeFlow(flow.bijection, found, kernels)
+    whole._learns = True  # the tests compare gradients themselves
+    return flow, exact, whole
 
 
 def draw(flow: SinusoidalFlow, batch: int = BATCH) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -280,6 +282,26 @@ def test_kernels_that_err_are_found_out():
         honest = whole.chain.layer_by_layer
         whole.chain.layer_by_layer = lambda x, context: (1.1 * honest(x, context)[0], honest(x, context)[1])
     assert not agrees(whole)
+
+
+@pytest.mark.parametrize("name", ["shift", "context"])
+def test_gradients_are_tried_when_they_are_first_wanted(name):
+    flow, _, whole = emulated(name, 132)
+    assert gradients_agree(whole)
+    whole._learns = None
+    plain = whole.program.backward
+
+    def wrong(*arguments, **options):
+        found = plain(*arguments, **options)
+        return found._replace(parameters=1.1 * found.parameters)
+
+    whole.program.backward = wrong
+    x, context = draw(flow)
+    with pytest.warns(UserWarning, match="other gradients"):
+        _, ladj = whole.transform(x, context)
+    right = torch.autograd.grad(flow.bijection.layer_by_layer(x, context)[1].sum(), list(flow.parameters())[:4])
+    for ours, theirs in zip(torch.autograd.grad(ladj.sum(), list(flow.parameters())[:4]), right, strict=True):
+        torch.testing.assert_close(ours, theirs)  # by layers
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,7 @@ class WholeFlow:
         self.shape, self.program = found.shape, program
         self._chain = weakref.ref(chain)  # the chain owns this, not the other way round
         self._may_drop = any(made.dropout for made in chain.modules() if isinstance(made, MADE))
+        self._learns: bool | None = None
 
     @property
     def chain(self) -> Chain:
@@ -137,8 +138,25 @@ class WholeFlow:
 
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         """z of shape (D, B) and the log-determinant of shape (B,)."""
-        z, ladj = _Transform.apply(torch.is_grad_enabled(), self, x, context, *self.parameters())
+        parameters = self.parameters()
+        given = (x, *([] if context is None else [context]), *parameters)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in given) and not self.learns():
+            return self.plain_transform(x, context)
+        z, ladj = _Transform.apply(torch.is_grad_enabled(), self, x, context, *parameters)
         return z, ladj
+
+    def learns(self) -> bool:
+        """Whether the gradients can be trusted, too: they are tried when they are first wanted."""
+        if self._learns is None:
+            self._learns = True  # for the trial itself
+            self._learns = gradients_agree(self)
+            if not self._learns:
+                warnings.warn(
+                    "the CUDA kernels gave other gradients than the flow's layers, and are not used for training: "
+                    "please report this, with the output of `sinuflow info --devices`",
+                    stacklevel=2,
+                )
+        return self._learns
 
     def log_density(self, x: Tensor, context: Tensor | None) -> Tensor:
         """The log-density of every row if z is standard normal, without gradients."""
@@ -250,13 +268,36 @@ def _build(chain: Chain, device: torch.device) -> WholeFlow | None:
     return whole
 
 
-def agrees(whole: WholeFlow) -> bool:
-    """Whether the kernels do on a few rows what the layers do: nobody shall get a wrong answer silently."""
+def _trial_rows(whole: WholeFlow) -> tuple[Tensor, Tensor | None]:
     shape, device = whole.shape, whole.program.device
     generator = torch.Generator().manual_seed(0)
     x = torch.randn((shape.features, _TRIAL_ROWS), generator=generator, dtype=torch.float32).to(device)
     context = torch.randn((shape.context, _TRIAL_ROWS), generator=generator, dtype=torch.float32).to(device)
-    given = context if shape.context else None
+    return x, context if shape.context else None
+
+
+def gradients_agree(whole: WholeFlow) -> bool:
+    """Whether the kernels' gradients of a few rows are those of the layers.
+
+    By their norms: where a unit is as good as zero, rounding decides whether it has a gradient.
+    """
+    x, given = _trial_rows(whole)
+    wanted = [x.requires_grad_(), *(p for p in whole.parameters() if p.requires_grad)]
+    found = []
+    with torch.enable_grad():
+        for transform in (whole.transform, whole.plain_transform):
+            z, ladj = transform(x, given)
+            loss = (ladj - 0.5 * z.square().sum(0)).mean()
+            grads = torch.autograd.grad(loss, wanted, allow_unused=True)
+            found.append([torch.zeros_like(t) if g is None else g for g, t in zip(grads, wanted, strict=True)])
+    ours, expected = (torch.cat([g.flatten() for g in grads]) for grads in found)
+    size = expected.norm()
+    return not bool(size.isfinite()) or bool((ours - expected).norm() <= _TRIAL_TOLERANCE * (1e-6 + size))
+
+
+def agrees(whole: WholeFlow) -> bool:
+    """Whether the kernels do on a few rows what the layers do: nobody shall get a wrong answer silently."""
+    x, given = _trial_rows(whole)
     with torch.no_grad():
         expected = whole.plain_transform(x, given)
         found = whole.transform(x, given)

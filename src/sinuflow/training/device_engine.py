@@ -200,7 +200,7 @@ class DeviceEngine:
         """Write the gradient, and give what the loss is the mean of, and its sign."""
         chain = getattr(self._flow, "bijection", None)  # other libraries' flows have none
         whole = None if chain is None else whole_flow(chain, inputs.x)
-        if whole is not None:
+        if whole is not None and whole.learns():
             program = whole.program
             packed = program.pack(list(self._flat.parameters), learning=True)
             scored = program.forward(packed, inputs.x, inputs.context, keep=True)
