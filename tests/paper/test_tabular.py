@@ -70,7 +70,8 @@ def test_a_peer_trains_as_long_as_ours(data: Path, tmp_path: Path, monkeypatch: 
     known = recipes("gas-small")
     short = {name: replace(known[name], training=known[name].training | {"steps": 60}) for name in ("best", "maf")}
     short["maf"] = replace(short["maf"], as_long_as="best")
-    monkeypatch.setattr("sinuflow.paper.tabular.recipes", lambda _: short)
+    for module in ("tabular", "training"):
+        monkeypatch.setattr(f"sinuflow.paper.{module}.recipes", lambda _: short)
     full = replace(options(tmp_path, data), size="full")
     with pytest.raises(ArgumentError, match="run gas-small with --model best first"):
         reproduce("tabular", replace(full, models=("maf",)))

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from ..data.benchmarks import Splits
 from ..data.toys import COUNT, REACH, Toy, toy
-from ..errors import ArgumentError
 from .items import Options
 from .pictures import OTHER, OURS, TRUE, picture
 from .recipes import Recipe, recipes
 from .record import Figure
-from .training import PEERS, folder_of, train, without_missing_peers
+from .training import PEERS, chosen_models, folder_of, train
 
 _ROWS = {"full": 200_000, "quick": 100_000, "smoke": 20_000}
 _STEPS = {"full": None, "quick": 8_000, "smoke": 1_500}
@@ -39,10 +38,7 @@ def run(options: Options) -> Iterator[Figure]:
     """Learn the mixture with each model: KL from the true density, and RMSE of the transformation."""
     of, shown = toy("gaussians"), dict[str, Compared]()
     known = recipes("gaussians")
-    unknown = set(options.models) - set(known)
-    if unknown:
-        raise ArgumentError(f"there is no model {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    for model in without_missing_peers(options.models or known, options):
+    for model in chosen_models("gaussians", known, options):
         for seed in options.seeds:
             compared, figures = _learned(of, model, known[model], seed, options)
             shown.setdefault(model, compared)

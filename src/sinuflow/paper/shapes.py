@@ -17,7 +17,7 @@ from .items import Options
 from .pictures import picture
 from .recipes import Recipe, recipes
 from .record import Figure
-from .training import folder_of, train
+from .training import chosen_models, folder_of, train
 
 METRIC = "KL from the true density, nats"
 _TRAIN = {"full": 1_000_000, "quick": 200_000, "smoke": 5_000}
@@ -43,16 +43,13 @@ def run(options: Options) -> Iterator[Figure]:
     wrong = [name for name in names if toy(name).features != 2]
     if wrong:
         raise ArgumentError(f"{wrong[0]} has one dimension: see `sinuflow reproduce gaussians`")
-    known = recipes("toy")
-    unknown = set(options.models) - set(known)
-    if unknown:
-        raise ArgumentError(f"there is no recipe {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    panels = []
-    for model in options.models or ("today",):
+    known, panels = recipes("toy"), list[_Panel]()
+    models = chosen_models("toy", ("today",), options)
+    for model in models:
         for name in names:
             for seed in options.seeds:
                 panel, figure = _learn(toy(name), model, known[model], seed, options)
-                if model == (options.models or ("today",))[0] and seed == options.seeds[0]:
+                if model == models[0] and seed == options.seeds[0]:
                     panels.append(panel)
                 if figure is not None:
                     yield figure

@@ -12,7 +12,7 @@ from .items import Options
 from .recipes import recipes
 from .record import Figure, hardware, read_record
 from .tabular_table import table
-from .training import PEERS, folder_of, score, steps_for, train, without_missing_peers
+from .training import PEERS, chosen_models, folder_of, score, steps_for, train
 
 METRIC = "test NLL, nats"
 #: The paper's table, Sinusoidal Flow.
@@ -26,13 +26,10 @@ def run(options: Options) -> Iterator[Figure]:
     """Train every model on every set with every seed; each is a figure by itself, and seeds are joined."""
     chosen = {}
     for name in options.sets or _present(options):
-        known = recipes(name)
-        unknown = set(options.models) - set(known)
-        if unknown:
-            raise ArgumentError(f"{name} has no recipe {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+        models = chosen_models(name, recipes(name), options)
         if options.data is None or rows_present(name, options.data) is None:
             load_benchmark(name, options.data)  # says what is missing, before anything is trained
-        chosen[name] = without_missing_peers(options.models or known, options)
+        chosen[name] = models
     for name, models in chosen.items():
         rows = load_benchmark(name, options.data)
         for model in models:

@@ -23,7 +23,7 @@ from ..peers import ZukoFlow
 from ..storage import write_atomically
 from ..training import fit
 from .items import Options
-from .recipes import Recipe
+from .recipes import Recipe, recipes
 from .record import hardware
 
 #: Rows that are scored at once, and rows that are scored in float64 too.
@@ -174,9 +174,13 @@ def _log_prob(flow: Any, x: Tensor) -> Tensor:
     return scored.double().cpu()
 
 
-def without_missing_peers(models: Iterable[str], options: Options) -> list[str]:
-    """The models that can be built here: without zuko, its flows are left out, unless they were asked for."""
-    chosen = list(models)
+def chosen_models(name: str, default: Iterable[str], options: Options) -> list[str]:
+    """The models of a set that were asked for, or these; without zuko, its flows are left out then."""
+    known = recipes(name)
+    unknown = sorted(set(options.models) - set(known))
+    if unknown:
+        raise ArgumentError(f"{name} has no recipe {', '.join(unknown)}; there are {', '.join(known)}")
+    chosen = list(options.models or default)
     if find_spec("zuko") is not None or not set(chosen) & set(PEERS):
         return chosen
     if options.models:

@@ -22,6 +22,8 @@ FILES = {
     "prepare": "parameters.cu",
 }
 _COMMON = ("common.cuh", "products.cuh", "waves.cuh")
+#: What only one of them needs besides.
+_PARTS = {"inverse.cu": ("search.cuh", "groups.cuh")}
 #: The driver's number for "most bytes of dynamic shared memory".
 _SHARED_LIMIT = 8
 #: Shared memory that is taken in any case.
@@ -75,7 +77,7 @@ def _module(shape: FlowShape, block: Block, file: str, device: int) -> ctypes.c_
 def source(file: str) -> str:
     """A file of kernels with all that it needs, as one text."""
     folder = Path(__file__).parent
-    return "\n".join((folder / name).read_text() for name in (*_COMMON, file))
+    return "\n".join((folder / name).read_text() for name in (*_COMMON, *_PARTS.get(file, ()), file))
 
 
 @lru_cache(maxsize=1)
