@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +21,7 @@ from ..kernels.cuda.program import Inverted, Kept, Program
 from ..kernels.cuda.shape import FlowShape
 from ..kernels.cuda.streams import NetworkOffsets
 from ..kernels.dispatch import fused_allowed
+from ..kernels.dropout import Dropout
 from ..kernels.paths import whole_flow_path
 from .affine import ElementwiseAffine
 from .autoregressive import AutoregressiveLayer, AutoregressiveWaves
@@ -117,7 +120,8 @@ class WholeFlow:
     def __init__(self, chain: Chain, found: Anatomy, program: Program) -> None:
         self.shape, self.program = found.shape, program
         self._chain = weakref.ref(chain)  # the chain owns this, not the other way round
-        self._may_drop = any(made.dropout for made in chain.modules() if isinstance(made, MADE))
+        self._networks = [made for made in chain.modules() if isinstance(made, MADE)]
+        self._may_drop = any(made.dropout for made in self._networks)
         self._learns: bool | None = None
 
     @property
@@ -142,7 +146,7 @@ class WholeFlow:
         given = (x, *([] if context is None else [context]), *parameters)
         if torch.is_grad_enabled() and any(t.requires_grad for t in given) and not self.learns():
             return self.plain_transform(x, context)
-        z, ladj = _Transform.apply(torch.is_grad_enabled(), self, x, context, *parameters)
+        z, ladj = _Transform.apply(torch.is_grad_enabled(), self, self.dropout(), x, context, *parameters)
         return z, ladj
 
     def learns(self) -> bool:
@@ -162,13 +166,28 @@ class WholeFlow:
         """The log-density of every row if z is standard normal, without gradients."""
         packed = self.program.pack([p.contiguous() for p in self.parameters()])
         given = None if context is None else context.contiguous()
-        return self.program.forward(packed, x.contiguous(), given, keep=False).log_density
+        return self.program.forward(packed, x.contiguous(), given, keep=False, dropout=self.dropout()).log_density
 
-    def drops_out(self) -> bool:
-        """Whether dropout is active, which the kernels do not know."""
-        return self._may_drop and any(
-            made.training and made.dropout for made in self.chain.modules() if isinstance(made, MADE)
-        )
+    def rates(self) -> set[float]:
+        """Of dropout, in all networks; the kernels know flows with one."""
+        return {made.dropout if made.training else 0.0 for made in self._networks} if self._may_drop else {0.0}
+
+    def dropout(self) -> Dropout | None:
+        """Which units to drop this time."""
+        (rate,) = self.rates()
+        return Dropout.draw(rate, self.program.device) if rate else None
+
+    @contextmanager
+    def undropped(self) -> Iterator[None]:
+        """Without dropout, for a while."""
+        active = [made for made in self._networks if made.training]
+        for made in active:
+            made.training = False
+        try:
+            yield
+        finally:
+            for made in active:
+                made.training = True
 
     def plain_transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         """The same, layer by layer."""
@@ -184,15 +203,21 @@ class WholeFlow:
 class _Transform(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, grad_enabled: bool, whole: WholeFlow, x: Tensor, context: Tensor | None, *parameters: Tensor
+        ctx: Any,
+        grad_enabled: bool,
+        whole: WholeFlow,
+        dropout: Dropout | None,
+        x: Tensor,
+        context: Tensor | None,
+        *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         learning = grad_enabled and any(ctx.needs_input_grad)
         given = None if context is None else context.contiguous()
         packed = whole.program.pack([p.contiguous() for p in parameters], learning)
-        scored = whole.program.forward(packed, x.contiguous(), given, keep=learning)
+        scored = whole.program.forward(packed, x.contiguous(), given, keep=learning, dropout=dropout)
         if learning:
             assert scored.kept is not None
-            ctx.whole = whole
+            ctx.whole, ctx.dropout = whole, dropout
             left = [*packed, *scored.kept]  # saved with the rest, so that it goes when the gradients are there
             ctx.there = [t is not None for t in left]
             tensors = [t for t in left if t is not None]
@@ -208,11 +233,14 @@ class _Transform(torch.autograd.Function):
         z, x, *saved = saved
         context, parameters = (saved[0], saved[1:]) if whole.shape.context else (None, saved)
         if torch.is_grad_enabled():
-            return None, None, *_differentiable(whole, x, context, parameters, (grad_z, grad_ladj))
-        found = whole.program.backward(packed, z, kept, grad_z.contiguous(), grad_ladj.contiguous())
+            if ctx.dropout:
+                raise ArgumentError("no second derivatives on a GPU while dropout is active: call .eval() first")
+            return None, None, None, *_differentiable(whole, x, context, parameters, (grad_z, grad_ladj))
+        grads = grad_z.contiguous(), grad_ladj.contiguous()
+        found = whole.program.backward(packed, z, kept, *grads, dropout=ctx.dropout)
         pieces = found.parameters.split([p.numel() for p in parameters])
         of_parameters = [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
-        return None, None, found.x, found.context, *of_parameters
+        return None, None, None, found.x, found.context, *of_parameters
 
 
 def _differentiable(
@@ -242,7 +270,7 @@ def whole_flow(chain: Chain, x: Tensor) -> WholeFlow | None:
     if x.device not in known:
         known[x.device] = _build(chain, x.device)
     whole = known[x.device]
-    return None if whole is None or whole.drops_out() else whole
+    return None if whole is None or len(whole.rates()) > 1 else whole
 
 
 def _build(chain: Chain, device: torch.device) -> WholeFlow | None:
@@ -284,7 +312,7 @@ def gradients_agree(whole: WholeFlow) -> bool:
     x, given = _trial_rows(whole)
     wanted = [x.requires_grad_(), *(p for p in whole.parameters() if p.requires_grad)]
     found = []
-    with torch.enable_grad():
+    with torch.enable_grad(), whole.undropped():
         for transform in (whole.transform, whole.plain_transform):
             z, ladj = transform(x, given)
             loss = (ladj - 0.5 * z.square().sum(0)).mean()
@@ -298,7 +326,7 @@ def gradients_agree(whole: WholeFlow) -> bool:
 def agrees(whole: WholeFlow) -> bool:
     """Whether the kernels do on a few rows what the layers do: nobody shall get a wrong answer silently."""
     x, given = _trial_rows(whole)
-    with torch.no_grad():
+    with torch.no_grad(), whole.undropped():
         expected = whole.plain_transform(x, given)
         found = whole.transform(x, given)
         back = whole.invert(found[0], given, _TRIAL_LIMIT)

@@ -45,7 +45,8 @@ class MADE(nn.Module):
     It maps features ``(D, B)``, and a context ``(C, B)``, to ``(D, P, B)``: the P outputs for
     feature i are a function :math:`c_i(x_{<i}, \text{context})`. The context enters the first
     layer unmasked. With ``residual``, the first hidden layer is followed by residual blocks of
-    two layers each instead of single layers: :math:`h + W_2 f(W_1 f(h) + b_1) + b_2`.
+    two layers each instead of single layers: :math:`h + W_2 f(W_1 f(h) + b_1) + b_2`. Dropout acts on what the
+    hidden layers put out; in residual blocks, on what is between their two layers.
 
     The head starts at zero, so that every conditioner starts as the constant ``head.bias``.
 

@@ -33,6 +33,12 @@ class Network(NamedTuple):
     def layers(self) -> tuple[Layer, ...]:
         return self.plan.layers
 
+    @property
+    def dropping(self) -> tuple[int, ...]:
+        """Hidden layers with dropout: all, or those inside of residual blocks, which leave the way past them whole."""
+        layers = range(len(self.skips))
+        return tuple(layers[1::2] if any(self.skips) else layers) if self.dropout else ()
+
 
 def masked_network(
     network: Network, h: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], masks: Sequence[Tensor]
@@ -52,13 +58,15 @@ def reference(
     masks: Sequence[Tensor],
     keeps: Sequence[Tensor] = (),
 ) -> Tensor:
-    """The definition, in plain PyTorch; ``keeps`` are factors to use instead of fresh dropout."""
+    """The definition, in plain PyTorch; ``keeps`` are factors to use instead of fresh dropout, of layers that drop."""
+    factors = dict(zip(network.dropping, keeps, strict=True)) if keeps else {}
     before: list[Tensor] = []
     for i, skip in enumerate(network.skips):
         out = torch.addmm(biases[i].unsqueeze(-1), weights[i] * masks[i], h)
         before.append(out + before[i - 2] if skip else out)
         h = activate(network.activation, before[i])
-        h = h * keeps[i] if keeps else F.dropout(h, network.dropout)
+        if i in network.dropping:
+            h = h * factors[i] if keeps else F.dropout(h, network.dropout)
     return torch.addmm(biases[-1].unsqueeze(-1), weights[-1] * masks[-1], h)
 
 
@@ -71,12 +79,12 @@ class _Blocked(torch.autograd.Function):
         # The derivative of a rectifier can be told from its output: no need to keep its input.
         keep_before = learning and network.activation != "relu"
         overwrite = not keep_before and not any(network.skips)
-        inputs, before, keeps = [h], list[Tensor](), list[Tensor]()
+        inputs, before, keeps, dropping = [h], list[Tensor](), list[Tensor](), network.dropping
         for i, skip in enumerate(network.skips):
             out = apply_layer(network.layers[i], inputs[-1], weights[i], biases[i], masks[i])
             before.append(out.add_(before[i - 2]) if skip else out)
             result = activate(network.activation, out, inplace=overwrite)
-            if network.dropout:
+            if i in dropping:
                 keeps.append(torch.empty_like(result).bernoulli_(1 - network.dropout).div_(1 - network.dropout))
                 result = result * keeps[-1]
             inputs = [*inputs, result] if learning else [result]
@@ -97,11 +105,12 @@ class _Blocked(torch.autograd.Function):
             return _differentiable_backward(network, grad, inputs[0], weights, biases, masks, keeps)
         grad_weights: list[Tensor | None] = [None] * count
         grad_biases: list[Tensor | None] = [None] * count
+        factors = dict(zip(network.dropping, keeps, strict=True))
         streams: dict[int, Tensor] = {}  # gradients that residual connections carry past a layer
         for i in reversed(range(count)):
             if i < count - 1:  # from here on the gradient is our own memory, to be overwritten
-                if keeps:
-                    grad.mul_(keeps[i])
+                if i in factors:
+                    grad.mul_(factors[i])
                 _through_activation(network.activation, grad, inputs[i + 1], before[i] if before else None)
                 if i + 2 in streams:
                     grad.add_(streams.pop(i + 2))

@@ -203,10 +203,10 @@ class DeviceEngine:
         if whole is not None and whole.learns():
             program = whole.program
             packed = program.pack(list(self._flat.parameters), learning=True)
-            scored = program.forward(packed, inputs.x, inputs.context, keep=True)
+            dropout, scale = whole.dropout(), 1 / inputs.x.shape[-1]
+            scored = program.forward(packed, inputs.x, inputs.context, keep=True, dropout=dropout)
             assert scored.kept is not None
-            size = inputs.x.shape[-1]
-            program.backward(packed, scored.z, scored.kept, None, None, nll_scale=1 / size, out=self._gradient)
+            program.backward(packed, scored.z, scored.kept, None, None, scale, self._gradient, dropout)
             return scored.log_density, -1
         context = None if inputs.context is None else inputs.context.mT
         loss = -self._flow(context, validate_args=False).log_prob(inputs.x.mT).mean()

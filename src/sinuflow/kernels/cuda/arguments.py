@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
+_POINTER, _INT, _UNSIGNED, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint, ctypes.c_float
 
 
 class Arguments(ctypes.Structure):
@@ -50,6 +50,9 @@ class ForwardArguments(Arguments):
         ("kept_hidden", _POINTER),
         ("kept_outputs", _POINTER),
         ("kept_x", _POINTER),
+        ("seed", _POINTER),
+        ("drop_below", _UNSIGNED),
+        ("keep_scale", _FLOAT),
         ("batch", _INT),
         ("tiles", _INT),
         ("parts", _INT),
@@ -78,6 +81,7 @@ class BackwardArguments(Arguments):
         ("grad_hidden", _POINTER),
         ("grad_values", _POINTER),
         ("nll_scale", _FLOAT),
+        ("keep_scale", _FLOAT),
         ("batch", _INT),
         ("tiles", _INT),
         ("parts", _INT),

@@ -22,6 +22,7 @@ struct BackwardArguments {
     float* grad_hidden;         // before the rectifier, [upper - lower][DEPTH][batch][UNITS]
     float* grad_values;         // of every transformer, [blocks][SCALES][FEATURES][batch]
     float nll_scale;
+    float keep_scale;           // of dropout: what was not dropped was multiplied with it
     int batch, tiles, parts, lower, upper;
 };
 
@@ -163,8 +164,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
             const long base = ((static_cast<long>(network) * DEPTH + layer) * rows + first) * UNITS;
             float* grad_hidden = p.grad_hidden + base - static_cast<long>(p.lower) * DEPTH * rows * UNITS;
             const bool skips = STREAMS && layer + 2 < DEPTH && layer % 2 == 0;  // what is in the way is what is added
+            const float scale = may_drop(layer) ? p.keep_scale : 1.0f;
             float kept[4 * COLUMNS];
-            auto ask = [&](int, int tile) {  // whether the units were above zero: needed after the product
+            auto ask = [&](int, int tile) {  // whether the units were above zero, and kept: needed after the product
 #pragma unroll
                 for (int which = 0; which < 4 * COLUMNS; which++) {
                     const int unit = 16 * tile + lane / 4 + which % 4 / 2 * 8, n = which / 4 * 8 + 2 * (lane % 4) + which % 2;
@@ -172,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
                 }
             };
             multiply_hidden<false>(plan, run, stream, from, exchange, ask, [&](int, int unit, int n, int which, float value) {
-                value = kept[which] > 0.0f ? value : 0.0f;
+                value = kept[which] > 0.0f ? value * scale : 0.0f;
                 if (skips) value += load_one(to, unit, n);
                 store_one(to, unit, n, value);
                 if (first + n < batch) grad_hidden[n * UNITS + unit] = value;

@@ -70,6 +70,16 @@ __device__ __forceinline__ float squashed(float x) {
     return SQUASH * ratio * rsqrtf(fmaf(ratio, ratio, 1.0f));
 }
 
+// Bits so well mixed that they pass for random; formulas as in kernels/dropout.py.
+__device__ __forceinline__ unsigned mixed(unsigned x) {
+    x = (x ^ x >> 16) * 0x7feb352du;
+    x = (x ^ x >> 15) * 0x846ca68bu;
+    return x ^ x >> 16;
+}
+
+// Hidden layers with dropout: all, or those inside of residual blocks.
+__device__ __forceinline__ bool may_drop(int layer) { return !STREAMS || layer % 2; }
+
 // Which feature stands at a place of a network: every second network sees them upside down.
 __device__ __forceinline__ bool is_reversed(int network) { return CONDITIONAL ? network % 2 == 1 : network % 2 == 0; }
 __device__ __forceinline__ int turned(int i, bool reverse) { return reverse ? FEATURES - 1 - i : i; }

@@ -16,6 +16,9 @@ struct ForwardArguments {
     float* kept_hidden;    // [NETWORKS][DEPTH][batch][UNITS], rectified
     float* kept_outputs;   // [NETWORKS][batch][HEAD16], if the waves are conditional
     float* kept_x;         // what the waves see, [BLOCKS][SCALES][FEATURES][batch] or [NETWORKS][FEATURES][batch]
+    const unsigned* seed;  // of dropout, two numbers; null: nothing is dropped
+    unsigned drop_below;
+    float keep_scale;
     int batch, tiles, parts;
 };
 
@@ -44,6 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
     const int first = blockIdx.x * ROWS, batch = p.batch;
     const long rows = batch;
     const bool keeps = p.kept_inputs != nullptr;
+    const unsigned seed = p.seed ? p.seed[0] : 0, row_seed = p.seed ? p.seed[1] : 0;
 
     const Plan plan = load_plan(p.tables, DEPTH + 1, DEPTH + 1, p.tiles, tables);
     fetch_constants(p.biases, p.waves, 0, constants);  // with the first tiles
@@ -89,10 +93,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
             // Residual layers add what was there two layers before: so it is kept as it is, and rectified on its way.
             float* to = units + layer % 2 * operand_size(UNITS);
             float* kept = p.kept_hidden + ((static_cast<long>(network) * DEPTH + layer) * rows + first) * UNITS;
-            const bool skips = STREAMS && layer && layer % 2 == 0;
+            const bool skips = STREAMS && layer && layer % 2 == 0, drops = p.seed && may_drop(layer);
             auto use = [&](int, int unit, int n, int, float value) {
                 value += bias[layer * UNITS + unit];
                 if (skips) value += load_one(to, unit, n);
+                if (drops) {
+                    const unsigned number = (network * DEPTH + layer) * UNITS + unit;
+                    const bool lost = mixed(mixed(number ^ seed) + mixed((first + n) ^ row_seed)) < p.drop_below;
+                    value = lost ? 0.0f : value * p.keep_scale;
+                }
                 store_one(to, unit, n, STREAMS ? value : rectified(value));
                 if (keeps && first + n < batch) kept[n * UNITS + unit] = rectified(value);
             };

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..dropout import Dropout
 from .arguments import BackwardArguments, ForwardArguments, InverseArguments, WaveArguments, WeightArguments
 from .blocks import ANY_BLOCK, Blocks, Launcher, ways_of
 from .layout import gradient_jobs
@@ -84,7 +85,9 @@ class Program:
 
     # ---------------------------------------------------------------- data to noise
 
-    def forward(self, packed: Packed, x: Tensor, context: Tensor | None, keep: bool) -> Scored:
+    def forward(
+        self, packed: Packed, x: Tensor, context: Tensor | None, keep: bool, dropout: Dropout | None = None
+    ) -> Scored:
         """Score a batch of shape (D, B)."""
         batch = x.shape[-1]
         z, ladj, log_density = torch.empty_like(x), self._empty(batch), self._empty(batch)
@@ -103,6 +106,9 @@ class Program:
             kept_hidden=kept and kept.hidden,
             kept_outputs=kept and kept.outputs,
             kept_x=kept and kept.x,
+            seed=dropout and dropout.seed,
+            drop_below=dropout.threshold if dropout else 0,
+            keep_scale=dropout.scale if dropout else 1.0,
             batch=batch,
             **self._ways.forward.arguments(),
         )
@@ -130,8 +136,9 @@ class Program:
         grad_ladj: Tensor | None,
         nll_scale: float = 0.0,
         out: Tensor | None = None,
+        dropout: Dropout | None = None,
     ) -> Gradients:
-        """The chain rule through :meth:`forward`.
+        """The chain rule through :meth:`forward`, with the same dropout.
 
         Without ``grad_z`` and ``grad_ladj``, of minus the log-densities, times ``nll_scale``. The gradient
         of the parameters goes to ``out``, if it is given: it must have zeros where weights are masked.
@@ -163,6 +170,7 @@ class Program:
                 grad_hidden=grad_hidden,
                 grad_values=grad_values,
                 nll_scale=nll_scale,
+                keep_scale=dropout.scale if dropout else 1.0,
                 batch=batch,
                 lower=lower,
                 upper=upper,
