@@ -11,7 +11,10 @@ import torch
 import sinuflow
 from looks_trained import look_trained
 from sinuflow.bijections.whole_flow import whole_flow
+from sinuflow.conditioners import MADE
+from sinuflow.kernels.dropout import Dropout
 from tests.builders import CONDITIONINGS, batch, trained_flow
+from tests.kernels.test_dropout import dropping_like
 from tests.kernels.test_whole_flow import FLOWS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -101,6 +104,23 @@ def test_whole_flows_are_what_their_layers_are(name):
             z = exact.bijection(rough.double(), wide)[0].float()
             back, _ = flow.bijection.inverse(z.cuda(), c)
             torch.testing.assert_close(back, x, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["shift", "full"])
+def test_kernels_drop_what_the_formula_says(name, monkeypatch):
+    exact = look_trained(sinuflow.SinusoidalFlow(**FLOWS[name], dropout=0.3)).double()
+    flow = copy.deepcopy(exact).float().cuda().train()
+    x = torch.randn(300, flow.features)
+    whole = whole_flow(flow.bijection, x.cuda().mT)
+    assert whole is not None
+    dropout = Dropout(0.3, torch.tensor([3, -4], dtype=torch.int32))
+    monkeypatch.setattr(whole, "dropout", lambda: dropout._replace(seed=dropout.seed.cuda()))
+    dropping_like([m for m in exact.modules() if isinstance(m, MADE)], dropout, whole.shape.units)
+    log_p, expected = flow().log_prob(x.cuda()), exact().log_prob(x.double())
+    torch.testing.assert_close(log_p.double().cpu(), expected, rtol=1e-4, atol=1e-3)
+    grads = torch.autograd.grad(log_p.mean(), list(flow.parameters()))
+    for ours, theirs in zip(grads, torch.autograd.grad(expected.mean(), list(exact.parameters())), strict=True):
+        assert (ours.double().cpu() - theirs).abs().max() <= 1e-3 * (1 + theirs.abs().max())
 
 
 def test_a_recorded_score_follows_its_weights():

@@ -192,7 +192,9 @@ def test_the_log_density_and_its_gradient_in_one_go(name, batch):
     assert error(out, torch.cat([g.reshape(-1) for g in truth])) < 1e-5
 
 
-@pytest.mark.parametrize(("name", "processors"), [(n, p) for n in FLOWS for p in (132, 1) if n != "wide" or p == 132])
+@pytest.mark.parametrize(
+    ("name", "processors"), [(n, p) for n in FLOWS for p in (132, 3, 1) if n not in SLOW or p == 132]
+)
 def test_the_inverse_is_certified(name, processors):
     flow, exact, whole = emulated(name, processors)
     x, context = draw(flow)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from .arguments import Arguments
-from .shape import WARPS, Block, FlowShape
+from .shape import LANES, WARPS, Block, FlowShape
 from .streams import NetworkOffsets, Stage, Streams, backward_stages, forward_stages, inverse_stages, streams
 
 #: For the kernels that do not go through a flow row by row.
@@ -35,6 +36,7 @@ class Way(NamedTuple):
 
     streams: Streams
     shared_bytes: SharedBytes
+    few: int = 0  # rows that a block may take where processors are to spare
 
     def shared(self, block: Block) -> int:
         """Bytes of shared memory."""
@@ -62,10 +64,12 @@ def ways_of(shape: FlowShape, networks: list[NetworkOffsets], zero: int, device:
             found._replace(**{name: getattr(found, name).to(device) for name in ("gather", "starts", "tables")}), shared
         )
 
+    # Inside a group warps are busy with their rows; otherwise a block takes as long for four rows as for eight.
+    few = 4 if shape.group.degrees > 1 else 0
     return Ways(
         way(forward_stages(shape), networks, shape.forward_shared),
         way(backward_stages(shape), networks[::-1], shape.backward_shared),
-        way(inverse_stages(shape), networks[::-1], shape.inverse_shared),
+        way(inverse_stages(shape), networks[::-1], shape.inverse_shared)._replace(few=few),
     )
 
 
@@ -84,12 +88,15 @@ class Blocks:
         if not batch:
             return
         block = self._block_for(way, batch)
-        self._launcher.launch(name, block, (-(-batch // block.rows),), 32 * WARPS, way.shared(block), arguments)
+        grid = (-(-batch // (block.live or block.rows)),)
+        self._launcher.launch(name, block, grid, LANES * WARPS, way.shared(block), arguments)
 
     def _block_for(self, way: Way, batch: int) -> Block:
         """Few rows while there are processors to spare, more when weights are read too often."""
         found = self._block(way, 8)
         assert found is not None
+        if way.few and batch <= way.few * self._launcher.processors:
+            return replace(found, live=way.few)
         for rows in (16, 32):
             larger = self._block(way, rows)
             if larger is None or batch <= found.rows * self._launcher.processors:

@@ -2,8 +2,8 @@
 //
 // The shape is compiled in: FEATURES, CONTEXT, HIDDEN, DEPTH (hidden layers), RESIDUAL, OUTPUTS (per
 // feature), SCALES, WAVES, SQUASH (0: off), CONDITIONAL (whether a network computes the waves), NETWORKS;
-// and how a block works: ROWS (of the batch: 8, 16 or 32), WARPS, SPLIT, SLOTS and PAIRED (see products.cuh), GROUP,
-// GROUP_UNITS, DEGREE_UNITS, ROW_LANES, FAR_WARP and DIRECT (see inverse.cu), SOURCE_BITS (see parameters.cu).
+// and how a block works: ROWS (of the batch: 8, 16 or 32), LIVE (how many it takes of them), WARPS, SPLIT, SLOTS and PAIRED (see products.cuh), GROUP,
+// GROUP_UNITS, DEGREE_UNITS, FAR_WARP and DIRECT (see inverse.cu), SOURCE_BITS (see parameters.cu).
 #ifndef EMULATED
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(128) float name[]
 #define INFINITY __int_as_float(0x7f800000)

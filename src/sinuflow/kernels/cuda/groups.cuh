@@ -1,21 +1,18 @@
 // Degrees that ordered substitution takes together (see inverse.cu): how numbers lie, and what a lane does with them.
 
-// Inside a group: of the ROW_LANES lanes of a row, lane l has units l, l + ROW_LANES..., and parameters of features
-// likewise. Weights are stored as [GROUP features][UNIT_STRIDE], for each further layer [INNER_ROWS][UNIT_STRIDE], and
+// Inside a group a warp takes one row: its lane l has units l, l + 32..., and parameters of features likewise. Weights are stored as [GROUP features][UNIT_STRIDE], for each further layer [INNER_ROWS][UNIT_STRIDE], and
 // for the head [INNER_ROWS][OUTPUT_STRIDE], where a lane's numbers are neighbours.
 constexpr bool GROUPED = GROUP > 1;
 constexpr int GROUPS = (FEATURES + GROUP - 1) / GROUP;
-constexpr int MINE = GROUPED ? (GROUP_UNITS + ROW_LANES - 1) / ROW_LANES : 1, UNIT_STRIDE = ROW_LANES * MINE;
-constexpr int MY_OUTPUTS = GROUPED ? (GROUP * OUTPUTS + ROW_LANES - 1) / ROW_LANES : 1, OUTPUT_STRIDE = ROW_LANES * MY_OUTPUTS;
+constexpr int MINE = GROUPED ? (GROUP_UNITS + 31) / 32 : 1, UNIT_STRIDE = 32 * MINE;
+constexpr int MY_OUTPUTS = GROUPED ? (GROUP * OUTPUTS + 31) / 32 : 1, OUTPUT_STRIDE = 32 * MY_OUTPUTS;
 // The units of a degree are DEGREE_UNITS at most, and no two of them have the same lane, so that loops over them can
 // be written out; after the last of a group there are as many zeros.
 constexpr int INNER_ROWS = GROUP_UNITS + DEGREE_UNITS;
 constexpr int GROUP_INNER = (GROUP + (DEPTH - 1) * INNER_ROWS) * UNIT_STRIDE + INNER_ROWS * OUTPUT_STRIDE;
 // Without groups, the weights of the first layer, if that is DIRECT.
 constexpr int INNER = GROUPED ? GROUP_INNER : DIRECT ? padded(UNITS * INPUTS, 4) : 0;
-static_assert(DEGREE_UNITS <= ROW_LANES, "a lane for every unit of a degree");
-// Rows that a warp takes at once; it leaves out so many between them.
-constexpr int ROWS_AT_ONCE = 32 / ROW_LANES, ROWS_APART = ROWS / ROWS_AT_ONCE;
+static_assert(DEGREE_UNITS <= 32, "a lane for every unit of a degree");
 // Blocks of few rows have warps to spare: they multiply for the next group at the same time, and need room for it.
 constexpr bool OVERLAPS = ROWS == 8;
 constexpr int KNOWN_AT_ONCE = OVERLAPS ? 2 : 1;
@@ -58,7 +55,7 @@ struct DegreeUnits {
     // Each is some lane's `value`; the first of them is number `low`.
     __device__ __forceinline__ void gather(float value, int low) {
 #pragma unroll
-        for (int i = 0; i < UNITS_AT_ONCE; i++) of[i] = __shfl_sync(~0u, value, low + i, ROW_LANES);
+        for (int i = 0; i < UNITS_AT_ONCE; i++) of[i] = __shfl_sync(~0u, value, low + i);
     }
     __device__ __forceinline__ float times(const DegreeUnits& weights) const {
         float even = 0.0f, odd = 0.0f;  // two sums, so that additions wait less for each other
@@ -78,7 +75,7 @@ struct UnitWeights {
 
     __device__ __forceinline__ void load(const float* from) {
 #pragma unroll
-        for (int i = 0; i < UNITS_AT_ONCE; i++) load_mine(of[i], from + i * (ROW_LANES * COUNT));
+        for (int i = 0; i < UNITS_AT_ONCE; i++) load_mine(of[i], from + i * (32 * COUNT));
     }
     __device__ __forceinline__ DegreeUnits to(int which) const {
         DegreeUnits found;

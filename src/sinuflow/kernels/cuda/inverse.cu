@@ -1,10 +1,11 @@
-// The whole flow from noise to data, by ordered substitution: one block takes ROWS rows through all layers.
+// The whole flow from noise to data, by ordered substitution: one block takes LIVE rows through all layers. (If that is
+// fewer than ROWS, for which there is room, then because there are processors to spare, and warps are busy enough.)
 //
 // When the first m features are known, so are the units of degree m, layer by layer, and with them the
 // parameters of the next feature. With many units to a degree, that is one product for every degree and layer; but
 // where a network sees few numbers, the units of its first layer are computed one by one, which takes no product.
 // With few of them, GROUP degrees go together: what is known before the group contributes by products, and
-// what happens inside the group is done degree by degree by ROW_LANES lanes for each row, without waiting for
+// what happens inside the group is done degree by degree by a warp for each row, without waiting for
 // others. Meanwhile other warps multiply for the next group what is known already ("far"), so that then only what
 // this group has found remains ("near").
 
@@ -46,8 +47,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     float* found = most + FEATURES * ROWS;  // the last feature
     int* ends = reinterpret_cast<int*>(found + ROWS);
     float* tables = reinterpret_cast<float*>(ends + padded(FEATURES, 4));
-    const int first = blockIdx.x * ROWS, batch = p.batch, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const long rows = batch;
+    const int first = blockIdx.x * LIVE, batch = min(p.batch, first + LIVE), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const long rows = p.batch;
 
     auto fetch_biases = [&](int network) {
         const float4* from = reinterpret_cast<const float4*>(p.biases + network * BIASES);
@@ -88,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     // A layer's certificate: the worst of its features, row by row.
     auto certify = [&]() {
         __syncthreads();
-        for (int n = warp; n < ROWS; n += WARPS) {
+        for (int n = warp; n < LIVE; n += WARPS) {
             float gap = 0.0f, evaluations = 0.0f, bad = 0.0f;
             for (int i = lane; i < FEATURES; i += 32) {
                 const float mine = worst[i * ROWS + n];
@@ -173,42 +174,41 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     auto substitute = [&](int network, int group, int n) {
         const int begin = group * GROUP, end = min(begin + GROUP, FEATURES);
         const float* weights = inner + (network * GROUPS + group) % 2 * INNER;
-        const int mine = lane % ROW_LANES;
         float before[DEPTH][MINE], outputs[MY_OUTPUTS];
-        const float *half = known + (group % KNOWN_AT_ONCE * 2 * ROWS + n) * KNOWN + mine, *other_half = half + ROWS * KNOWN;
+        const float *half = known + (group % KNOWN_AT_ONCE * 2 * ROWS + n) * KNOWN + lane, *other_half = half + ROWS * KNOWN;
 #pragma unroll
         for (int layer = 0; layer < DEPTH; layer++)
 #pragma unroll
             for (int r = 0; r < MINE; r++) {
-                const int at = layer * UNIT_STRIDE + ROW_LANES * r;
+                const int at = layer * UNIT_STRIDE + 32 * r;
                 before[layer][r] = half[at] + other_half[at];
             }
 #pragma unroll
         for (int r = 0; r < MY_OUTPUTS; r++) {
-            const int at = DEPTH * UNIT_STRIDE + ROW_LANES * r;
+            const int at = DEPTH * UNIT_STRIDE + 32 * r;
             outputs[r] = half[at] + other_half[at];
         }
         // Without conditional waves, lane i has feature i of the group, and its shift.
-        const float target = x[turned(min(begin + mine, FEATURES - 1), is_reversed(network)) * ROWS + n];
+        const float target = x[turned(min(begin + lane, FEATURES - 1), is_reversed(network)) * ROWS + n];
         const int row = begin ? ends[begin - 1] : 0;
         int low = 0, high = ends[begin] - row;
-        const float *of_feature = weights + mine * MINE, *of_units = of_feature + GROUP * UNIT_STRIDE;
-        const float* of_last = weights + (GROUP + (DEPTH - 1) * INNER_ROWS) * UNIT_STRIDE + mine * MY_OUTPUTS;
-        const float* of_shifts = of_last - mine * MY_OUTPUTS;
+        const float *of_feature = weights + lane * MINE, *of_units = of_feature + GROUP * UNIT_STRIDE;
+        const float* of_last = weights + (GROUP + (DEPTH - 1) * INNER_ROWS) * UNIT_STRIDE + lane * MY_OUTPUTS;
+        const float* of_shifts = of_last - lane * MY_OUTPUTS;
         UnitWeights<MINE> to_second, between;  // the former are loaded early: they are what a degree begins with
         UnitWeights<MY_OUTPUTS> to_outputs;
         if (DEPTH > 1) to_second.load(of_units);
         // The unit of a degree that this lane has, if any: number `which` of its own; and what enters it.
-        int which = (low + ROW_LANES - 1 - mine) / ROW_LANES;
+        int which = (low + 31 - lane) / 32;
         float entering[DEPTH];
         entering[0] = chosen(before[0], which);
 #pragma unroll 1
         for (int m = begin; m < end; m++) {
             const int next = ends[min(m + 1, FEATURES - 1)] - row;
-            const unsigned has_one = mine + ROW_LANES * which < high ? ~0u : 0u;
+            const unsigned has_one = lane + 32 * which < high ? ~0u : 0u;
             float weight[MINE], seen, goal = 0.0f, shift = 0.0f;
             DegreeUnits to_shift;
-            if (!CONDITIONAL) goal = __shfl_sync(~0u, target, m - begin, ROW_LANES), shift = __shfl_sync(~0u, outputs[0], m - begin, ROW_LANES);
+            if (!CONDITIONAL) goal = __shfl_sync(~0u, target, m - begin), shift = __shfl_sync(~0u, outputs[0], m - begin);
 #pragma unroll
             for (int layer = 0; layer < DEPTH; layer++) {
                 const int after = layer + 1 < DEPTH ? layer + 1 : 0, stream = layer >= 1 ? layer - 1 : 0;
@@ -235,11 +235,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                 for (int r = 0; r < (joined ? MINE : 0); r++) before[after][r] += which == r && has_one ? entering[stream] : 0.0f;
             }
             low = high, high = next;
-            which = (low + ROW_LANES - 1 - mine) / ROW_LANES;
+            which = (low + 31 - lane) / 32;
             if (CONDITIONAL) {
 #pragma unroll
                 for (int r = 0; r < MY_OUTPUTS; r++) {
-                    const int o = mine + ROW_LANES * r - (m - begin) * OUTPUTS;
+                    const int o = lane + 32 * r - (m - begin) * OUTPUTS;
                     if (o >= 0 && o < OUTPUTS) out[n * OUTPUTS + o] = outputs[r];
                 }
                 __syncwarp();
@@ -255,12 +255,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         const int count = ends[end - 1] - row;
 #pragma unroll
         for (int r = 0; r < MINE; r++) {
-            const int i = mine + ROW_LANES * r;
+            const int i = lane + 32 * r;
             if (i >= count) continue;
 #pragma unroll
             for (int layer = 0; layer < DEPTH; layer++) store_one(units + layer * operand_size(UNITS), row + i, n, rectified(before[layer][r]));
         }
-        if (!CONDITIONAL && mine < end - begin) found_shift(network, begin + mine, n, outputs[0]);
+        if (!CONDITIONAL && lane < end - begin) found_shift(network, begin + lane, n, outputs[0]);
     };
 
     // With single degrees: a unit before its activation.
@@ -331,7 +331,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                 multiply_known(network, group, true);
                 __syncthreads();
                 if (warp >= FAR_WARP) fetch_inner(network, group + 1);
-                for (int n = warp; n < ROWS_APART; n += WARPS) substitute(network, group, n + lane / ROW_LANES * ROWS_APART);
+                for (int n = warp; n < LIVE; n += WARPS) substitute(network, group, n);
                 if (!OVERLAPS) __syncthreads();
                 if (group + 1 < GROUPS) multiply_known(network, group + 1, false);
                 wait_for_all();
@@ -372,14 +372,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         wait_for_all();
         certify();
         if (!CONDITIONAL && network % 2 == 1) {
-            each_element<SPREAD>([&](int e, bool stores) {
+            each_element<LIVE_SPREAD, LIVE>([&](int e, bool stores) {
                 float y = x[e], gap = 0.0f, slope = 1.0f, change = 0.0f;
                 int evaluations = 0;
                 bool good = true;
 #pragma unroll 1
                 for (int j = SCALES - 1; j >= 0; j--) {
                     Search search;
-                    find(search, shared_waves<SPREAD>(waves, j, e / ROWS), y, p.limit);
+                    find(search, shared_waves<LIVE_SPREAD>(waves, j, e / ROWS), y, p.limit);
                     y = search.x;
                     slope *= search.slope;
                     if (j % 8 == 0) {  // before the product can vanish

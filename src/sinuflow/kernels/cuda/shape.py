@@ -9,6 +9,8 @@ from ..degrees import Plan, below, plan
 
 #: Warps to a block.
 WARPS = 16
+#: Threads of a warp.
+LANES = 32
 #: Rows and columns of a tile of weights.
 TILE = 16
 #: Units of a layer that the lanes of a row can take, and weights for which there is room.
@@ -103,10 +105,10 @@ class FlowShape:
             "GROUP": self.group.degrees,
             "GROUP_UNITS": self.group.units,
             "DEGREE_UNITS": self.group.units_of_degree,
-            "ROW_LANES": self.row_lanes,
             "FAR_WARP": self.far_warps.start,
             "DIRECT": int(self.direct),
             "ROWS": block.rows,
+            "LIVE": block.live or block.rows,
             "SPLIT": int(block.split),
             "SLOTS": block.slots,
             "WARPS": WARPS,
@@ -153,14 +155,6 @@ class FlowShape:
         return 2 * WARPS * TILE if self.paired else 0
 
     @property
-    def row_lanes(self) -> int:
-        """Lanes that take one row through a group of degrees, as many as a degree has units.
-
-        Those who look for conditional waves are a warp.
-        """
-        return 16 if not self.conditional and self._most_units <= 16 else 32
-
-    @property
     def direct(self) -> bool:
         """Whether the inverse computes first layers without products: with single degrees and few inputs.
 
@@ -185,19 +179,18 @@ class FlowShape:
 
     @property
     def far_warps(self) -> range:
-        """Warps that need not take any of eight rows through a group."""
-        return range(8 * self.row_lanes // 32, WARPS)
+        """Warps that need not take any of four rows through a group."""
+        return range(4, WARPS)
 
     @cached_property
     def group(self) -> Group:
-        """The largest group of degrees that these lanes can take for the inverse."""
-        lanes = self.row_lanes
-        found = Group(1, 0, 0, 0, 0, lanes)
-        for degrees in range(2, min(self.features, lanes) + 1):  # a lane for every feature
+        """The largest group of degrees that the lanes of a warp can take for the inverse."""
+        found = Group(1, 0, 0, 0, 0)
+        for degrees in range(2, min(self.features, LANES) + 1):  # a lane for every feature
             hidden = self.plan.hidden[0].rows
             counts = [hidden[end - 1] - below(hidden, begin) for begin, end in _ranges(self.features, degrees)]
-            group = Group(degrees, max(counts), self._most_units, len(self.hidden), degrees * self.outputs, lanes)
-            if group.units > _MOST_UNITS or group.units_of_degree > lanes or group.numbers > _MOST_INNER:
+            group = Group(degrees, max(counts), self._most_units, len(self.hidden), degrees * self.outputs)
+            if group.units > _MOST_UNITS or group.units_of_degree > LANES or group.numbers > _MOST_INNER:
                 break
             found = group
         return found
@@ -212,15 +205,14 @@ class Group:
     units_of_degree: int  # likewise
     depth: int
     outputs: int
-    lanes: int  # that take one row
 
     @property
     def unit_stride(self) -> int:
-        return round_up(self.units, self.lanes)
+        return round_up(self.units, LANES)
 
     @property
     def output_stride(self) -> int:
-        return round_up(self.outputs, self.lanes)
+        return round_up(self.outputs, LANES)
 
     @property
     def numbers(self) -> int:
@@ -251,6 +243,7 @@ class Block:
     rows: int  # of the batch
     split: bool  # whether activations are stored as two tf32 numbers
     slots: int  # tiles that a warp has room for
+    live: int = 0  # rows that it takes, if not all for which there is room
 
     @property
     def ring(self) -> int:

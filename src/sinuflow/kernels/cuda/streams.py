@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..degrees import Layer, below
-from .shape import TILE, WARPS, FlowShape, round_up
+from .shape import LANES, TILE, WARPS, FlowShape, round_up
 from .sharing import Shares, equal_runs, pairs_of_rows, whole_rows
 
 #: The number of a row of tiles that is not there.
@@ -127,7 +127,7 @@ def inner_index(shape: FlowShape, networks: list[NetworkOffsets], zero: int) -> 
             inside = _places(layer)[rows, known:last].mT
             part[: inside.shape[0], : inside.shape[1]] = inside
             # A lane's numbers are neighbours.
-            places.append(part.view(height, -1, group.lanes).mT.flatten())
+            places.append(part.view(height, -1, LANES).mT.flatten())
             offsets.append(torch.full_like(places[-1], i))
     flat, layers = torch.cat(places), torch.cat(offsets)
     starts = torch.tensor([network.weights for network in networks])

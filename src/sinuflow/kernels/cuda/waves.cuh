@@ -4,21 +4,23 @@
 // they find, so that all hold the same result.
 
 __host__ __device__ constexpr int lanes_for(int count) { return count <= 1 ? 1 : count <= 2 ? 2 : count <= 4 ? 4 : count <= 8 ? 8 : count <= 16 ? 16 : 32; }
-__host__ __device__ constexpr int spare_lanes(int most) { return most == 1 || FEATURES * ROWS * most <= THREADS ? most : spare_lanes(most / 2); }
+__host__ __device__ constexpr int spare_lanes(int most, int rows) { return most == 1 || FEATURES * rows * most <= THREADS ? most : spare_lanes(most / 2, rows); }
 
 // Lanes to an element, where all features of all rows are at hand: as many as there are threads for.
-constexpr int SPREAD = spare_lanes(lanes_for(WAVES));
+constexpr int SPREAD = spare_lanes(lanes_for(WAVES), ROWS), LIVE_SPREAD = spare_lanes(lanes_for(WAVES), LIVE);
 // Where only one feature is, a warp takes one row.
 constexpr int TOGETHER = lanes_for(WAVES);
 static_assert(WAVES <= 32, "a lane for every wave");
 
-// All features of all rows, a group of lanes for each: `use` gets the element, and whether this lane is the
+// All features of all rows (or the first TAKEN of them), a group of lanes for each: `use` gets the element, and whether this lane is the
 // one that stores its results. Whole warps come along, because they exchange numbers.
-template <int LANES, class Use>
+template <int LANES, int TAKEN = ROWS, class Use>
 __device__ __forceinline__ void each_element(Use use) {
-    constexpr int COUNT = FEATURES * ROWS;
-    for (int t = threadIdx.x; t < padded(COUNT * LANES, 32); t += THREADS)
-        use(min(t / LANES, COUNT - 1), t / LANES < COUNT && t % LANES == 0);
+    constexpr int COUNT = FEATURES * TAKEN;
+    for (int t = threadIdx.x; t < padded(COUNT * LANES, 32); t += THREADS) {
+        const int e = min(t / LANES, COUNT - 1);
+        use(e / TAKEN * ROWS + e % TAKEN, t / LANES < COUNT && t % LANES == 0);
+    }
 }
 
 struct Value {
