@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 DOUBLE = torch.float64
 shapes = {
     "scales": st.integers(1, 3),
-    "features": st.integers(1, 9),
+    "features": st.sampled_from([1, 2, 3, 5, 9, 70]),  # more than 64 are cut into tiles
     "waves": st.integers(1, 5),
     "rows": st.sampled_from([0, 1, 7, 64, 70]),
     "seed": st.integers(0, 10**6),

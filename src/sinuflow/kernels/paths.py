@@ -26,8 +26,6 @@ from .native.library import MOST_WAVES, NativeError, library
 _OLDEST = (7, 0)
 #: The first generation whose tensor cores multiply tf32 numbers.
 _TENSOR_CORES = (8, 0)
-#: One program takes all features of a row, and has registers for so many.
-MOST_FEATURES = 2048
 
 
 class Path(NamedTuple):
@@ -53,9 +51,7 @@ def wave_kernels(waves: int, x: Tensor, *others: Tensor) -> ModuleType | None:
     if x.dtype not in (torch.float32, torch.float64):
         return None
     if x.is_cuda:
-        if x.shape[0] > MOST_FEATURES or not gpu_path(x.device).fused:
-            return None
-        return _package("triton")
+        return _package("triton") if gpu_path(x.device).fused else None
     if x.device.type != "cpu" or x.dtype != torch.float32 or waves > MOST_WAVES or not cpu_path().fused:
         return None
     return _package("native")

@@ -17,20 +17,20 @@ from torch import Tensor
 from ..waves import ALPHA_MAX, FREQUENCY_MIN, SLOW
 from .arithmetic import sigmoid, sin_cos, softplus, tanh, wave_products
 from .search import next_guess, working_precision
-from .tiles import on_its_device, tile, tiling
+from .tiles import on_its_device, own_row, tile, tiling
 
 
 @on_its_device
 def forward(x: Tensor, parameters: Tensor, scales: int, waves: int) -> tuple[Tensor, Tensor]:
     """The value (D, B) and the log-determinant (B,)."""
     x, parameters = x.contiguous(), parameters.contiguous()
-    value, ladj = torch.empty_like(x), x.new_empty(x.shape[-1])
     grid, padded, height = tiling(x)
+    value, ladj = torch.empty_like(x), x.new_empty((grid[1], x.shape[-1]))
     _forward[grid](
         x, parameters, value, ladj, x.shape[-1], x.shape[0],
         **_constants(scales, waves), FEATURES=padded, ROWS=height,
     )  # fmt: skip
-    return value, ladj
+    return value, ladj.sum(0)
 
 
 @on_its_device
@@ -135,7 +135,7 @@ def _forward(
         x, slope = _scale(x, free_at, stride, inside, j, SCALES, WAVES, ALPHA_MAX, FREQUENCY_MIN)
         ladj += tl.log(slope)
     tl.store(value_at + place, x, inside)
-    tl.store(ladj_at + row, tl.sum(tl.where(inside, ladj, 0.0), 0), row < rows)
+    tl.store(ladj_at + own_row(row, rows), tl.sum(tl.where(inside, ladj, 0.0), 0), row < rows)
 
 
 @triton.jit(do_not_specialize=["rows"])

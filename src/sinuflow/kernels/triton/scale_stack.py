@@ -14,7 +14,7 @@ from torch import Tensor
 from ..waves import ALPHA_MAX, SLOW, Waves
 from .arithmetic import wave_products
 from .search import next_guess, working_precision
-from .tiles import on_its_device, tile, tiling
+from .tiles import on_its_device, own_row, tile, tiling
 
 
 @on_its_device
@@ -22,14 +22,14 @@ def forward(x: Tensor, waves: Waves, keep: bool) -> tuple[Tensor, Tensor, Tensor
     """The value (D, B), the log-determinant (B,), and with ``keep`` the input of every transformer, (n, D, B)."""
     x = x.contiguous()
     count, features, width, _ = waves.frequency.shape
-    value, ladj = torch.empty_like(x), x.new_empty(x.shape[-1])
-    inputs = x.new_empty((count, *x.shape) if keep else (0,))
     grid, padded, height = tiling(x)
+    value, ladj = torch.empty_like(x), x.new_empty((grid[1], x.shape[-1]))
+    inputs = x.new_empty((count, *x.shape) if keep else (0,))
     _forward[grid](
         x, *_contiguous(waves), value, ladj, inputs, x.shape[-1], features,
         SCALES=count, WAVES=width, KEEP=keep, FEATURES=padded, ROWS=height,
     )  # fmt: skip
-    return value, ladj, inputs
+    return value, ladj.sum(0), inputs
 
 
 @on_its_device
@@ -40,7 +40,7 @@ def backward(inputs: Tensor, waves: Waves, grad_z: Tensor, grad_ladj: Tensor) ->
     grad_x = torch.empty_like(grad_z)
     grid, padded, height = tiling(grad_z)
     # One sum over its rows from every program: they are added up in a fixed order, so that results repeat.
-    sums = grad_z.new_empty((*grid, count, 3 * width + 1, features))
+    sums = grad_z.new_empty((grid[0], count, 3 * width + 1, features))
     _backward[grid](
         inputs, *_contiguous(waves), grad_z, grad_ladj, grad_x, sums, grad_z.shape[-1], features,
         SCALES=count, WAVES=width, FEATURES=padded, ROWS=height,
@@ -55,17 +55,17 @@ def inverse(z: Tensor, waves: Waves, max_iterations: int) -> tuple[Tensor, Tenso
     """x (D, B); for every row the inverse's log-determinant, the iterations, the residual, and whether it converged."""
     z = z.contiguous()
     count, features, width, _ = waves.frequency.shape
-    x, row = torch.empty_like(z), z.new_empty(z.shape[-1])
+    grid, padded, height = tiling(z)
+    x, row = torch.empty_like(z), z.new_empty((grid[1], z.shape[-1]))
     ladj, residual = torch.empty_like(row), torch.empty_like(row)
     iterations = torch.empty_like(row, dtype=torch.int32)
     converged = torch.empty_like(row, dtype=torch.bool)
-    grid, padded, height = tiling(z)
     _inverse[grid](
         z, *_contiguous(waves), x, ladj, iterations, residual, converged, z.shape[-1], features, max_iterations,
         SCALES=count, WAVES=width, EPSILON=torch.finfo(z.dtype).eps, ALPHA_MAX=ALPHA_MAX, SLOW=SLOW,
         FEATURES=padded, ROWS=height,
     )  # fmt: skip
-    return x, ladj, iterations, residual, converged
+    return x, ladj.sum(0), iterations.amax(0), residual.amax(0), converged.all(0)
 
 
 def _contiguous(waves: Waves) -> tuple[Tensor, ...]:
@@ -112,7 +112,7 @@ def _forward(
         x, slope, _ = _evaluate(x, a_at, p_at, q_at, d_at, j * features + feature, here, WAVES)
         log_slope += tl.log(slope)
     tl.store(value_at + place, x, inside)
-    tl.store(ladj_at + row, tl.sum(tl.where(inside, log_slope, 0.0), 0), row < rows)
+    tl.store(ladj_at + own_row(row, rows), tl.sum(tl.where(inside, log_slope, 0.0), 0), row < rows)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -210,7 +210,7 @@ def _inverse(
         good = good & done
         most = tl.maximum(most, used)
     tl.store(x_at + place, x, inside)
-    tl.store(ladj_at + row, -tl.sum(tl.where(inside, log_slope, 0.0), 0), row < rows)
-    tl.store(iterations_at + row, tl.max(tl.where(inside, most, 0), 0), row < rows)
-    tl.store(residual_at + row, tl.max(tl.where(inside, worst, 0.0), 0), row < rows)
-    tl.store(converged_at + row, tl.min(tl.where(good | ~inside, 1, 0), 0) == 1, row < rows)
+    tl.store(ladj_at + own_row(row, rows), -tl.sum(tl.where(inside, log_slope, 0.0), 0), row < rows)
+    tl.store(iterations_at + own_row(row, rows), tl.max(tl.where(inside, most, 0), 0), row < rows)
+    tl.store(residual_at + own_row(row, rows), tl.max(tl.where(inside, worst, 0.0), 0), row < rows)
+    tl.store(converged_at + own_row(row, rows), tl.min(tl.where(good | ~inside, 1, 0), 0) == 1, row < rows)

@@ -1,4 +1,4 @@
-"""How the work is cut: one program takes all features of a few rows."""
+"""How the work is cut: one program takes a few rows of all features, or of as many as it has registers for."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Numbers in a tile, unless one row alone has more.
-_TILE = 512
+#: Numbers in a tile, and features at most.
+_TILE, _MOST_FEATURES = 512, 64
 
 
 class Tiling(NamedTuple):
     """Tiles of a batch of shape (features, rows)."""
 
-    grid: tuple[int]
-    features: int  # rounded up to a power of two
-    rows: int  # to a tile
+    grid: tuple[int, int]  # tiles of rows, and of features
+    features: int  # to a tile
+    rows: int
 
 
 Wrapper = TypeVar("Wrapper", bound=Callable[..., Any])
@@ -43,17 +43,22 @@ def on_its_device(wrapper: Wrapper) -> Wrapper:
 def tiling(x: Tensor) -> Tiling:
     """The tiles of a feature-major batch; there is at least one."""
     features, rows = x.shape
-    padded = triton.next_power_of_2(features)
-    # Eight rows are one sector of memory, the least that is fetched.
-    height = max(8, _TILE // padded)
-    return Tiling((max(1, triton.cdiv(rows, height)),), padded, height)
+    width = min(triton.next_power_of_2(features), _MOST_FEATURES)
+    height = _TILE // width
+    return Tiling((max(1, triton.cdiv(rows, height)), triton.cdiv(features, width)), width, height)
 
 
 @triton.jit
 def tile(rows, features, FEATURES: tl.constexpr, ROWS: tl.constexpr):
     """This program's features and rows, where each number of the tile is, and which ones are there at all."""
-    feature = tl.arange(0, FEATURES)
+    feature = tl.program_id(1) * FEATURES + tl.arange(0, FEATURES)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     place = feature[:, None] * rows.to(tl.int64) + row[None, :]
     inside = (feature < features)[:, None] & (row < rows)[None, :]
     return feature, row, place, inside
+
+
+@triton.jit
+def own_row(row, rows):
+    """Where this program's number for a row is, if there is one from every tile of features."""
+    return tl.program_id(1) * rows.to(tl.int64) + row
