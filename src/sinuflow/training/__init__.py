@@ -2,6 +2,7 @@
 
 from .arrow import ArrowRows
 from .fit import FitResult, fit
+from .image_rows import ImageRows
 from .sources import Batch, MemoryRows, RowSource
 
-__all__ = ["ArrowRows", "Batch", "FitResult", "MemoryRows", "RowSource", "fit"]
+__all__ = ["ArrowRows", "Batch", "FitResult", "ImageRows", "MemoryRows", "RowSource", "fit"]

@@ -21,7 +21,7 @@ from .engine import Advance, Engine, PlainEngine, Snapshot, Weights, average_wei
 from .flat import FlatParameters
 from .guard import Guard
 from .settings import Settings
-from .sources import Batch, MemoryRows
+from .sources import Batch, ResidentRows, Taker
 
 #: Steps before the loop looks at what has become of them, and about how many seconds they may take together.
 _MOST_STEPS, _MOST_SECONDS = 256, 0.5
@@ -74,8 +74,7 @@ class DeviceEngine:
         self._made = 0
         self._at_once = 8
         self._graphs: dict[int, tuple[_Inputs, Callable[[], None]]] = {}
-        source = batches.source
-        self._resident = _Resident(source, batches) if isinstance(source, MemoryRows) and source.resident else None
+        self._resident = _resident(batches, values.device)
         self._rules = Rules(
             weight_decay=settings.weight_decay,
             decoupled=settings.optimizer == "adamw",
@@ -255,19 +254,26 @@ class DeviceEngine:
         self._flat.release()
 
 
+def _resident(batches: Batches, device: torch.device) -> _Resident | None:
+    """The rows on the device, if their source can make batches there."""
+    source = batches.source
+    if not isinstance(source, ResidentRows):
+        return None
+    take = source.taker()
+    return None if take is None else _Resident(source, take, batches, device)
+
+
 class _Resident:
     """Rows that are on the device, and the order in which an epoch takes them."""
 
-    def __init__(self, source: MemoryRows, batches: Batches) -> None:
-        self._source, self._batches = source, batches
-        x, context = source.tensors
-        self._x, self._context = x.mT.contiguous(), None if context is None else context.mT.contiguous()
+    def __init__(self, source: ResidentRows, take: Taker, batches: Batches, device: torch.device) -> None:
+        self._source, self._take, self._batches = source, take, batches
         self.size = min(batches.size, source.rows)
         self._per_epoch = source.rows // self.size
-        self._order = torch.zeros((self._per_epoch, self.size), dtype=torch.int64, device=x.device)
+        self._order = torch.zeros((self._per_epoch, self.size), dtype=torch.int64, device=device)
         self._epoch = -1
         #: The batch that comes next, on the device.
-        self.cursor = torch.zeros(1, dtype=torch.int64, device=x.device)
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
 
     def prepare(self, most: int) -> int:
         """Get ready, and say how many batches the epoch has left, up to so many."""
@@ -291,5 +297,4 @@ class _Resident:
         """The next batch, and one further."""
         rows = self._order.index_select(0, self.cursor).view(-1)
         self.cursor.add_(1)
-        context = None if self._context is None else self._context.index_select(1, rows)
-        return _Inputs(self._x.index_select(1, rows), context)
+        return _Inputs(*self._take(rows))

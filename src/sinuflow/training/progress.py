@@ -20,9 +20,10 @@ class Standing(NamedTuple):
     loss: float
     best: float | None
     rows_per_second: float
+    unit: str = ""  # of the best
 
     def text(self) -> str:
-        best = "" if self.best is None else f"  best validation {self.best:.4f}"
+        best = "" if self.best is None else f"  best validation {self.best:.4f}{self.unit}"
         return f"loss {self.loss:.4f}{best}  {self.rows_per_second:,.0f} rows/s"
 
 
@@ -111,7 +112,7 @@ class Bar:
             self._task = self._progress.add_task("", total=standing.steps, completed=standing.step)
         if now - self._shown >= _TICK or standing.step == standing.steps:
             self._shown = now
-            best = "" if standing.best is None else f" best {standing.best:.3f}"
+            best = "" if standing.best is None else f" best {standing.best:.3f}{standing.unit}"
             text = f"loss {standing.loss:.3f}{best} {standing.rows_per_second:,.0f} rows/s"
             self._progress.update(self._task, completed=standing.step, description=text)
 

@@ -44,6 +44,24 @@ class RowSource(Protocol):
         """The source with its batches on a device."""
 
 
+#: Makes a batch of the rows with these numbers, feature-major: x of shape (features, B).
+Taker = Callable[[Tensor], Batch]
+
+
+@runtime_checkable
+class ResidentRows(Protocol):
+    """A source that is on one device, and can make batches there without asking the host for anything."""
+
+    #: How many rows there are.
+    rows: int
+
+    def order(self, number: int, seed: int) -> Tensor:
+        """The order in which an epoch takes the rows, on the device."""
+
+    def taker(self) -> Taker | None:
+        """What makes batches on the device; what it draws comes from the default generator. None if it cannot."""
+
+
 #: Turns raw rows into what the flow sees; may draw from the generator, as dequantisation does.
 Encoder = Callable[[Tensor, Tensor | None, torch.Generator], Batch]
 
@@ -77,15 +95,16 @@ class MemoryRows:
         """The order in which an epoch takes the rows."""
         return torch.randperm(self.rows, generator=seeded(seed, number)).to(self._x.device)
 
-    @property
-    def resident(self) -> bool:
-        """Whether batches are rows as they are, so that they can be taken without asking the source."""
-        return self._encode is None
+    def taker(self) -> Taker | None:
+        """What takes rows as they are; None if they have to be encoded first, which the host does."""
+        if self._encode is not None:
+            return None
+        x, context = self._x.mT.contiguous(), None if self._context is None else self._context.mT.contiguous()
 
-    @property
-    def tensors(self) -> Batch:
-        """All rows, as they are held."""
-        return Batch(self._x, self._context)
+        def take(rows: Tensor) -> Batch:
+            return Batch(x.index_select(1, rows), None if context is None else context.index_select(1, rows))
+
+        return take
 
     def head(self, rows: int) -> Batch:
         return self._batch(slice(0, rows), seeded(0))

@@ -19,6 +19,7 @@ from .device_engine import make_engine
 from .engine import Snapshot, Weights, copied
 from .guard import Guard
 from .history import History
+from .image_rows import ImageRows
 from .progress import Progress, Standing
 from .schedules import Schedule
 from .settings import Settings
@@ -50,6 +51,8 @@ class Trainer:
     ) -> None:
         self._flow, self._validation, self._settings = flow, validation, settings
         self._history, self._progress = history, progress
+        # Of images, the measure that means something to people.
+        self._bits = validation.bits_per_dimension if isinstance(validation, ImageRows) else None
         self._batches = Batches(train, settings.batch_size, settings.seed)
         per_epoch = max(1, train.rows // settings.batch_size)
         self._schedule = Schedule(settings.schedule, settings.steps, settings.warmup, settings.decay, per_epoch)
@@ -93,7 +96,9 @@ class Trainer:
                 self._validate(rows / max(1e-9, time.monotonic() - begun))
             best = self.best_nll if math.isfinite(self.best_nll) else None
             speed = rows / max(1e-9, time.monotonic() - begun)
-            self._progress.show(Standing(self.step, settings.steps, brought.loss, best, speed))
+            shown = best if best is None or self._bits is None else self._bits(best)
+            unit = "" if self._bits is None else " bits/dim"
+            self._progress.show(Standing(self.step, settings.steps, brought.loss, shown, speed, unit))
             save()
         self.finished = True
 
@@ -116,6 +121,7 @@ class Trainer:
             "step": self.step,
             "train_nll": self._loss_sum / self._loss_count if self._loss_count else math.nan,
             "val_nll": nll if self._validation is not None else None,
+            **({} if self._bits is None else {"val_bits_per_dimension": self._bits(nll)}),
             "learning_rate": self._rate(max(0, self.step - 1)),
             "seconds": round(self._seconds, 3),
             "rows_per_second": round(rows_per_second, 1),
