@@ -48,6 +48,12 @@ def test_defaults_of_the_paper():
     assert len(upper.conditioner.blocks[0].look.bias) == 16
 
 
+def test_a_context_costs_few_parameters():
+    plain, conditional = (SinusoidalFlow.image(context=context, blocks=1) for context in (0, 10))
+    sizes = [sum(p.numel() for p in flow.parameters()) for flow in (plain, conditional)]
+    assert sizes[1] - sizes[0] == 2 * 10 * (32 + 2 * 16)  # two networks: the first maps, and two bottlenecks
+
+
 def test_a_fresh_flow_is_the_standard_normal():
     flow = SinusoidalFlow.image((1, 4, 4), blocks=2).double()
     x, _ = batch(16)

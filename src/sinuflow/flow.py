@@ -157,6 +157,7 @@ class SinusoidalFlow(nn.Module):
         Args:
             shape: (C, H, W).
             context: the dimension of what the density is conditioned on, such as 10 for a one-hot class; 0 for none.
+                The networks see it, and the waves do not.
             blocks: LDU blocks.
             scales: sinusoidal transformers in a chain per block.
             waves: sine waves per transformer.

@@ -62,6 +62,9 @@ class ImageShift(Bijection):
 class ImageLDUBlock(Chain):
     r"""The paper's :math:`T_l^{-1} = L_l^{-1} \circ D_l^{-1} \circ U_l^{-1}` for images.
 
+    The networks of the shifts see the context, and the scales do not: what a context would say to every wave of
+    every pixel takes millions of weights.
+
     Example:
         >>> block = ImageLDUBlock(shape=(1, 8, 8))
         >>> z, ladj = block(torch.randn(5, 64))
@@ -71,7 +74,7 @@ class ImageLDUBlock(Chain):
     def __init__(self, shape: Sequence[int], context: int = 0, scales: int = 4, waves: int = 4, **options: Any) -> None:
         upper = ImageShift(shape, context, reverse=True, **options)
         lower = ImageShift(shape, context, reverse=False, **options)
-        super().__init__([upper, SinusoidalScale(upper.features, scales, waves, context), lower])
+        super().__init__([upper, SinusoidalScale(upper.features, scales, waves), lower])
 
     def layer_names(self) -> Iterator[str]:
         yield from ("lower", "scale", "upper")
