@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from sinuflow.data import BENCHMARKS, load_benchmark
+from sinuflow.data.image_sets import IMAGE_SETS
 from sinuflow.data.toys import TOYS
 from tests.cli.test_commands import fails, succeeds
+from tests.data.test_image_sets import write_mnist
 from tests.data.test_originals import write_power
 
 
@@ -16,7 +18,11 @@ def test_list_tells_all_about_every_set(tmp_path):
         assert f"{found.name}: {found.what}; {found.features} columns" in out
         assert found.source in out
         assert found.comparable in out
-    assert out.count("licence: ") == len(BENCHMARKS) + len(TOYS)
+    for images in IMAGE_SETS.values():
+        assert f"{images.name}: {images.what}" in out
+        assert images.source in out
+        assert images.comparable in out
+    assert out.count("licence: ") == len(BENCHMARKS) + len(IMAGE_SETS) + len(TOYS)
     assert all(f"\n{name}: a toy density" in out for name in TOYS)
     assert "say with --data where to look" in out
 
@@ -37,7 +43,15 @@ def test_prepare_then_list_then_prepare_again(tmp_path):
     present = [line for line in lines if line.startswith("  present: ")]
     assert present[0] == "  present: yes, with 234 / 26 / 28 rows"
     assert present[1].startswith("  present: damaged: sets/gas/train.npy")
-    assert present[2:] == ["  present: no"] * (len(BENCHMARKS) - 2)
+    assert present[2:] == ["  present: no"] * (len(BENCHMARKS) + len(IMAGE_SETS) - 2)
+
+
+def test_images_are_prepared_and_listed(tmp_path):
+    write_mnist(tmp_path)
+    out = succeeds("data", "prepare", "mnist", "--from", ".", "--to", "sets", cwd=tmp_path)
+    assert "mnist: 3 / 10,000 / 4 images of 1 x 28 x 28 bytes in sets/mnist" in out
+    assert "not comparable" in out
+    assert "  present: yes, with 3 / 10,000 / 4 images" in succeeds("data", "list", "--data", "sets", cwd=tmp_path)
 
 
 def test_what_goes_wrong_is_one_line(tmp_path):

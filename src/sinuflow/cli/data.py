@@ -1,4 +1,4 @@
-"""``sinuflow data``: the benchmark sets and toy densities, and how to get them."""
+"""``sinuflow data``: the benchmark sets, images and toy densities, and how to get them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from ..data.benchmarks import BENCHMARKS, PREPROCESSED, Benchmark, rows_present
+from ..data.image_sets import IMAGE_SETS, ImageSet, images_present
 from ..data.originals import prepare
 from ..data.toys import TOYS
 from ..errors import DataError
 
-app = typer.Typer(help="The benchmark sets and toy densities.", no_args_is_help=True)
+app = typer.Typer(help="The benchmark sets, images and toy densities.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -24,11 +25,12 @@ def list_sets(
         raise DataError(f"there is no folder {data}: `sinuflow data prepare NAME --from ORIGINAL --to {data}` makes it")
     for found in BENCHMARKS.values():
         typer.echo(f"{found.name}: {found.what}; {found.features} columns, {_sizes(found.sizes)} rows")
-        typer.echo(f"  source: {found.source}")
-        typer.echo(f"  licence: {found.licence}")
-        typer.echo(f"  beside published figures: {found.comparable}")
-        typer.echo(f"  present: {_presence(found, data)}")
+        _tell(found, data)
     typer.echo(f"The authors' own files of the first five: {PREPROCESSED}")
+    for images in IMAGE_SETS.values():
+        shape = " x ".join(map(str, images.shape))
+        typer.echo(f"{images.name}: {images.what}; {shape} bytes, {_sizes(images.sizes)} images")
+        _tell(images, data)
     for toy in TOYS.values():
         known = "with" if toy.log_prob else "without"
         typer.echo(f"{toy.name}: a toy density, {known} its log-density; {toy.features} columns, any number of rows")
@@ -37,12 +39,12 @@ def list_sets(
 
 @app.command("prepare")
 def prepare_set(
-    name: Annotated[str, typer.Argument(help="The benchmark set: see `sinuflow data list`.")],
+    name: Annotated[str, typer.Argument(help="The set: see `sinuflow data list`.")],
     original: Annotated[Path, typer.Option("--from", help="The published file, or the folder that it is in.")],
     to: Annotated[Path, typer.Option("--to", help="The folder for the sets.")],
     force: Annotated[bool, typer.Option("--force", help="Replace an existing set.")] = False,
 ) -> None:
-    """Make a benchmark set of its published files: DIR/NAME with train.npy, val.npy and test.npy."""
+    """Make a set of its published files: DIR/NAME with train.npy, val.npy and test.npy."""
     prepare(name, original, to, force=force, progress=typer.echo)
 
 
@@ -50,13 +52,21 @@ def _sizes(rows: tuple[int, ...]) -> str:
     return " / ".join(f"{n:,}" for n in rows)
 
 
-def _presence(found: Benchmark, data: Path | None) -> str:
+def _tell(found: Benchmark | ImageSet, data: Path | None) -> None:
+    typer.echo(f"  source: {found.source}")
+    typer.echo(f"  licence: {found.licence}")
+    typer.echo(f"  beside published figures: {found.comparable}")
+    typer.echo(f"  present: {_presence(found, data)}")
+
+
+def _presence(found: Benchmark | ImageSet, data: Path | None) -> str:
     if data is None:
         return "say with --data where to look"
     try:
-        rows = rows_present(found.name, data)
+        rows = (images_present if isinstance(found, ImageSet) else rows_present)(found.name, data)
     except DataError as error:
         return f"damaged: {error}"
     if rows is None:
         return "no"
-    return "yes" if rows == found.sizes else f"yes, with {_sizes(rows)} rows"
+    of = "images" if isinstance(found, ImageSet) else "rows"
+    return "yes" if rows == found.sizes else f"yes, with {_sizes(rows)} {of}"

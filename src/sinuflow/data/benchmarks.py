@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import ArgumentError, DataError
+from .arrays import open_array
 
 Rows = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -216,14 +217,7 @@ def _how(found: Benchmark, folder: str | os.PathLike[str]) -> str:
 
 def _open(found: Benchmark, folder: Path, split: str) -> np.ndarray[Any, Any]:
     path = _path(found, folder, split)
-    if not path.is_file():
-        raise DataError(f"there is no {path}: {_how(found, folder)}")
-    try:
-        # A map of the file believes neither pickles nor sizes that the file does not have.
-        array = np.lib.format.open_memmap(path, mode="r")
-    except (ValueError, EOFError, OSError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise DataError(f"{path} is not an array of numbers ({reason}): {_how(found, folder)}") from error
+    array = open_array(path, _how(found, folder))
     if array.ndim != 2 or array.shape[1] != found.features or not np.issubdtype(array.dtype, np.floating):
         raise DataError(
             f"{path} must hold floats in {found.features} columns, and holds {array.dtype} of shape {array.shape}: "

@@ -1,4 +1,4 @@
-"""Benchmark sets from the files as they were published.
+"""Benchmark sets and sets of images from the files as they were published.
 
 The recipes are those of Papamakarios, Pavlakou & Murray, *Masked Autoregressive Flow for Density Estimation* (2017):
 one file per set. They need the whole set in memory, a few gigabytes at most.
@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
-from ...errors import ArgumentError, DataError, StorageError
-from ...storage import replacing
-from ..benchmarks import Benchmark, Splits, benchmark
+from ...errors import ArgumentError, DataError
+from ..benchmarks import BENCHMARKS, Benchmark, Splits
+from ..image_sets import IMAGE_SETS, ImageSet
 from .bsds300 import prepare_bsds300
+from .cifar10 import prepare_cifar10
 from .gas import prepare_gas
 from .hepmass import prepare_hepmass
+from .labelled import LabelledSplits
 from .miniboone import prepare_miniboone
+from .mnist import prepare_mnist
+from .outputs import check_outputs, sizes_in_words, write_arrays
 from .power import prepare_power
 
 _RECIPES: dict[str, Callable[[Path], Splits]] = {
@@ -29,6 +32,7 @@ _RECIPES: dict[str, Callable[[Path], Splits]] = {
     "miniboone": prepare_miniboone,
     "bsds300": prepare_bsds300,
 }
+_IMAGES: dict[str, Callable[[Path], LabelledSplits]] = {"mnist": prepare_mnist, "cifar10": prepare_cifar10}
 
 
 def prepare(
@@ -38,8 +42,8 @@ def prepare(
     *,
     force: bool = False,
     progress: Callable[[str], object] = lambda _: None,
-) -> Splits:
-    """Make a benchmark set of its published files, and write ``to/name/{train,val,test}.npy``.
+) -> Splits | LabelledSplits:
+    """Make a set of its published files, and write ``to/name/{train,val,test}.npy``; for images, their classes too.
 
     Args:
         name: of the set.
@@ -58,35 +62,40 @@ def prepare(
         ...     prepare("gas", file, folder).train.shape
         (162, 8)
     """
-    found = benchmark(name)
-    if name not in _RECIPES:
-        ready = ", ".join(_RECIPES)
-        raise ArgumentError(f"{name} has no recipe, because it is published nowhere; choose one of {ready}")
-    paths = [Path(to) / name / f"{split}.npy" for split in Splits._fields]
-    _check_outputs(paths, force)
+    if name not in _RECIPES and name not in _IMAGES:
+        ready = ", ".join([*_RECIPES, *_IMAGES])
+        why = "has no recipe, because it is published nowhere" if name in BENCHMARKS else "is no set"
+        raise ArgumentError(f"{name} {why}; choose one of {ready}")
+    found = IMAGE_SETS[name] if name in _IMAGES else BENCHMARKS[name]
+    fields = LabelledSplits._fields if name in _IMAGES else Splits._fields
+    paths = [Path(to) / name / f"{field}.npy" for field in fields]
+    check_outputs(paths, force)
     progress(f"reading {original}")
-    splits = _RECIPES[name](Path(original))
-    _check(found, splits, original)
-    _write(paths, splits)
-    rows = tuple(len(part) for part in splits)
-    progress(f"{name}: {_sizes(rows)} rows of {found.features} columns in {paths[0].parent}")
+    splits = _IMAGES[name](Path(original)) if name in _IMAGES else _RECIPES[name](Path(original))
+    if isinstance(found, ImageSet):
+        _check_shape(found, splits.train.shape[1:], original)
+    else:
+        _check(found, Splits(*splits[:3]), original)
+    write_arrays(paths, splits)
+    rows = tuple(len(part) for part in splits[:3])
+    progress(f"{name}: {sizes_in_words(rows)} {_in_words(found)} in {paths[0].parent}")
     if rows != found.sizes:
-        progress(f"note: the published set has {_sizes(found.sizes)} rows, so figures are not comparable")
+        progress(f"note: the published set has {sizes_in_words(found.sizes)}, so figures are not comparable")
     return splits
 
 
-def _sizes(rows: tuple[int, ...]) -> str:
-    return " / ".join(f"{n:,}" for n in rows)
+def _in_words(found: Benchmark | ImageSet) -> str:
+    if isinstance(found, ImageSet):
+        return f"images of {' x '.join(map(str, found.shape))} bytes"
+    return f"rows of {found.features} columns"
 
 
-def _check_outputs(paths: list[Path], force: bool) -> None:
-    """Before any work is done for them."""
-    for path in paths:
-        if path.exists() and not force:
-            raise StorageError(f"{path} exists already: replace it with --force, or choose another folder")
-    for folder in (paths[0].parent, paths[0].parent.parent):
-        if folder.exists() and not folder.is_dir():
-            raise StorageError(f"cannot write into {folder}: it is not a folder")
+def _check_shape(found: ImageSet, shape: tuple[int, ...], original: str | os.PathLike[str]) -> None:
+    if shape != found.shape:
+        raise DataError(
+            f"{original} gives images of shape {shape} where {found.name} has {found.shape}: it is not the one of "
+            f"{found.source}"
+        )
 
 
 def _check(found: Benchmark, splits: Splits, original: str | os.PathLike[str]) -> None:
@@ -98,18 +107,6 @@ def _check(found: Benchmark, splits: Splits, original: str | os.PathLike[str]) -
         )
     if not all(np.isfinite(part).all() for part in splits):
         raise DataError(f"{original} holds values that are no numbers: download it again from {found.source}")
-
-
-def _write(paths: list[Path], splits: Splits) -> None:
-    """All three are written before the first takes the place of another."""
-    try:
-        paths[0].parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"cannot make the folder {paths[0].parent}: {error.strerror or error}") from error
-    with ExitStack() as stack:
-        for path, rows in zip(paths, splits, strict=True):
-            with open(stack.enter_context(replacing(path)), "wb") as file:
-                np.save(file, rows, allow_pickle=False)
 
 
 __all__ = ["prepare"]
