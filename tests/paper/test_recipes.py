@@ -7,6 +7,7 @@ from importlib import resources
 import pytest
 
 from sinuflow import ArgumentError, SinusoidalFlow
+from sinuflow.data.image_sets import IMAGE_SETS
 from sinuflow.paper.recipes import recipes
 from sinuflow.paper.training import PEERS
 
@@ -18,6 +19,11 @@ APPENDIX = {
     "hepmass": (12, 4, 4, (512, 512), 0, 1_000_000, 128, 1e-3, 0.99, 5e-4),
     "miniboone": (12, 4, 4, (256, 256), 0.3, 125_000, 128, 5e-4, "cosine", 1e-3),
     "bsds300": (12, 4, 4, (512, 512), 0.1, 400_000, 512, 5e-4, "cosine", 0),
+}
+# LDU blocks, scales, K, feature maps, residual blocks; steps, batch, optimiser, rate, schedule, weight decay.
+IMAGES = {
+    "mnist": (12, 4, 4, 16, 2, 200_000, 128, "adam", 1e-3, "cosine", 1e-2),
+    "cifar10": (12, 4, 4, 16, 2, 140_000, 128, "adamw", 5e-4, {"factor": 0.9, "patience": 2}, 1e-1),
 }
 FILES = sorted(f.name[:-5] for f in resources.files("sinuflow.paper.recipes").iterdir() if f.name.endswith(".toml"))
 
@@ -34,6 +40,19 @@ def test_the_papers_recipes(name: str) -> None:
     assert training["optimizer"] == "adam"  # its weight decay is the coupled one
 
 
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_papers_recipes_of_images(name: str) -> None:
+    flow, training = recipes(name)["paper"].flow, recipes(name)["paper"].training
+    named = ("steps", "batch_size", "optimizer", "learning_rate", "schedule", "weight_decay")
+    assert (
+        *(flow[part] for part in ("blocks", "scales", "waves", "channels", "residual_blocks")),
+        *(training[part] for part in named),
+    ) == IMAGES[name]
+    assert recipes(name)["today"].flow == flow
+    if training["schedule"] != "cosine":  # its patience counts validations, the paper's epochs
+        assert training["validate_every"] == IMAGE_SETS[name].sizes[0] // training["batch_size"]
+
+
 @pytest.mark.parametrize("name", [name for name in APPENDIX if "today" in recipes(name)])
 def test_todays_recipes_have_the_papers_architecture(name: str) -> None:
     known = recipes(name)
@@ -43,7 +62,9 @@ def test_todays_recipes_have_the_papers_architecture(name: str) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_every_recipe_can_be_built(name: str) -> None:
     for model, recipe in recipes(name).items():
-        if model not in PEERS:
+        if name in IMAGE_SETS:
+            SinusoidalFlow.image((1, 4, 4), **recipe.flow)
+        elif model not in PEERS:
             SinusoidalFlow(3, **recipe.flow)
 
 

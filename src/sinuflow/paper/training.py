@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from ..flow import SinusoidalFlow
 from ..peers import ZukoFlow
 from ..storage import write_atomically
 from ..training import fit
+from ..training.schedules import Plateau
 from .items import Options
 from .recipes import Recipe, recipes
 from .record import hardware
@@ -103,20 +105,38 @@ def train(model: str, recipe: Recipe, rows: Splits, seed: int, options: Options,
 
     With ``options.runs``, an interrupted run goes on when it is started again, and a finished one is read.
     """
+    settings = settings_of(recipe, steps)
+    told = {"flow": recipe.flow, "training": settings, "seed": seed, "rows": len(rows.train), "data": glimpse(rows)}
+    torch.manual_seed(seed)
+    flow = build(model, recipe, rows.train.shape[-1])
+    train, val = (torch.from_numpy(np.ascontiguousarray(part)) for part in (rows.train, rows.val))
+    return train_as_told(flow, train, val, told, model, options)
+
+
+def settings_of(recipe: Recipe, steps: int | None) -> dict[str, Any]:
+    """The arguments for :func:`sinuflow.fit`, with at most so many steps."""
     settings = dict(recipe.training) | ({} if steps is None else {"steps": min(steps, recipe.training["steps"])})
     if "validate_every" in settings:
         settings["validate_every"] = min(settings["validate_every"], max(1, settings["steps"] // 2))
-    folder = None if options.runs is None else options.runs / f"{model}-{seed}"
-    told = {"flow": recipe.flow, "training": settings, "seed": seed, "rows": len(rows.train), "data": _glimpse(rows)}
-    torch.manual_seed(seed)
-    flow = build(model, recipe, rows.train.shape[-1])
-    if folder is not None and (folder / _RUN).exists():
+    return settings
+
+
+def train_as_told(flow: Any, train: Any, val: Any, told: dict[str, Any], model: str, options: Options) -> Trained:
+    """Train a flow, or read it if that has been done: ``told`` is all that decides about what comes out.
+
+    Of it, ``training`` are the arguments for :func:`sinuflow.fit`, and ``seed`` its seed.
+    """
+    settings, seed = dict(told["training"]), told["seed"]
+    if isinstance(settings["schedule"], dict):  # as TOML writes it
+        settings["schedule"] = Plateau(**settings["schedule"])
+    folder = run_folder(options, model, seed)
+    if folder is not None and is_finished(folder):
         return _finished(folder, told, flow)
     start = time.perf_counter()
     result = fit(
         flow,
-        torch.from_numpy(np.ascontiguousarray(rows.train)),
-        torch.from_numpy(np.ascontiguousarray(rows.val)),
+        train,
+        val,
         **settings,
         checkpoint=folder,
         resume=folder is not None and folder.exists(),
@@ -135,20 +155,42 @@ def train(model: str, recipe: Recipe, rows: Splits, seed: int, options: Options,
     return trained
 
 
-def _finished(folder: Path, told: dict[str, Any], flow: Any) -> Trained:
+def run_folder(options: Options, model: str, seed: int) -> Path | None:
+    """Where a run leaves its files, if anywhere."""
+    return None if options.runs is None else options.runs / f"{model}-{seed}"
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a folder has a run that came to its end."""
+    return (folder / _RUN).exists()
+
+
+class Stored(NamedTuple):
+    """A finished run, as it is on disk."""
+
+    told: dict[str, Any]
+    outcome: dict[str, Any]
+    weights: dict[str, Tensor]
+
+
+def read_run(folder: Path) -> Stored:
+    """What a finished run left."""
     try:
         stored = json.loads((folder / _RUN).read_text())
-        same, outcome = stored["told"] == json.loads(json.dumps(told)), stored["outcome"]
-        weights = load_file(folder / _WEIGHTS) if same else {}
-    except (ValueError, KeyError, OSError) as error:
+        return Stored(stored["told"], stored["outcome"], load_file(folder / _WEIGHTS))
+    except (ValueError, KeyError, OSError, SafetensorError) as error:
         raise StorageError(f"{folder} holds a run that cannot be read: delete it, and it is made again") from error
-    if not same:
+
+
+def _finished(folder: Path, told: dict[str, Any], flow: Any) -> Trained:
+    stored = read_run(folder)
+    if stored.told != json.loads(json.dumps(told)):
         raise ArgumentError(f"{folder} holds a run with other settings or data: choose another folder with --runs")
-    flow.load_state_dict(weights)
-    return Trained(flow.eval(), **outcome)
+    flow.load_state_dict(stored.weights)
+    return Trained(flow.eval(), **stored.outcome)
 
 
-def _glimpse(rows: Splits) -> str:
+def glimpse(rows: Iterable[np.ndarray[Any, Any]]) -> str:
     """A few rows as a fingerprint."""
     digest = hashlib.sha256()
     for part in rows:
