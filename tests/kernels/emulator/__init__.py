@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from sinuflow.kernels.cuda.arguments import Arguments
-from sinuflow.kernels.cuda.driver import FILES, source
-from sinuflow.kernels.cuda.shape import Block, FlowShape
+from sinuflow.kernels.cuda.driver import FILES, Shape, source
+from sinuflow.kernels.cuda.shape import Block
 
 KERNELS = {
     "prepare": "PrepareArguments",
@@ -23,13 +23,15 @@ KERNELS = {
     "weight_gradients": "WeightArguments",
     "wave_gradients": "WaveArguments",
     "flow_inverse": "InverseArguments",
+    "pixel_forward": "PixelForwardArguments",
+    "pixel_backward": "PixelBackwardArguments",
 }
 
 
 class EmulatorLauncher:
     """Runs the kernels of a flow by ``emulator.h``; few ``processors`` make for blocks of many rows."""
 
-    def __init__(self, shape: FlowShape, processors: int = 132) -> None:
+    def __init__(self, shape: Shape, processors: int = 132) -> None:
         self._shape, self.processors = shape, processors
         self.shared_bytes = 226 * 1024
 
@@ -42,7 +44,7 @@ class EmulatorLauncher:
 
 
 @lru_cache(maxsize=64)
-def _library(shape: FlowShape, block: Block, file: str) -> ctypes.CDLL:
+def _library(shape: Shape, block: Block, file: str) -> ctypes.CDLL:
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("the emulator of CUDA needs g++")

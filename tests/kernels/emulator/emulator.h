@@ -173,6 +173,7 @@ inline int __any_sync(unsigned, int predicate) {
 inline float __uint_as_float(uint32_t bits) { float x; std::memcpy(&x, &bits, 4); return x; }
 inline uint32_t __float_as_uint(float x) { uint32_t bits; std::memcpy(&bits, &x, 4); return bits; }
 inline float __ldg(const float* p) { return *p; }
+inline float2 __ldg(const float2* p) { return *p; }
 inline float4 __ldg(const float4* p) { return *p; }
 inline int __ldg(const int* p) { return *p; }
 inline unsigned __ldg(const unsigned* p) { return *p; }

@@ -4,14 +4,7 @@
 // feature), SCALES, WAVES, SQUASH (0: off), CONDITIONAL (whether a network computes the waves), NETWORKS;
 // and how a block works: ROWS (of the batch: 8, 16 or 32), LIVE (how many it takes of them), WARPS, SPLIT, SLOTS and PAIRED (see products.cuh), GROUP,
 // GROUP_UNITS, DEGREE_UNITS, FAR_WARP and DIRECT (see inverse.cu), SOURCE_BITS (see parameters.cu).
-#ifndef EMULATED
-#define DYNAMIC_SHARED(name) extern __shared__ __align__(128) float name[]
-#define INFINITY __int_as_float(0x7f800000)
-#define NAN __int_as_float(0x7fffffff)
-#endif
-
 constexpr int THREADS = 32 * WARPS;
-__host__ __device__ constexpr int padded(int n, int m) { return (n + m - 1) / m * m; }
 
 constexpr int INPUTS = CONTEXT + FEATURES;
 constexpr int INPUTS16 = padded(INPUTS, 16);
@@ -32,15 +25,8 @@ constexpr float LEAST_FREQUENCY = 1e-4f;
 
 // ---------------------------------------------------------------- functions of one number
 
-// In range, and above zero; unlike the library's minimum and maximum, both leave what is not a number as it is.
+// In range; unlike the library's minimum and maximum, it leaves what is not a number as it is.
 __device__ __forceinline__ float held(float x, float limit) { return x < -limit ? -limit : x > limit ? limit : x; }
-#ifndef EMULATED
-__device__ __forceinline__ float rectified(float x) {
-    float found;
-    asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(found) : "f"(x));
-    return found;
-}
-#endif
 
 // Sine and cosine by a polynomial on [-pi/4, pi/4].
 __device__ __forceinline__ void sin_cos(float u, float& sine, float& cosine) {

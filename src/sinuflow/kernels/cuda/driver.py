@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 from functools import lru_cache
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from .arguments import Arguments
 from .compiler import CompilerError, compiled
-from .shape import Block, FlowShape
+from .shape import Block
 
 #: Which file has which kernel; every one is compiled with what all share.
 FILES = {
@@ -20,20 +21,33 @@ FILES = {
     "weight_gradients": "parameters.cu",
     "wave_gradients": "parameters.cu",
     "prepare": "parameters.cu",
+    "pixel_forward": "pixels/forward.cu",
+    "pixel_backward": "pixels/backward.cu",
 }
-_COMMON = ("common.cuh", "products.cuh", "waves.cuh")
+_COMMON = ("basics.cuh", "common.cuh", "products.cuh", "waves.cuh")
 #: What only one of them needs besides.
 _PARTS = {"inverse.cu": ("search.cuh", "groups.cuh")}
+#: What those of images need instead.
+_PIXELS = ("basics.cuh", "pixels/network.cuh")
 #: The driver's number for "most bytes of dynamic shared memory".
 _SHARED_LIMIT = 8
 #: Shared memory that is taken in any case.
 _STATIC_BYTES = 1024
 
 
-class CudaLauncher:
-    """Starts the kernels of one flow on one GPU; compiles them when they are first wanted."""
+class Shape(Protocol):
+    """What is compiled into kernels."""
 
-    def __init__(self, shape: FlowShape, device: torch.device) -> None:
+    def defines(self, block: Block) -> dict[str, str]:
+        """As the preprocessor takes it."""
+
+    def __hash__(self) -> int: ...
+
+
+class CudaLauncher:
+    """Starts the kernels of one flow, or network, on one GPU; compiles them when they are first wanted."""
+
+    def __init__(self, shape: Shape, device: torch.device) -> None:
         self._shape, self._device = shape, device
         self._functions: dict[tuple[str, Block], ctypes.c_void_p] = {}
         properties = torch.cuda.get_device_properties(device)
@@ -65,7 +79,7 @@ class CudaLauncher:
 
 
 @lru_cache(maxsize=256)
-def _module(shape: FlowShape, block: Block, file: str, device: int) -> ctypes.c_void_p:
+def _module(shape: Shape, block: Block, file: str, device: int) -> ctypes.c_void_p:
     capability = torch.cuda.get_device_capability(device)
     code = compiled(source(file), shape.defines(block), f"sm_{capability[0]}{capability[1]}")
     module = ctypes.c_void_p()
@@ -73,11 +87,12 @@ def _module(shape: FlowShape, block: Block, file: str, device: int) -> ctypes.c_
     return module
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def source(file: str) -> str:
     """A file of kernels with all that it needs, as one text."""
     folder = Path(__file__).parent
-    return "\n".join((folder / name).read_text() for name in (*_COMMON, *_PARTS.get(file, ()), file))
+    needed = _PIXELS if file.startswith("pixels/") else (*_COMMON, *_PARTS.get(file, ()))
+    return "\n".join((folder / name).read_text() for name in (*needed, file))
 
 
 @lru_cache(maxsize=1)

@@ -11,48 +11,6 @@
 // Where there are many rows of tiles, each belongs to one warp. Where there are few, several warps share one,
 // sums come in parts, and who uses them adds the parts up.
 
-#ifndef EMULATED
-__device__ __forceinline__ void mma_tf32(float (&c)[4], const float (&a)[4], const float (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
-                   "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
-}
-// The same, beginning with zero.
-__device__ __forceinline__ void new_mma_tf32(float (&c)[4], const float (&a)[4], const float (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%10,%10,%10,%10};"
-        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
-        : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
-          "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])), "f"(0.0f));
-}
-// Copies of 16 bytes into shared memory that go on while the thread does; they end in the order of their groups.
-__device__ __forceinline__ void copy_async(float* to, const float4* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from) : "memory");
-}
-__device__ __forceinline__ void copy_or_zero(float* to, const float4* from, bool copies) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from),
-                 "r"(copies ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Two neighbouring warps wait for each other.
-__device__ __forceinline__ void wait_for_partner() {
-    asm volatile("bar.sync %0, 64;" ::"r"(1 + static_cast<int>(threadIdx.x) / 64) : "memory");
-}
-template <int LATEST>  // all but so many groups have arrived
-__device__ __forceinline__ void wait_for_groups() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LATEST) : "memory");
-}
-#endif
-__device__ __forceinline__ void wait_for_all() {
-    end_group();
-    wait_for_groups<0>();
-}
-
-__device__ __forceinline__ void split(float x, float& high, float& low) {
-    high = __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u);
-    low = x - high;
-}
-
 // ---------------------------------------------------------------- activations
 
 // An operand is stored as the warps want it: for every eight numbers of a layer and every eight rows of the
@@ -109,9 +67,6 @@ struct Fragment {
 // ---------------------------------------------------------------- weights
 
 constexpr int TILE_NUMBERS = 256;
-
-// What the tensor cores drop of a number: they take 11 bits.
-__device__ __forceinline__ float dropped(float x) { return x - __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
 
 // Sums of one row of tiles by all rows of the batch. Tensor cores add with truncation, which in long sums would be
 // felt: so the sum over each tile is added to the others by ordinary means, when the next one is under way. What

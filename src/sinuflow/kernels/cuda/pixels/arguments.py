@@ -1,0 +1,39 @@
+"""The arguments of the PixelCNN's kernels, as the structures of the same names in the CUDA sources."""
+
+from __future__ import annotations
+
+import ctypes
+
+from ..arguments import Arguments
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int
+
+
+class PixelForwardArguments(Arguments):
+    """Of pixel_forward."""
+
+    _fields_ = (
+        ("x", _POINTER),
+        ("weights", _POINTER),
+        ("biases", _POINTER),
+        ("added", _POINTER),
+        ("z", _POINTER),
+        ("kept", _POINTER),
+        ("batch", _INT),
+        ("reverse", _INT),
+    )
+
+
+class PixelBackwardArguments(Arguments):
+    """Of pixel_backward."""
+
+    _fields_ = (
+        ("grad_z", _POINTER),
+        ("x", _POINTER),
+        ("kept", _POINTER),
+        ("weights", _POINTER),
+        ("grad_x", _POINTER),
+        ("parts", _POINTER),
+        ("batch", _INT),
+        ("reverse", _INT),
+    )

@@ -1,0 +1,136 @@
+// z = x + c(x) for a batch of images, where c is the network.
+
+struct PixelForwardArguments {
+    const float* x;        // [NUMBERS][batch]
+    const float* weights;  // of the layers, as products want them
+    const float* biases;   // of the layers, one after the other
+    const float* added;    // by the context, [batch][ADDED]; or null
+    float* z;              // [NUMBERS][batch]
+    float* kept;           // [batch][KEPT_MAPS][KEPT_PLANE]; null: nothing is kept
+    int batch, reverse;
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_forward(const PixelForwardArguments p) {
+    DYNAMIC_SHARED(memory);
+    float* wide = memory;  // before its activation
+    float* narrow = wide + WIDE * WIDE_PLANE;
+    float* x = narrow + NARROW * NARROW_PLANE;
+    int* far = reinterpret_cast<int*>(x + CHANNELS * X_PLANE);  // where the columns of the first convolution are, from a pixel
+    const int image = blockIdx.x, lane = threadIdx.x % 32, member = lane % 4;
+    const float* added = p.added ? p.added + static_cast<long>(image) * ADDED : nullptr;
+    float* kept = p.kept ? p.kept + static_cast<long>(image) * KEPT_MAPS * KEPT_PLANE : nullptr;
+
+    for (int e = threadIdx.x; e < NARROW * NARROW_PLANE + CHANNELS * X_PLANE; e += THREADS) narrow[e] = 0.0f;
+    for (int k = threadIdx.x; k < 8 * FIRST_STEPS; k += THREADS) {
+        const int place = min(k / CHANNELS, FAR_PLACES - 1);  // beyond the last there are weights of zero
+        far[k] = k % CHANNELS * X_PLANE + far_offset(place);
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < NUMBERS; e += THREADS)
+        x[e / PIXELS * X_PLANE + x_place(e % PIXELS)] = p.x[number_of(e / PIXELS, e % PIXELS, p.reverse) * p.batch + image];
+    __syncthreads();
+
+    auto keep = [&](int map, int pixel, float one, float two) {  // what is beyond the last pixel must be a number
+        if (!kept) return;
+        const bool both = pixel + 1 < PIXELS;
+        *reinterpret_cast<float2*>(kept + map * KEPT_PLANE + pixel) = make_float2(pixel < PIXELS ? rectified(one) : 0.0f, both ? rectified(two) : 0.0f);
+    };
+    // The wide maps at two pixels, of which the second may be one too many: there is room for it.
+    auto store_wide = [&](int map, int pixel, float one, float two) {
+        *reinterpret_cast<float2*>(wide + map * WIDE_PLANE + pixel) = make_float2(one, two);
+    };
+    auto store_narrow = [&](int map, int pixel, float one, float two) {
+        float* to = narrow + map * NARROW_PLANE;
+        if (pixel < PIXELS) to[narrow_place(pixel)] = rectified(one);
+        if (pixel + 1 < PIXELS) to[narrow_place(pixel + 1)] = rectified(two);
+    };
+    auto active = [&](int map, int pixel) { return rectified(wide[map * WIDE_PLANE + pixel]); };
+
+    const float *weights = p.weights, *bias = p.biases;
+#pragma unroll 1
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        const Tiles tiles(chunk);
+        float sum[AT_ONCE][WIDE / 16][4] = {};
+        int place[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) place[i] = x_place(tiles.loaded(i));
+        multiply<WIDE / 16, FIRST_STEPS>(sum, weights, [&](int step, int half, int i) { return x[far[8 * step + half + member] + place[i]]; });
+        each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
+            const float all = bias[map] + (added ? added[map] : 0.0f);
+            store_wide(map, pixel, one + all, two + all);
+            keep(map, pixel, one + all, two + all);
+        });
+    }
+    weights += FIRST_STEPS * WIDE * 8, bias += WIDE;
+    __syncwarp();
+
+#pragma unroll 1
+    for (int block = 0; block < BLOCKS; block++) {
+        const int maps = block * KEPT_BLOCK + WIDE;  // that are kept before those of this bottleneck
+#pragma unroll 1
+        for (int chunk = 0; chunk < CHUNKS; chunk++) {
+            const Tiles tiles(chunk);
+            float sum[AT_ONCE][NARROW / 16][4] = {};
+            multiply<NARROW / 16, SHRINK_STEPS>(sum, weights, [&](int step, int half, int i) { return active(8 * step + half + member, tiles.loaded(i)); });
+            each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
+                store_narrow(map, pixel, one + bias[map], two + bias[map]);
+                keep(maps + map, pixel, one + bias[map], two + bias[map]);
+            });
+        }
+        weights += SHRINK_STEPS * NARROW * 8, bias += NARROW;
+        __syncthreads();
+
+        // All warps have looked before anybody writes to where they look.
+        float seen[CHUNKS][AT_ONCE][NARROW / 16][4] = {};
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; chunk++) {
+            const Tiles tiles(chunk);
+            int place[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) place[i] = narrow_place(tiles.loaded(i)) + member * NARROW_PLANE;
+            multiply<NARROW / 16, LOOK_STEPS>(seen[chunk], weights, [&](int step, int half, int i) {
+                return narrow[(8 * step % NARROW + half) * NARROW_PLANE + near_offset(8 * step / NARROW) + place[i]];
+            });
+        }
+        __syncthreads();
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; chunk++)
+            each_pair(Tiles(chunk), seen[chunk], [&](int map, int pixel, float one, float two) {
+                const float more = bias[map] + (added ? added[WIDE + block * NARROW + map] : 0.0f);
+                store_narrow(map, pixel, one + more, two + more);
+                keep(maps + NARROW + map, pixel, one + more, two + more);
+            });
+        weights += LOOK_STEPS * NARROW * 8, bias += NARROW;
+        __syncwarp();
+
+#pragma unroll 1
+        for (int chunk = 0; chunk < CHUNKS; chunk++) {
+            const Tiles tiles(chunk);
+            float sum[AT_ONCE][WIDE / 16][4] = {};
+            multiply<WIDE / 16, GROW_STEPS>(sum, weights, [&](int step, int half, int i) {
+                return narrow[(8 * step + half + member) * NARROW_PLANE + narrow_place(tiles.loaded(i))];
+            });
+            each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
+                const float2 before = *reinterpret_cast<const float2*>(wide + map * WIDE_PLANE + pixel);
+                one += before.x + bias[map], two += before.y + bias[map];
+                store_wide(map, pixel, one, two);
+                keep(maps + 2 * NARROW + map, pixel, one, two);
+            });
+        }
+        weights += GROW_STEPS * WIDE * 8, bias += WIDE;
+        __syncwarp();
+    }
+
+#pragma unroll 1
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        const Tiles tiles(chunk);
+        float sum[AT_ONCE][HEAD / 16][4] = {};
+        multiply<HEAD / 16, HEAD_STEPS>(sum, weights, [&](int step, int half, int i) { return active(8 * step + half + member, tiles.loaded(i)); });
+        each_pair(tiles, sum, [&](int channel, int pixel, float one, float two) {
+            if (channel >= CHANNELS) return;
+            const float* at = x + channel * X_PLANE;
+            if (pixel < PIXELS) p.z[number_of(channel, pixel, p.reverse) * p.batch + image] = at[x_place(pixel)] + (one + bias[channel]);
+            if (pixel + 1 < PIXELS) p.z[number_of(channel, pixel + 1, p.reverse) * p.batch + image] = at[x_place(pixel + 1)] + (two + bias[channel]);
+        });
+    }
+}

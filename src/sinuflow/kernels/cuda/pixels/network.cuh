@@ -1,0 +1,117 @@
+// A miniature PixelCNN (conditioners/pixelcnn.py), for one image by one block: how its numbers lie.
+//
+// The shape is compiled in: CHANNELS, HEIGHT, WIDTH of the image, MAPS of a bottleneck, BLOCKS (residual ones).
+//
+// All feature maps of the image are in shared memory. Every layer is a product of a small matrix with a large one,
+// [maps] by [maps it sees, at every place of its kernel] by [pixels]: pixels come in tiles of eight, of which each
+// warp has its own. What looks at the own pixel alone need not wait for other warps.
+
+constexpr int WARPS = 16, THREADS = 32 * WARPS;
+constexpr int PIXELS = HEIGHT * WIDTH, NUMBERS = CHANNELS * PIXELS;
+constexpr int TILES = (PIXELS + 7) / 8, MINE = (TILES + WARPS - 1) / WARPS;  // tiles of eight pixels, and those of a warp
+constexpr int NARROW = padded(MAPS, 16), WIDE = padded(2 * MAPS, 16), HEAD = padded(CHANNELS, 16);
+
+// The distance from a map to the next, such that four maps of eight pixels lie in different banks.
+__host__ __device__ constexpr int plane(int numbers) { return padded(numbers - 8, 32) + 8; }
+
+// The first convolution looks three pixels far, those of the bottlenecks one. Beyond the image there are zeros; those
+// on the right of a row are also those on the left of the next.
+constexpr int FAR = 3, FAR_SIDE = 2 * FAR + 1, FAR_PLACES = FAR * FAR_SIDE + FAR + 1;
+constexpr int X_ROW = WIDTH + FAR, X_PLANE = (HEIGHT + FAR) * X_ROW + FAR;
+constexpr int NEAR_PLACES = 5;
+constexpr int NARROW_ROW = WIDTH + 1, NARROW_PLANE = plane((HEIGHT + 1) * NARROW_ROW + 1);
+constexpr int WIDE_PLANE = plane(8 * TILES);
+
+__device__ __forceinline__ constexpr int far_offset(int place) { return (place / FAR_SIDE - FAR) * X_ROW + place % FAR_SIDE - FAR; }
+__device__ __forceinline__ constexpr int near_offset(int place) { return (place / 3 - 1) * NARROW_ROW + place % 3 - 1; }
+__device__ __forceinline__ int x_place(int pixel) { return FAR + (pixel / WIDTH + FAR) * X_ROW + pixel % WIDTH; }
+__device__ __forceinline__ int narrow_place(int pixel) { return 1 + (pixel / WIDTH + 1) * NARROW_ROW + pixel % WIDTH; }
+
+// Products by eight: of the first convolution, whose columns are [place][channel]; of the three of a bottleneck, of
+// which the middle one has columns [place][map]; of the head.
+constexpr int FIRST_STEPS = padded(FAR_PLACES * CHANNELS, 8) / 8, SHRINK_STEPS = WIDE / 8, LOOK_STEPS = NEAR_PLACES * NARROW / 8;
+constexpr int GROW_STEPS = NARROW / 8, HEAD_STEPS = WIDE / 8;
+
+// What is kept of an image, map by map: the wide maps before a bottleneck, its narrow ones before and after the look,
+// and again, all rectified; the last wide ones are what the head sees.
+constexpr int KEPT_BLOCK = WIDE + 2 * NARROW, KEPT_MAPS = BLOCKS * KEPT_BLOCK + WIDE, KEPT_PLANE = 8 * TILES;
+// What the context adds, image by image: to the wide maps, and to every look.
+constexpr int ADDED = WIDE + BLOCKS * NARROW;
+
+// Where a number of an image is among all: batches are stored feature by feature; or from the last to the first.
+__device__ __forceinline__ long number_of(int channel, int pixel, bool reverse) {
+    const int i = channel * PIXELS + pixel;
+    return reverse ? NUMBERS - 1 - i : i;
+}
+
+// ---------------------------------------------------------------- products
+
+// TALL times sixteen rows by COUNT tiles of pixels, on top of what `sum` holds. Weights are stored as the lanes want
+// them, [STEPS][TALL][lane][4]; `load` gives a number of the other operand: (step, 0 or 4 for the half, tile). The
+// products of high parts are added by ordinary means, because tensor cores truncate.
+template <int TALL, int STEPS, int COUNT, class Load>
+__device__ __forceinline__ void multiply(float (&sum)[COUNT][TALL][4], const float* weights, Load load) {
+    const float4* mine = reinterpret_cast<const float4*>(weights) + threadIdx.x % 32;
+    float cross[COUNT][TALL][4] = {};
+#pragma unroll 2
+    for (int step = 0; step < STEPS; step++) {
+        float above[TALL][4], below[TALL][4];
+#pragma unroll
+        for (int m = 0; m < TALL; m++) {
+            const float4 four = __ldg(mine + (step * TALL + m) * 32);
+            above[m][0] = four.x, above[m][1] = four.y, above[m][2] = four.z, above[m][3] = four.w;
+#pragma unroll
+            for (int c = 0; c < 4; c++) below[m][c] = dropped(above[m][c]);
+        }
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            float high[2], low[2];
+            split(load(step, 0, i), high[0], low[0]);
+            split(load(step, 4, i), high[1], low[1]);
+#pragma unroll
+            for (int m = 0; m < TALL; m++) {
+                float fresh[4];
+                new_mma_tf32(fresh, above[m], high);
+                mma_tf32(cross[i][m], above[m], low);
+                mma_tf32(cross[i][m], below[m], high);
+#pragma unroll
+                for (int c = 0; c < 4; c++) sum[i][m][c] += fresh[c];
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+#pragma unroll
+        for (int m = 0; m < TALL; m++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) sum[i][m][c] += cross[i][m][c];
+}
+
+// Tiles that a warp takes at once: as many as it has registers for.
+constexpr int AT_ONCE = MINE < 4 ? MINE : 4, CHUNKS = (MINE + AT_ONCE - 1) / AT_ONCE;
+
+// A warp's tiles, one after the other; beyond the last one it repeats that, and stores nothing.
+struct Tiles {
+    int first;
+
+    __device__ __forceinline__ Tiles(int chunk) : first(threadIdx.x / 32 + WARPS * AT_ONCE * chunk) {}
+    __device__ __forceinline__ bool exists(int i) const { return first + WARPS * i < TILES; }
+    __device__ __forceinline__ int pixel(int i) const { return 8 * min(first + WARPS * i, TILES - 1); }
+    // The pixel that this lane loads for a product, one that exists.
+    __device__ __forceinline__ int loaded(int i) const { return min(pixel(i) + static_cast<int>(threadIdx.x) % 32 / 4, PIXELS - 1); }
+};
+
+// The numbers of a result: `use` gets the row, the first of two neighbouring pixels, and both numbers.
+template <int TALL, int COUNT, class Use>
+__device__ __forceinline__ void each_pair(const Tiles& tiles, const float (&sum)[COUNT][TALL][4], Use use) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        if (!tiles.exists(i)) continue;
+#pragma unroll
+        for (int m = 0; m < TALL; m++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                use(16 * m + 8 * h + lane / 4, tiles.pixel(i) + 2 * (lane % 4), sum[i][m][2 * h], sum[i][m][2 * h + 1]);
+    }
+}

@@ -1,0 +1,95 @@
+"""All that the kernels can do for a PixelCNN: its shift of a batch of images, and the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..blocks import ANY_BLOCK, Launcher
+from .arguments import PixelBackwardArguments, PixelForwardArguments
+from .layout import pixel_layout
+from .shape import WARPS, PixelShape
+
+_THREADS = 32 * WARPS
+
+
+class PackedPixels(NamedTuple):
+    """A network's numbers as the kernels want them."""
+
+    weights: Tensor
+    biases: Tensor
+    transposed: Tensor
+
+
+class Shifted(NamedTuple):
+    """z (D, B), and what is kept for the gradients."""
+
+    z: Tensor
+    kept: Tensor | None
+
+
+class PixelGradients(NamedTuple):
+    """Of x (D, B); of what the context adds (B, ...); of all parameters, one after the other."""
+
+    x: Tensor
+    added: Tensor
+    parameters: Tensor
+
+
+class PixelProgram:
+    """The kernels of networks of one shape, and the tables that they work with."""
+
+    def __init__(self, shape: PixelShape, masks: Sequence[Tensor], device: torch.device, launcher: Launcher) -> None:
+        self.shape, self._launcher, self.device = shape, launcher, device
+        layout = pixel_layout(shape, masks)
+        self._sizes = [len(layout.forward), len(layout.biases), len(layout.backward)]
+        self._gather = torch.cat([layout.forward, layout.biases, layout.backward]).to(device)
+        self._parts = layout.parts
+        self._gradient = torch.where(layout.gradient < 0, layout.parts, layout.gradient).to(device)
+        first = layout.parts - len(layout.biases)  # the sums of the biases are also those of what is added to them
+        of_look = [first + shape.wide + i * (2 * shape.narrow + shape.wide) + shape.narrow for i in range(shape.blocks)]
+        added = [torch.arange(shape.wide) + first, *(torch.arange(shape.narrow) + start for start in of_look)]
+        self._added = torch.cat(added).to(device)
+
+    def fits(self) -> bool:
+        """Whether an image has room in a block's shared memory."""
+        return max(self.shape.forward_shared, self.shape.backward_shared) <= self._launcher.shared_bytes
+
+    def pack(self, parameters: Sequence[Tensor]) -> PackedPixels:
+        """From all weights and then all biases, in the order of the layers."""
+        flat = torch.cat([*(p.flatten() for p in parameters), parameters[0].new_zeros(1)])
+        return PackedPixels(*flat.index_select(0, self._gather).split(self._sizes))
+
+    def forward(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool, keep: bool) -> Shifted:
+        """z = x + c(x) for images of shape (D, B); ``added`` (B, ...) is what the context adds to maps."""
+        batch = x.shape[-1]
+        z = torch.empty_like(x)
+        kept = x.new_empty((batch, *self.shape.kept)) if keep else None
+        arguments = PixelForwardArguments(
+            x=x, weights=packed.weights, biases=packed.biases, added=added, z=z, kept=kept, batch=batch, reverse=reverse
+        )
+        self._run("pixel_forward", batch, self.shape.forward_shared, arguments)
+        return Shifted(z, kept)
+
+    def backward(self, packed: PackedPixels, x: Tensor, kept: Tensor, reverse: bool, grad_z: Tensor) -> PixelGradients:
+        """The chain rule through :meth:`forward`."""
+        batch = x.shape[-1]
+        grad_x, parts = torch.empty_like(x), x.new_zeros((batch, self._parts))
+        arguments = PixelBackwardArguments(
+            grad_z=grad_z, x=x, kept=kept, weights=packed.transposed, grad_x=grad_x, parts=parts, batch=batch,
+            reverse=reverse,
+        )  # fmt: skip
+        self._run("pixel_backward", batch, self.shape.backward_shared, arguments)
+        total = torch.cat([parts.sum(0), parts.new_zeros(1)])
+        return PixelGradients(
+            grad_x, parts.index_select(1, self._added), total.index_select(0, self._gradient)
+        )
+
+    def _run(
+        self, name: str, batch: int, shared: int, arguments: PixelForwardArguments | PixelBackwardArguments
+    ) -> None:
+        if batch:
+            self._launcher.launch(name, ANY_BLOCK, (batch,), _THREADS, shared, arguments)

@@ -1,0 +1,108 @@
+"""What is compiled into the kernels of a PixelCNN; names as in ``network.cuh``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..shape import round_up
+
+#: Places that the first convolution sees, row by row up to the centre, and those of the bottlenecks.
+FAR_PLACES, NEAR_PLACES = 25, 5
+#: Columns of the first convolution's kernel, and how far they are from the centre.
+FAR_SIDE, FAR = 7, 3
+#: Warps to a block.
+WARPS = 16
+
+
+@dataclass(frozen=True)
+class PixelShape:
+    """A PixelCNN, but for its numbers."""
+
+    channels: int
+    height: int
+    width: int
+    maps: int  # of a bottleneck
+    blocks: int
+
+    def defines(self, _: Any = None) -> dict[str, str]:
+        """The shape as the preprocessor takes it."""
+        values = {
+            "CHANNELS": self.channels,
+            "HEIGHT": self.height,
+            "WIDTH": self.width,
+            "MAPS": self.maps,
+            "BLOCKS": self.blocks,
+        }
+        return {name: str(value) for name, value in values.items()}
+
+    @property
+    def pixels(self) -> int:
+        return self.height * self.width
+
+    @property
+    def narrow(self) -> int:
+        """Maps inside a bottleneck, in groups of sixteen."""
+        return round_up(self.maps, 16)
+
+    @property
+    def wide(self) -> int:
+        """Maps outside of it."""
+        return round_up(2 * self.maps, 16)
+
+    @property
+    def head(self) -> int:
+        """Rows of the last layer."""
+        return round_up(self.channels, 16)
+
+    @property
+    def columns(self) -> int:
+        """Of the first convolution: [place][channel]."""
+        return round_up(FAR_PLACES * self.channels, 8)
+
+    @property
+    def stripe(self) -> int:
+        """Rows of its transpose, for one row of its kernel: [column][channel]."""
+        return round_up(FAR_SIDE * self.channels, 16)
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Maps of an image that are kept for the gradients, and numbers of each."""
+        return self.blocks * (self.wide + 2 * self.narrow) + self.wide, round_up(self.pixels, 8)
+
+    @property
+    def added(self) -> int:
+        """Numbers that a context adds to the maps of an image."""
+        return self.wide + self.blocks * self.narrow
+
+    # ---------------------------------------------------------------- shared memory, as the kernels lay it out
+
+    @property
+    def _wide_bytes(self) -> int:
+        return 4 * self.wide * _plane(round_up(self.pixels, 8))
+
+    @property
+    def _narrow_bytes(self) -> int:
+        return 4 * self.narrow * _plane((self.height + 1) * (self.width + 1) + 1)
+
+    @property
+    def _x_bytes(self) -> int:
+        image = (self.height + FAR) * (self.width + FAR) + FAR
+        return 4 * (self.channels * image + self.columns)
+
+    @property
+    def forward_shared(self) -> int:
+        """Bytes that pixel_forward takes."""
+        return self._wide_bytes + self._narrow_bytes + self._x_bytes
+
+    @property
+    def backward_shared(self) -> int:
+        """Bytes that pixel_backward takes."""
+        stripes = 4 * WARPS * round_up(FAR_SIDE * self.channels * (self.width + 2 * FAR), 2)
+        scratch = 4 * max(self.wide * self.columns, NEAR_PLACES * self.narrow**2)
+        return self._wide_bytes + max(self._narrow_bytes, stripes) + scratch + self._x_bytes
+
+
+def _plane(numbers: int) -> int:
+    """The distance from one map to the next."""
+    return round_up(numbers - 8, 32) + 8
