@@ -4,6 +4,7 @@ from typing import Any
 
 from .errors import ArgumentError, DataError, InversionError, SinuflowError, StorageError, TrainingError
 from .flow import SinusoidalFlow
+from .images import ImageModel, fit_images
 from .inversion import Inversion
 from .loading import load
 from .tables import TableModel, fit_table
@@ -15,6 +16,7 @@ __all__ = [
     "ArgumentError",
     "DataError",
     "FitResult",
+    "ImageModel",
     "Inversion",
     "InversionError",
     "SinuflowError",
@@ -25,6 +27,7 @@ __all__ = [
     "TrainingError",
     "__version__",
     "fit",
+    "fit_images",
     "fit_table",
     "load",
 ]

@@ -14,13 +14,15 @@ from torch import Tensor
 from .data import Preprocessor
 from .errors import SinuflowError, StorageError
 from .flow import SinusoidalFlow
+from .images import ImageModel
+from .pixels import PixelMap
 from .storage import read_model
 from .tables import TableModel
 from .tables.split import Split
 
 
-def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> SinusoidalFlow | TableModel:
-    """Read a model file: a flow or a fitted table, whichever it holds, ready for evaluation.
+def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> SinusoidalFlow | TableModel | ImageModel:
+    """Read a model file: a flow, a fitted table or fitted images, whichever it holds, ready for evaluation.
 
     Raises a :class:`~sinuflow.StorageError` if the file cannot be read, is not a Sinuflow model, was
     written by a newer version, is damaged, or holds other tensors than its configuration asks for.
@@ -38,16 +40,15 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Si
         return _build(path, model.config, model.tensors).to(device)
     if model.kind == "table":
         return _build_table(path, model.config, model.tensors, device)
+    if model.kind == "images":
+        return _build_images(path, model.config, model.tensors).to(device)
     raise StorageError(f"{path} holds a {model.kind!r}, which is not a model that this Sinuflow knows")
 
 
 def _build_table(
     path: Path, config: dict[str, Any], tensors: dict[str, Tensor], device: str | torch.device
 ) -> TableModel:
-    groups: dict[str, dict[str, Tensor]] = {"flow": {}, "preprocessing": {}, "split": {}}
-    for name, tensor in tensors.items():
-        group, _, rest = name.partition("/")
-        groups.setdefault(group, {})[rest] = tensor
+    groups = _grouped(tensors, "flow", "preprocessing", "split")
     try:
         flow = _build(path, config["flow"], groups["flow"])
         preprocessor = Preprocessor.from_dict(config["preprocessing"], groups["preprocessing"])
@@ -64,6 +65,30 @@ def _build_table(
         raise
     except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError, SinuflowError) as error:
         raise StorageError(f"{path} has a configuration that makes no model of a table: {error}") from error
+
+
+def _build_images(path: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> ImageModel:
+    try:
+        flow = _build(path, config["flow"], _grouped(tensors, "flow")["flow"])
+        classes, counts, quantiles = config["classes"], config["counts"], tensors["quantiles"]
+        same = flow.context == len(classes or []) == len(counts or [])
+        if not same or "image" not in flow.config or quantiles.dim() != 1 or not len(quantiles):
+            raise StorageError(f"{path} does not fit its configuration: its flow is not one of these images or classes")
+        pixels = PixelMap(float(config["alpha"]))
+        return ImageModel(flow, pixels, classes, counts, quantiles, config["history"], config["facts"])
+    except StorageError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, SinuflowError) as error:
+        raise StorageError(f"{path} has a configuration that makes no model of images: {error}") from error
+
+
+def _grouped(tensors: dict[str, Tensor], *names: str) -> dict[str, dict[str, Tensor]]:
+    """The tensors by the first part of their names; these groups are there in any case."""
+    groups: dict[str, dict[str, Tensor]] = {name: {} for name in names}
+    for name, tensor in tensors.items():
+        group, _, rest = name.partition("/")
+        groups.setdefault(group, {})[rest] = tensor
+    return groups
 
 
 def _build(path: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> SinusoidalFlow:

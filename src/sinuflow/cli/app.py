@@ -9,7 +9,7 @@ from . import data, fit, info, report, reproduce, sample, score
 
 app = typer.Typer(
     name="sinuflow",
-    help="Learn the density of a table, score its rows, and draw new ones.",
+    help="Learn the density of a table or of images, score them, and draw new ones.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -34,7 +34,7 @@ def _version(wanted: bool) -> None:
 def _options(
     version: bool = typer.Option(False, "--version", help="Show the version.", callback=_version, is_eager=True),
 ) -> None:
-    """Learn the density of a table, score its rows, and draw new ones.
+    """Learn the density of a table or of images, score them, and draw new ones.
 
     Every command takes --debug, which shows a traceback when something goes wrong.
     """

@@ -8,19 +8,30 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError, StorageError
+from ..flow import SinusoidalFlow
+from ..images import ImageModel
 from ..loading import load
 from ..storage import replacing
 from ..tables import TableModel
+from ..training.fit import find_device
 
 #: What rows can be written as.
 _FORMATS = (".csv", ".parquet")
 
 
+def load_fitted(path: Path) -> TableModel | ImageModel:
+    """A fitted table or fitted images, the latter on a GPU if there is one."""
+    model = load(path)
+    if isinstance(model, SinusoidalFlow):
+        raise StorageError(f"{path} holds a bare flow, without a table's columns: make models with `sinuflow fit`")
+    return model.to(find_device("auto")) if isinstance(model, ImageModel) else model
+
+
 def load_table_model(path: Path) -> TableModel:
     """A fitted table, and nothing else."""
-    model = load(path)
-    if not isinstance(model, TableModel):
-        raise StorageError(f"{path} holds a bare flow, without a table's columns: make models with `sinuflow fit`")
+    model = load_fitted(path)
+    if isinstance(model, ImageModel):
+        raise StorageError(f"{path} holds a model of images, and this is about tables")
     return model
 
 

@@ -1,17 +1,20 @@
-"""``sinuflow fit``: learn the density of a table."""
+"""``sinuflow fit``: learn the density of a table, or of images."""
 
 from __future__ import annotations
 
 import enum
-import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..errors import DataError, StorageError
+from ..images import ImageModel, fit_images
+from ..images.pictures import holds_pictures
 from ..tables import TableModel, fit_table
 from .files import check_output
+from .runs import kept_run
 
 
 class Conditioning(str, enum.Enum):
@@ -28,6 +31,14 @@ class Missing(str, enum.Enum):
     drop = "drop"
 
 
+class Size(str, enum.Enum):
+    """Sizes of flows of images."""
+
+    auto = "auto"
+    small = "small"
+    paper = "paper"
+
+
 class Device(str, enum.Enum):
     """Where to train."""
 
@@ -37,7 +48,9 @@ class Device(str, enum.Enum):
 
 
 def command(
-    data: Annotated[Path, typer.Argument(help="CSV, Parquet (a file or a folder of files) or .npy.")],
+    data: Annotated[
+        Path, typer.Argument(help="CSV, Parquet (a file or a folder of files), .npy, or a folder of PNGs.")
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The model file to write.")],
     context: Annotated[list[str] | None, typer.Option(help="A column to condition on; may be repeated.")] = None,
     drop: Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")] = None,
@@ -50,6 +63,8 @@ def command(
         Conditioning.full
     ),
     steps: Annotated[int | None, typer.Option(min=1, help="The most training steps.")] = None,
+    labels: Annotated[Path | None, typer.Option(help="Of images: a .npy with the class of each, from 0.")] = None,
+    size: Annotated[Size, typer.Option(help="Of images: a small flow, or the paper's, which wants a GPU.")] = Size.auto,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the split, the weights and the row order.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
     device: Annotated[Device, typer.Option(help="Where to train.")] = Device.auto,
@@ -57,21 +72,44 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace existing outputs.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
-    """Learn the density of a table and write it to a model file."""
+    """Learn the density of a table or of images, and write it to a model file.
+
+    Images are a .npy of bytes with shape (N, C, H, W), or (N, H, W) for greyscale, or a folder of PNG files, in
+    subfolders if they have classes.
+    """
     check_output(output, force)
     if report is not None:
         check_output(report, force, (".html", ".htm"))
-    places = [path.resolve() for path in (data, output, report) if path is not None]
+    places = [path.resolve() for path in (data, output, report, labels) if path is not None]
     if len(set(places)) < len(places):
-        raise StorageError("the table, the model and the report must be different files")
-    run = checkpoint_folder(output)
-    if run.exists() and not resume:
-        if not force:
-            raise StorageError(
-                f"{run} holds an interrupted run of this model: go on with --resume, or start anew with --force"
+        raise StorageError("the data, the model and the report must be different files")
+    if _are_pictures(data):
+        of_tables = {
+            "--context": context,
+            "--drop": drop,
+            "--map": map_,
+            "--report": report,
+            "--missing": missing is not Missing.refuse,
+            "--conditioning": conditioning is not Conditioning.full,
+        }
+        _refuse(of_tables, "tables", f"{data} holds images")
+        with kept_run(output, resume, force) as run:
+            pictures = fit_images(
+                data,
+                labels=labels,
+                size=size.value,
+                steps=steps,
+                seed=seed,
+                device=device.value,
+                checkpoint=run,
+                resume=resume,
+                progress=not quiet,
             )
-        shutil.rmtree(run)
-    try:
+            pictures.save(output)
+        _summarise_images(pictures, output)
+        return
+    _refuse({"--labels": labels, "--size": size is not Size.auto}, "images", f"{data} holds a table")
+    with kept_run(output, resume, force) as run:
         model = fit_table(
             data,
             context=context,
@@ -86,20 +124,7 @@ def command(
             resume=resume,
             progress=not quiet,
         )
-    except KeyboardInterrupt:
-        if (run / "checkpoint.safetensors").exists():
-            typer.echo(f"\ninterrupted; the run is safe in {run}. Go on with the same command and --resume.", err=True)
-        else:
-            shutil.rmtree(run, ignore_errors=True)
-            typer.echo("\ninterrupted before the training began", err=True)
-        raise typer.Exit(130) from None
-    except Exception:
-        # A run that never came to a checkpoint leaves nothing behind.
-        if run.is_dir() and not (run / "checkpoint.safetensors").exists():
-            shutil.rmtree(run, ignore_errors=True)
-        raise
-    model.save(output)
-    shutil.rmtree(run, ignore_errors=True)
+        model.save(output)
     _summarise(model, output)
     if report is not None:
         from .report import write_report
@@ -107,9 +132,19 @@ def command(
         write_report(model, data, report)
 
 
-def checkpoint_folder(output: Path) -> Path:
-    """Where a run is kept until its model is written."""
-    return output.with_name(output.name + ".run")
+def _are_pictures(data: Path) -> bool:
+    if holds_pictures(data):
+        return True
+    if data.is_dir() and not any(data.rglob("*.parquet")):
+        raise DataError(f"{data} is a folder with neither .parquet files nor PNG pictures")
+    return False
+
+
+def _refuse(options: Mapping[str, object], of: str, found: str) -> None:
+    """Refuse options that say nothing about this kind of data."""
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise DataError(f"{given[0]} is for {of}, and {found}")
 
 
 def _maps(wishes: list[str]) -> dict[str, str]:
@@ -128,5 +163,18 @@ def _summarise(model: TableModel, output: Path) -> None:
         f"{facts['table']}: {facts['used_rows']:,} rows, {len(model.preprocessor.features)} columns modelled"
         + (f", {len(model.preprocessor.given)} given" if model.preprocessor.given else "")
         + f"; trained {facts['steps']:,} steps in {facts['seconds']:.0f} s, the best at step {facts['best_step']:,}"
+    )
+    typer.echo(f"model: {output}")
+
+
+def _summarise_images(model: ImageModel, output: Path) -> None:
+    facts = model.facts
+    typer.echo(
+        f"{facts['images']}: {facts['train_images'] + facts['validation_images']:,} images of {model.describe()}; "
+        f"trained {facts['steps']:,} steps in {facts['seconds']:.0f} s, the best at step {facts['best_step']:,}"
+    )
+    typer.echo(
+        f"held-out images take {facts['bits_per_dimension']:.3f} bits per dimension "
+        f"({facts['histogram_bits']:.3f} if every pixel were by itself)"
     )
     typer.echo(f"model: {output}")

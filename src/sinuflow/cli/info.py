@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from .. import __version__
 from ..errors import ArgumentError
 from ..flow import SinusoidalFlow
+from ..images import ImageModel
+from ..images.labels import listed
 from ..kernels.paths import cpu_path, gpu_path, whole_flow_path
 from ..loading import load
+from ..tables import TableModel
 
 
 def command(
@@ -53,24 +56,48 @@ def _show_devices() -> None:
 
 def _show_model(path: Path) -> None:
     found = load(path)
+    if isinstance(found, TableModel):
+        _show_table(path, found)
+    elif isinstance(found, ImageModel):
+        _show_images(path, found)
+    else:
+        typer.echo(f"{path}: a flow over {found.features} features")
     flow = found if isinstance(found, SinusoidalFlow) else found.flow
     parameters = sum(p.numel() for p in flow.parameters())
-    if not isinstance(found, SinusoidalFlow):
-        facts = found.facts
-        typer.echo(f"{path}: a model of the table {facts['table']}")
-        typer.echo(
-            f"rows: {facts['used_rows']:,} of {facts['rows']:,} used, {facts['train_rows']:,} to train, "
-            f"{len(found.split.validation):,} to validate, {len(found.split.test):,} kept for testing"
-        )
-        typer.echo(
-            f"training: {facts['steps']:,} steps in {facts['seconds']:.0f} s, best at step {facts['best_step']:,}, "
-            f"seed {facts['seed']}"
-        )
-        typer.echo("columns:")
-        width = max(len(c.name) for c in found.preprocessor.columns)
-        for column in found.preprocessor.columns:
-            typer.echo(f"  {column.name:{width}}  {column.describe()}")
-    else:
-        typer.echo(f"{path}: a flow over {flow.features} features")
     options = ", ".join(f"{k}={v}" for k, v in flow.config.items() if k not in ("features", "context"))
     typer.echo(f"flow: {parameters:,} parameters; {options}")
+
+
+def _show_table(path: Path, model: TableModel) -> None:
+    facts = model.facts
+    typer.echo(f"{path}: a model of the table {facts['table']}")
+    typer.echo(
+        f"rows: {facts['used_rows']:,} of {facts['rows']:,} used, {facts['train_rows']:,} to train, "
+        f"{len(model.split.validation):,} to validate, {len(model.split.test):,} kept for testing"
+    )
+    typer.echo(_training(facts))
+    typer.echo("columns:")
+    width = max(len(c.name) for c in model.preprocessor.columns)
+    for column in model.preprocessor.columns:
+        typer.echo(f"  {column.name:{width}}  {column.describe()}")
+
+
+def _show_images(path: Path, model: ImageModel) -> None:
+    facts = model.facts
+    typer.echo(f"{path}: a model of the images {facts['images']}, {model.describe()}")
+    flips = ", left and right exchanged at random" if facts["flips"] else ""
+    typer.echo(f"images: {facts['train_images']:,} to train{flips}, {facts['validation_images']:,} to validate")
+    if model.classes is not None:
+        typer.echo(f"classes: {listed(model.classes)}")
+    typer.echo(_training(facts))
+    typer.echo(
+        f"held-out images: {facts['bits_per_dimension']:.3f} bits per dimension "
+        f"({facts['histogram_bits']:.3f} if every pixel were by itself); alpha of the logit {model.pixels.alpha:g}"
+    )
+
+
+def _training(facts: dict[str, Any]) -> str:
+    return (
+        f"training: {facts['steps']:,} steps in {facts['seconds']:.0f} s, best at step {facts['best_step']:,}, "
+        f"seed {facts['seed']}"
+    )

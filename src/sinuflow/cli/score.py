@@ -1,4 +1,4 @@
-"""``sinuflow score``: the log-density of every row, and how odd it is."""
+"""``sinuflow score``: the log-density of every row or image, and how odd it is."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from ..data.reader import Rows, read_rows
 from ..data.tables import Table
 from ..data.values import is_text
 from ..errors import DataError
+from ..images import ImageModel, Pictures, open_pictures
 from ..tables import TableModel
-from .files import check_rows_output, load_table_model, write_rows
+from .files import check_rows_output, load_fitted, write_rows
 from .fit import Missing
 
 _ADDED = ("log_density", "anomaly_percentile")
@@ -23,20 +24,28 @@ _ADDED = ("log_density", "anomaly_percentile")
 
 def command(
     model: Annotated[Path, typer.Argument(help="A model file, from `sinuflow fit`.")],
-    data: Annotated[Path, typer.Argument(help="CSV, Parquet or .npy with the model's columns, in any order.")],
+    data: Annotated[Path, typer.Argument(help="A table with the model's columns, in any order; or images.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The .csv or .parquet file to write.")],
     missing: Annotated[Missing, typer.Option(help="Rows with missing values; 'drop' leaves their scores empty.")] = (
         Missing.refuse
     ),
+    labels: Annotated[Path | None, typer.Option(help="Of images: a .npy with the class of each, from 0.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
 ) -> None:
-    """Add the columns log_density and anomaly_percentile to a table.
+    """Add the columns log_density and anomaly_percentile to a table, or list the bits per dimension of images.
 
-    The percentile says how many percent of the training rows are more likely than the row: above 99
-    is odd, 100 is odder than all of them. Rows keep their order, and are read and written in pieces.
+    The percentile says how many percent of the training rows are more likely than the row, or of held-out images than
+    the image: above 99 is odd, 100 is odder than all of them. Rows keep their order, and tables are read and written
+    in pieces.
     """
     check_rows_output(output, force)
-    fitted = load_table_model(model)
+    fitted = load_fitted(model)
+    if isinstance(fitted, ImageModel):
+        images = write_rows(output, [scored_images(fitted, open_pictures(data, labels))])
+        typer.echo(f"scored {images:,} images: {output}")
+        return
+    if labels is not None:
+        raise DataError(f"--labels is for images, and {model} is a model of a table")
     table = open_table(data)
     taken = [name for name in _ADDED if name in table.columns]
     if taken:
@@ -61,6 +70,22 @@ def scored(model: TableModel, table: Table, allow_missing: bool) -> Iterator[Any
         for name, values in zip(_ADDED, (score, model.anomaly_percentile(score)), strict=True):
             batch = batch.append_column(name, pyarrow.array(values, mask=np.isnan(values)))
         yield batch
+
+
+def scored_images(model: ImageModel, found: Pictures) -> Any:
+    """A record batch with a row for every image."""
+    import pyarrow
+
+    labels = found.known_labels
+    log_density = model.log_prob(found.images, None if model.classes is None else labels)
+    bits = model.in_bits(log_density)
+    columns: dict[str, Any] = {"image": range(len(found.images)) if found.files is None else found.files}
+    if labels is not None:
+        columns["label"] = labels
+    columns["bits_per_dimension"] = bits.numpy()
+    columns["log_density"] = log_density.numpy()
+    columns["anomaly_percentile"] = model.anomaly_percentile(bits).numpy()
+    return pyarrow.record_batch({name: pyarrow.array(values) for name, values in columns.items()})
 
 
 def _numbers_for_texts(model: TableModel, rows: Rows) -> Any:

@@ -1,0 +1,183 @@
+"""Fitted images: a flow, with all that stands between it and bytes."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, DataError
+from ..flow import SinusoidalFlow
+from ..pixels import PixelMap
+from ..storage import Model, write_model
+from ..training import ImageRows
+from .arrays import as_images
+from .labels import listed, numbers_of, one_hot
+
+#: Images that are scored, and drawn, at a time.
+_SCORED, _DRAWN = 256, 128
+#: How many quantiles of the held-out images' bits are kept.
+QUANTILES = 1001
+
+
+class ImageModel:
+    """The density of images of bytes.
+
+    Args:
+        flow: over the logits of pixels.
+        pixels: the map between these and bytes.
+        classes: the names of the classes, if the density is one of each class.
+        counts: how many images of each class there were.
+        quantiles: of the bits per dimension of held-out images, in increasing order.
+        history: the records of the training.
+        facts: where the model comes from: images, seed, steps, seconds, versions.
+
+    Example:
+        >>> import sinuflow
+        >>> images = torch.randint(256, (40, 1, 4, 4), dtype=torch.uint8)
+        >>> model = sinuflow.fit_images(images, labels=[0, 1] * 20, steps=3, progress=False)
+        >>> model.bits_per_dimension(images, [0, 1] * 20).shape
+        torch.Size([40])
+        >>> model.sample(5, label=1).shape
+        torch.Size([5, 1, 4, 4])
+    """
+
+    def __init__(
+        self,
+        flow: SinusoidalFlow,
+        pixels: PixelMap,
+        classes: list[str] | None,
+        counts: list[int] | None,
+        quantiles: Tensor,
+        history: list[dict[str, Any]],
+        facts: dict[str, Any],
+    ) -> None:
+        self.flow = flow
+        self.pixels = pixels
+        self.classes = classes
+        self.counts = counts
+        self.quantiles = quantiles
+        self.history = history
+        self.facts = facts
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+        channels, height, width = self.flow.config["image"]
+        return channels, height, width
+
+    def describe(self) -> str:
+        """What the images are like, in words."""
+        channels, height, width = self.shape
+        kind = {1: "greyscale", 3: "colour"}.get(channels, f"{channels} channels")
+        classes = "" if self.classes is None else f", {len(self.classes)} classes"
+        return f"{width}x{height} pixels, {kind}{classes}"
+
+    def to(self, device: str | torch.device) -> ImageModel:
+        """The model itself, after its flow has moved to a device."""
+        self.flow.to(device)
+        return self
+
+    # ---------------------------------------------------------------- scoring
+
+    def bits_per_dimension(self, images: Any, labels: Any = None) -> Tensor:
+        """Bits per dimension of every image, given its class if the model has classes.
+
+        Bytes are spread over their cells by noise, so that this is an upper bound of the bits in expectation. The
+        noise is the same at every call, for the same images in the same order.
+        """
+        return self.in_bits(self.log_prob(images, labels))
+
+    def in_bits(self, log_density: Tensor) -> Tensor:
+        """Bits per dimension, given what :meth:`log_prob` gave."""
+        return -log_density / (self.flow.features * math.log(2))
+
+    def log_prob(self, images: Any, labels: Any = None) -> Tensor:
+        """The log-density of every image, in nats, in the space of pixels, in which the cell of a byte has size 1."""
+        checked = as_images(images)
+        if checked.shape[1:] != self.shape:
+            raise DataError(
+                f"images must have shape (N, {', '.join(map(str, self.shape))}); got {tuple(checked.shape)}"
+            )
+        home = next(self.flow.parameters())
+        # The noise is drawn on the CPU, whatever the flow is on: a score must not depend on that.
+        source = ImageRows(checked, self.pixels, self._context(labels, len(checked)), dtype=home.dtype)
+        scores = []
+        with torch.no_grad():
+            for x, context in source.in_order(_SCORED):
+                given = None if context is None else context.to(home)
+                log_density = self.flow(given, validate_args=False).log_prob(x.to(home)).double().cpu()
+                bits = self.pixels.bits_per_dimension(log_density, x.double())
+                scores.append(-bits * self.flow.features * math.log(2))
+        return torch.cat(scores)
+
+    def anomaly_percentile(self, bits: Tensor) -> Tensor:
+        """How many percent of the held-out images take fewer bits: 100 is more odd than all of them."""
+        place = torch.searchsorted(self.quantiles, bits.double())
+        return place.double() * 100 / len(self.quantiles)
+
+    # ---------------------------------------------------------------- sampling
+
+    def sample(self, count: int, label: Any = None, seed: int = 0, temperature: float = 1.0) -> Tensor:
+        """Draw images: bytes of shape (count, C, H, W).
+
+        Args:
+            count: how many.
+            label: of a model with classes, one of them, by number or by name, or one for each image; by default,
+                classes are drawn as often as they were in the data.
+            seed: the same seed gives the same images.
+            temperature: below 1, images keep to the denser regions.
+        """
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ArgumentError(f"count must be a whole number, 1 or more; got {count!r}")
+        if not temperature >= 0:
+            raise ArgumentError(f"temperature must be at least 0; got {temperature!r}")
+        generator = torch.Generator().manual_seed(seed)
+        context = self._context(self._labels(count, label, generator), count)
+        home = next(self.flow.parameters())
+        drawn = []
+        with torch.no_grad():
+            for start in range(0, count, _DRAWN):
+                size = min(_DRAWN, count - start)
+                noise = temperature * torch.randn((size, self.flow.features), generator=generator)
+                given = None if context is None else context[start : start + size].to(home)
+                x, _ = self.flow.bijection.inverse(noise.to(home), given)
+                drawn.append(self.pixels.to_bytes(x.cpu()).view(size, *self.shape))
+        return torch.cat(drawn)
+
+    # ---------------------------------------------------------------- classes
+
+    def _labels(self, count: int, label: Any, generator: torch.Generator) -> Any:
+        """One label for each image that is drawn."""
+        if label is None and self.counts is not None:
+            return torch.multinomial(torch.tensor(self.counts).double(), count, replacement=True, generator=generator)
+        return [label] * count if isinstance(label, (str, int, np.integer)) else label
+
+    def _context(self, labels: Any, count: int) -> Tensor | None:
+        if self.classes is None:
+            if labels is not None:
+                raise DataError("this model has no classes: leave out the labels")
+            return None
+        if labels is None:
+            raise DataError(f"this model has classes: give a label for each image, of {listed(self.classes)}")
+        return one_hot(numbers_of(labels, self.classes, count), len(self.classes))
+
+    # ---------------------------------------------------------------- storage
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to one safetensors file, atomically; :func:`sinuflow.load` reads it."""
+        config = {
+            "flow": self.flow.config,
+            "alpha": self.pixels.alpha,
+            "classes": self.classes,
+            "counts": self.counts,
+            "history": self.history,
+            "facts": self.facts,
+        }
+        tensors = {f"flow/{name}": t for name, t in self.flow.state_dict().items()}
+        tensors["quantiles"] = self.quantiles
+        write_model(path, Model("images", config, tensors))

@@ -1,0 +1,72 @@
+"""PNG files, by Pillow, which is an extra."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import DataError, SinuflowError
+from ..storage import replacing
+
+#: Pillow's names for the kinds of pictures that are read, and their channels.
+_MODES = {"L": "greyscale", "RGB": "colour"}
+
+
+def read_pngs(files: list[Path]) -> Tensor:
+    """Pictures of one size and kind as bytes (N, C, H, W)."""
+    pillow = _pillow()
+    first = _read(pillow, files[0])
+    images = np.empty((len(files), *first.shape), dtype=np.uint8)
+    for i, file in enumerate(files):
+        picture = _read(pillow, file)
+        if picture.shape != first.shape:
+            raise DataError(
+                f"all pictures must have the same size and kind: {files[0]} is {_kind(first)}, and {file} is "
+                f"{_kind(picture)}"
+            )
+        images[i] = picture
+    return torch.from_numpy(images)
+
+
+def write_png(path: Path, picture: Tensor) -> None:
+    """Write bytes (C, H, W), with one channel or three, to a PNG file; all of it or nothing."""
+    channels = len(picture)
+    if channels not in (1, 3):
+        raise DataError(f"a PNG picture has 1 or 3 channels, and these images have {channels}: write .npy instead")
+    array = picture[0].numpy() if channels == 1 else picture.permute(1, 2, 0).contiguous().numpy()
+    image = _pillow().fromarray(array)
+    with replacing(path) as temporary:
+        image.save(temporary, format="PNG")
+
+
+def _read(pillow: Any, file: Path) -> Any:
+    try:
+        with pillow.open(file) as picture:
+            if picture.mode not in _MODES:
+                raise DataError(
+                    f"{file} has mode {picture.mode}; expected are greyscale (L) and colour (RGB) pictures with 8 bits "
+                    "a channel: convert it first"
+                )
+            array = np.asarray(picture)
+    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"cannot read the picture {file}: {str(error).splitlines()[0]}") from error
+    return array[None] if array.ndim == 2 else np.moveaxis(array, -1, 0)
+
+
+def _kind(picture: Any) -> str:
+    channels, height, width = picture.shape
+    return f"{width}x{height} {'greyscale' if channels == 1 else 'colour'}"
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise SinuflowError("PNG pictures need Pillow: pip install 'sinuflow[images]'") from None
+    return Image
