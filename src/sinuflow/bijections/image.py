@@ -13,7 +13,8 @@ from ..errors import ArgumentError
 from ..solvers import SolverOptions
 from .affine import ElementwiseAffine
 from .base import Bijection, Chain, LayerInverse
-from .image_inverse import from_images, image_inverse, to_images
+from .image_inverse import image_inverse
+from .pixel_shift import pixel_shift
 from .sinusoidal import SinusoidalScale
 
 
@@ -49,9 +50,7 @@ class ImageShift(Bijection):
         self.conditioner = PixelCNN((channels, height, width), context, **options)
 
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        seen = to_images(x.flip(0) if self.reverse else x, self.conditioner.shape)
-        shift = from_images(self.conditioner(seen, None if context is None else context.mT))
-        return x + (shift.flip(0) if self.reverse else shift), x.new_zeros(x.shape[-1])
+        return pixel_shift(self.conditioner, x, context, self.reverse), x.new_zeros(x.shape[-1])
 
     def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> list[LayerInverse]:
         z = z.flip(0) if self.reverse else z

@@ -20,22 +20,13 @@ from ..solvers import SolverOptions, parallel_sweeps
 from ..solvers.wavefront import Activations, PixelNetwork, ordered_pixels, ordered_pixels_adjoint
 from .base import LayerInverse
 from .inverse_ops import _first_order_only
+from .pixel_shift import from_images, to_images
 
 #: Rounding that may be left, in ulps of the largest number: outputs are sums of hundreds of products, added up in
 #: another order than by the forward map.
 _ULPS = 32.0
 
 Answer = tuple[Tensor, Tensor, Tensor, Tensor]  # x, iterations, residual, converged
-
-
-def to_images(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Feature-major (D, B) as (B, C, H, W)."""
-    return x.mT.reshape(-1, *shape)
-
-
-def from_images(images: Tensor) -> Tensor:
-    """(B, C, H, W) as feature-major (D, B)."""
-    return images.flatten(1).mT
 
 
 def _image_inverse(

@@ -105,7 +105,7 @@ class PixelCNN(nn.Module):
             )
         if residual_blocks < 0:
             raise ArgumentError(f"residual_blocks must be at least 0; got {residual_blocks}")
-        self.shape = shape
+        self.shape, self.context, self.channels = shape, context, channels
         self.first = MaskedConvolution("A", shape[0], shape[0], 2 * channels, reach=_FAR)
         self.given = ContextMap(context, 2 * channels) if context else None
         self.blocks = nn.ModuleList(ResidualBlock(shape[0], channels, context) for _ in range(residual_blocks))
@@ -114,12 +114,27 @@ class PixelCNN(nn.Module):
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         return pixel_network(x, context, self.numbers())
 
+    @property
+    def layers(self) -> list[MaskedConvolution]:
+        """All convolutions, in the order in which they are used."""
+        inner = [layer for b in self._residual_blocks for layer in (b.shrink, b.look, b.grow)]
+        return [self.first, *inner, self.head]
+
+    @property
+    def context_maps(self) -> list[Tensor]:
+        """The matrices for the context: of the first convolution and of every block; none without a context."""
+        given = (self.given, *(block.given for block in self._residual_blocks))
+        return [g.weight for g in given if g is not None]
+
+    @property
+    def _residual_blocks(self) -> list[ResidualBlock]:
+        return [block for block in self.blocks if isinstance(block, ResidualBlock)]
+
     def numbers(self) -> PixelWeights:
         """The masked weights and the rest, in the order in which they are used."""
-        blocks = [block for block in self.blocks if isinstance(block, ResidualBlock)]
-        layers = [self.first, *(layer for b in blocks for layer in (b.shrink, b.look, b.grow)), self.head]
-        given: list[Tensor] = [g.weight for g in (self.given, *(b.given for b in blocks)) if g is not None]
-        return PixelWeights([layer.masked_weight for layer in layers], [layer.bias for layer in layers], given)
+        layers = self.layers
+        masked = [layer.masked_weight for layer in layers]
+        return PixelWeights(masked, [layer.bias for layer in layers], self.context_maps)
 
 
 def owners(maps: int, channels: int) -> Tensor:

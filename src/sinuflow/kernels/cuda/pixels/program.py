@@ -84,9 +84,7 @@ class PixelProgram:
         )  # fmt: skip
         self._run("pixel_backward", batch, self.shape.backward_shared, arguments)
         total = torch.cat([parts.sum(0), parts.new_zeros(1)])
-        return PixelGradients(
-            grad_x, parts.index_select(1, self._added), total.index_select(0, self._gradient)
-        )
+        return PixelGradients(grad_x, parts.index_select(1, self._added), total.index_select(0, self._gradient))
 
     def _run(
         self, name: str, batch: int, shared: int, arguments: PixelForwardArguments | PixelBackwardArguments

@@ -1,0 +1,188 @@
+"""The shift of images by a PixelCNN: plain, or by CUDA kernels where they fit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..conditioners.pixelcnn import PixelCNN
+from ..kernels.cuda.compiler import CompilerError
+from ..kernels.cuda.driver import CudaLauncher
+from ..kernels.cuda.pixels.program import PackedPixels, PixelProgram
+from ..kernels.cuda.pixels.shape import PixelShape
+from ..kernels.dispatch import fused_allowed, reference_backward
+from ..kernels.paths import whole_flow_path
+from ..kernels.pixel_network import PixelWeights, pixel_network
+
+#: For the trial that new kernels are put to: far above rounding, far below any mistake.
+_TRIAL_IMAGES, _TRIAL_TOLERANCE = 3, 1e-2
+
+
+def to_images(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """Feature-major (D, B) as (B, C, H, W)."""
+    return x.mT.reshape(-1, *shape)
+
+
+def from_images(images: Tensor) -> Tensor:
+    """(B, C, H, W) as feature-major (D, B)."""
+    return images.flatten(1).mT
+
+
+def pixel_shift(network: PixelCNN, x: Tensor, context: Tensor | None, reverse: bool) -> Tensor:
+    """z = x + c(x) for a feature-major batch (D, B); with ``reverse``, c sees everything from the end."""
+    program = kernels_for(network, x)
+    if program is None:
+        return plain_shift(x, context, network.numbers(), network.shape, reverse)
+    return fused_shift(program, network, x, context, reverse)
+
+
+def plain_shift(
+    x: Tensor, context: Tensor | None, numbers: PixelWeights, shape: Sequence[int], reverse: bool
+) -> Tensor:
+    """The definition, in plain PyTorch."""
+    seen = to_images(x.flip(0) if reverse else x, shape)
+    shift = from_images(pixel_network(seen, None if context is None else context.mT, numbers))
+    return x + (shift.flip(0) if reverse else shift)
+
+
+def fused_shift(program: PixelProgram, network: PixelCNN, x: Tensor, context: Tensor | None, reverse: bool) -> Tensor:
+    """The same by kernels."""
+    layers = network.layers
+    numbers = [*(layer.weight for layer in layers), *(layer.bias for layer in layers), *network.context_maps]
+    masks = [layer.mask for layer in layers]
+    z: Tensor = _FusedShift.apply(torch.is_grad_enabled(), program, masks, reverse, x, context, *numbers)
+    return z
+
+
+class _FusedShift(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        grad_enabled: bool,
+        program: PixelProgram,
+        masks: list[Tensor],
+        reverse: bool,
+        x: Tensor,
+        context: Tensor | None,
+        *numbers: Tensor,
+    ) -> Tensor:
+        learning = grad_enabled and any(ctx.needs_input_grad)
+        depth = len(masks)
+        packed = program.pack(numbers[: 2 * depth])
+        added = None if context is None else _added(program.shape, context, numbers[2 * depth :])
+        z, kept = program.forward(packed, x.contiguous(), added, reverse, keep=learning)
+        if learning:
+            assert kept is not None
+            ctx.program, ctx.masks, ctx.reverse, ctx.conditional = program, masks, reverse, context is not None
+            ctx.save_for_backward(*packed, kept, x, *([] if context is None else [context]), *numbers)
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, grad_z: Tensor) -> tuple[Any, ...]:
+        program, depth = ctx.program, len(ctx.masks)
+        weights, biases, transposed, kept, x, *saved = ctx.saved_tensors
+        context, numbers = (saved[0], saved[1:]) if ctx.conditional else (None, saved)
+        if torch.is_grad_enabled():
+            return None, None, None, None, *_differentiable(ctx, x, context, numbers, grad_z)
+        packed = PackedPixels(weights, biases, transposed)
+        found = program.backward(packed, x.contiguous(), kept, ctx.reverse, grad_z.contiguous())
+        pieces = found.parameters.split([p.numel() for p in numbers[: 2 * depth]])
+        of_parameters = [piece.view_as(p) for piece, p in zip(pieces, numbers, strict=False)]
+        of_context, of_maps = None, []
+        if context is not None:
+            widths = [program.shape.wide] + [program.shape.narrow] * program.shape.blocks
+            parts = zip(found.added.split(widths, 1), numbers[2 * depth :], strict=True)
+            parts = [(part[:, : len(given)], given) for part, given in parts]
+            of_maps = [(context @ part).mT for part, _ in parts]
+            of_context = sum((part @ given for part, given in parts), torch.zeros_like(context.mT)).mT
+        return None, None, None, None, found.x, of_context, *of_parameters, *of_maps
+
+
+def _added(shape: PixelShape, context: Tensor, given: Sequence[Tensor]) -> Tensor:
+    """What the context (K, B) adds to the maps of every image, with zeros for maps that fill a tile."""
+    widths = [shape.wide] + [shape.narrow] * shape.blocks
+    parts = [F.pad(F.linear(context.mT, g), (0, width - len(g))) for g, width in zip(given, widths, strict=True)]
+    return torch.cat(parts, 1).contiguous()
+
+
+def _differentiable(
+    ctx: Any, x: Tensor, context: Tensor | None, numbers: Sequence[Tensor], grad_z: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Gradients that can be differentiated again, by the definition."""
+    depth, shape = len(ctx.masks), ctx.program.shape
+    size = (shape.channels, shape.height, shape.width)
+
+    def run(x: Tensor, *others: Tensor) -> Tensor:
+        given, rest = (others[0], others[1:]) if ctx.conditional else (None, others)
+        weights = [mask * w for mask, w in zip(ctx.masks, rest, strict=False)]
+        plain = PixelWeights(weights, list(rest[depth : 2 * depth]), list(rest[2 * depth :]))
+        return plain_shift(x, given, plain, size, ctx.reverse)
+
+    leaves = (x, *([] if context is None else [context]), *numbers)
+    of_x, *rest = reference_backward(run, leaves, (grad_z,))
+    return (of_x, *rest) if context is not None else (of_x, None, *rest)
+
+
+# ---------------------------------------------------------------- which networks the kernels take
+
+
+def kernels_for(network: PixelCNN, x: Tensor) -> PixelProgram | None:
+    """The kernels for a network and a batch, if there are any that fit."""
+    if not x.is_cuda or x.dtype != torch.float32 or not fused_allowed() or not whole_flow_path(x.device).fused:
+        return None
+    if any(p.dtype != x.dtype or p.device != x.device for p in network.parameters()):
+        return None
+    return _program(pixel_shape(network), x.device, network.context)
+
+
+def pixel_shape(network: PixelCNN) -> PixelShape:
+    """A network as the kernels see it."""
+    return PixelShape(*network.shape, maps=network.channels, blocks=len(network.blocks))
+
+
+@lru_cache(maxsize=32)
+def _program(shape: PixelShape, device: torch.device, context: int) -> PixelProgram | None:
+    sample = PixelCNN((shape.channels, shape.height, shape.width), context, shape.maps, shape.blocks)
+    program = PixelProgram(shape, [layer.mask for layer in sample.layers], device, CudaLauncher(shape, device))
+    if not program.fits():
+        return None
+    try:
+        trusted = agrees(program, sample.to(device))
+    except CompilerError as error:
+        warnings.warn(f"the CUDA kernels cannot be used, and others will be: {error}", stacklevel=2)
+        return None
+    if not trusted:
+        warnings.warn(
+            "the CUDA kernels for images gave other numbers than plain PyTorch, and are not used: please report this, "
+            "with the output of `sinuflow info --devices`",
+            stacklevel=2,
+        )
+        return None
+    return program
+
+
+def agrees(program: PixelProgram, network: PixelCNN) -> bool:
+    """Whether the kernels do with a few images what plain PyTorch does, gradients included."""
+    shape, device = program.shape, program.device
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator).to(device)
+
+    x = drawn(shape.channels * shape.pixels, _TRIAL_IMAGES).requires_grad_()
+    context = drawn(network.context, _TRIAL_IMAGES) if network.context else None
+    with torch.enable_grad():
+        for parameter in network.parameters():  # the head of a fresh network is zero
+            parameter.data += 0.05 * drawn(*parameter.shape)
+        wanted = [x, *network.parameters()]
+        fused = fused_shift(program, network, x, context, True)
+        plain = plain_shift(x, context, network.numbers(), network.shape, True)
+        gradients = [torch.autograd.grad(z.square().sum(), wanted) for z in (fused, plain)]
+    pairs = [(fused, plain), *zip(*gradients, strict=True)]
+    return all(bool((a - b).norm() <= _TRIAL_TOLERANCE * (1e-6 + b.norm())) for a, b in pairs)

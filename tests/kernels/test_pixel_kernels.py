@@ -1,0 +1,128 @@
+"""The CUDA kernels for PixelCNNs against float64: run by an emulator on the CPU."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from sinuflow.bijections.pixel_shift import agrees, fused_shift, pixel_shape, plain_shift
+from sinuflow.conditioners.pixelcnn import PixelCNN
+from sinuflow.kernels.cuda.pixels.program import PixelProgram
+from sinuflow.kernels.cuda.pixels.shape import PixelShape
+from tests.kernels.emulator import EmulatorLauncher
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "grey": {"shape": (1, 5, 4), "channels": 5, "residual_blocks": 1},
+    "colour": {"shape": (3, 7, 7), "channels": 16, "residual_blocks": 2, "context": 2},
+    "no blocks": {"shape": (1, 8, 8), "channels": 8, "residual_blocks": 0},
+    "wide, more pixels than a warp's tiles": {"shape": (2, 3, 40), "channels": 20, "residual_blocks": 1},
+    "many tiles to a warp": {"shape": (1, 27, 28), "channels": 3, "residual_blocks": 1},
+    "one column": {"shape": (1, 9, 1), "channels": 4, "residual_blocks": 1, "context": 1},
+}
+IMAGES = 2
+
+
+def emulated(name: str) -> tuple[PixelCNN, PixelCNN, PixelProgram]:
+    """A network, the same in float64, and its kernels."""
+    network = PixelCNN(**NETWORKS[name])
+    for parameter in network.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    shape = pixel_shape(network)
+    masks = [layer.mask for layer in network.layers]
+    program = PixelProgram(shape, masks, torch.device("cpu"), EmulatorLauncher(shape))
+    return network, copy.deepcopy(network).double(), program
+
+
+def draw(network: PixelCNN, images: int = IMAGES) -> tuple[torch.Tensor, torch.Tensor | None]:
+    channels, height, width = network.shape
+    context = torch.randn(network.context, images) if network.context else None
+    return torch.randn(channels * height * width, images), context
+
+
+def error(ours: torch.Tensor, exact: torch.Tensor) -> float:
+    assert ours.shape == exact.shape
+    return float((ours.detach() - exact.detach()).abs().max() / (1 + exact.detach().abs().max()))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_shift_and_its_gradients(name, reverse):
+    network, exact, program = emulated(name)
+    x, context = draw(network)
+    leaves = [t.requires_grad_() for t in (x, context) if t is not None]
+    rough = [t.detach().double().requires_grad_() for t in leaves]
+    z = fused_shift(program, network, x, context, reverse)
+    truth = plain_shift(rough[0], rough[1] if context is not None else None, exact.numbers(), exact.shape, reverse)
+    assert error(z, truth) < 1e-6
+    grad = torch.randn_like(z)
+    found = torch.autograd.grad(z, [*leaves, *network.parameters()], grad)
+    expected = torch.autograd.grad(truth, [*rough, *exact.parameters()], grad.double())
+    for ours, theirs in zip(found, expected, strict=True):
+        assert error(ours, theirs) < 1e-5
+
+
+def test_without_gradients_nothing_is_kept():
+    network, exact, program = emulated("grey")
+    x, _ = draw(network)
+    kept = []
+    plain = program.forward
+    program.forward = lambda *a, **k: kept.append(k["keep"]) or plain(*a, **k)
+    with torch.no_grad():
+        z = fused_shift(program, network, x, None, False)
+    assert kept == [False]
+    assert error(z, plain_shift(x.double(), None, exact.numbers(), exact.shape, False)) < 1e-6
+
+
+def test_masked_weights_have_no_effect_and_get_no_gradient():
+    network, _, program = emulated("colour")
+    x, context = draw(network)
+    z = fused_shift(program, network, x, context, False)
+    z.square().sum().backward()
+    for layer in network.layers:
+        assert (layer.weight.grad[layer.mask == 0] == 0).all()
+        layer.weight.data[layer.mask == 0] = torch.nan
+    assert fused_shift(program, network, x, context, False).equal(z)
+
+
+def test_second_derivatives_are_those_of_the_definition():
+    network, exact, program = emulated("grey")
+    x, _ = draw(network, 1)
+
+    def penalty(shift, x):
+        (slope,) = torch.autograd.grad(shift(x).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), x)[0]
+
+    found = penalty(lambda x: fused_shift(program, network, x, None, True), x.clone().requires_grad_())
+    expected = penalty(lambda x: plain_shift(x, None, exact.numbers(), exact.shape, True), x.double().requires_grad_())
+    assert error(found, expected) < 1e-5
+
+
+def test_an_empty_batch_is_an_empty_answer():
+    network, _, program = emulated("grey")
+    x, _ = draw(network, 0)
+    assert fused_shift(program, network, x.requires_grad_(), None, False).shape == (20, 0)
+
+
+def test_kernels_that_err_are_found_out():
+    network, _, program = emulated("colour")
+    assert agrees(program, network)
+    plain = program.backward
+
+    def wrong(*arguments):
+        found = plain(*arguments)
+        return found._replace(x=1.1 * found.x)
+
+    program.backward = wrong
+    assert not agrees(program, network)
+
+
+def test_images_that_are_too_large_for_a_block_are_left_to_plain_pytorch():
+    network = PixelCNN((3, 64, 64))
+    shape = PixelShape(3, 64, 64, 16, 2)
+    masks = [layer.mask for layer in network.layers]
+    assert not PixelProgram(shape, masks, torch.device("cpu"), EmulatorLauncher(shape)).fits()
+    cifar = PixelShape(3, 32, 32, 16, 2)
+    assert PixelProgram(cifar, masks, torch.device("cpu"), EmulatorLauncher(cifar)).fits()
