@@ -11,8 +11,12 @@ import torch
 import sinuflow
 from looks_trained import look_trained
 from sinuflow.bijections.whole_flow import whole_flow
+from sinuflow.bijections.pixel_shift import fused_inverse, fused_shift, kernels_for, plain_shift
 from sinuflow.conditioners import MADE
+from sinuflow.conditioners.pixelcnn import PixelCNN
 from sinuflow.kernels.dropout import Dropout
+from sinuflow.pixels import PixelMap
+from sinuflow.training.image_rows import ImageRows
 from tests.builders import CONDITIONINGS, batch, trained_flow
 from tests.kernels.test_dropout import dropping_like
 from tests.kernels.test_whole_flow import FLOWS
@@ -170,3 +174,40 @@ def test_compiled_kernels_are_kept(tmp_path, monkeypatch):
     flow = look_trained(sinuflow.SinusoidalFlow(3, blocks=1, hidden=(24, 24))).cuda()
     flow().log_prob(torch.randn(5, 3, device="cuda"))
     assert {path.suffix for path in tmp_path.iterdir()} == {".cubin"}
+
+
+# ---------------------------------------------------------------- images
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 7, 9)])
+def test_networks_of_images_are_what_plain_pytorch_says(shape):
+    network = PixelCNN(shape, context=2)
+    for parameter in network.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    exact, network = copy.deepcopy(network).double(), network.cuda()
+    x, c = torch.randn(shape[0] * shape[1] * shape[2], 5), torch.randn(2, 5)
+    program = kernels_for(network, x.cuda())
+    assert program is not None
+    for reverse in (False, True):
+        rough = x.double().requires_grad_()
+        truth = plain_shift(rough, c.double(), exact.numbers(), shape, reverse)
+        seen = x.cuda().requires_grad_()
+        z = fused_shift(program, network, seen, c.cuda(), reverse)
+        assert (z.double().cpu() - truth).abs().max() <= 1e-5 * (1 + truth.abs().max())
+        grads = torch.autograd.grad(z.square().sum(), [seen, *network.parameters()])
+        expected = torch.autograd.grad(truth.square().sum(), [rough, *exact.parameters()])
+        for ours, theirs in zip(grads, expected, strict=True):
+            assert (ours.double().cpu() - theirs).abs().max() <= 1e-4 * (1 + theirs.abs().max())
+        with torch.no_grad():
+            back = fused_inverse(program, network, truth.float().cuda(), c.cuda(), reverse)
+        assert (back.cpu() - x).abs().max() <= 1e-4
+
+
+def test_a_flow_of_images_is_fitted_and_sampled_on_the_gpu():
+    flow = sinuflow.SinusoidalFlow.image((1, 28, 28), blocks=2)
+    images = (255 * torch.rand(200, 1, 28, 28)).to(torch.uint8)
+    rows = ImageRows(images, PixelMap())
+    result = sinuflow.fit(flow, rows, rows, steps=60, batch_size=50, device="cuda", progress=False)
+    assert result.best_nll < result.history[0]["val_nll"]
+    found = flow.cuda().invert(torch.randn(20, 784, device="cuda"))
+    assert found.converged.all()

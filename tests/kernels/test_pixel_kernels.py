@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from sinuflow.bijections.pixel_shift import agrees, fused_shift, pixel_shape, plain_shift
+from sinuflow import SinusoidalFlow
+from sinuflow.bijections import image_inverse, pixel_shift
+from sinuflow.bijections.pixel_shift import agrees, fused_inverse, fused_shift, pixel_shape, plain_shift
 from sinuflow.conditioners.pixelcnn import PixelCNN
 from sinuflow.kernels.cuda.pixels.program import PixelProgram
 from sinuflow.kernels.cuda.pixels.shape import PixelShape
@@ -117,6 +119,10 @@ def test_kernels_that_err_are_found_out():
 
     program.backward = wrong
     assert not agrees(program, network)
+    program.backward = plain
+    assert agrees(program, network)
+    program.inverse = lambda packed, z, added, reverse: 1.1 * z
+    assert not agrees(program, network)
 
 
 def test_images_that_are_too_large_for_a_block_are_left_to_plain_pytorch():
@@ -126,3 +132,59 @@ def test_images_that_are_too_large_for_a_block_are_left_to_plain_pytorch():
     assert not PixelProgram(shape, masks, torch.device("cpu"), EmulatorLauncher(shape)).fits()
     cifar = PixelShape(3, 32, 32, 16, 2)
     assert PixelProgram(cifar, masks, torch.device("cpu"), EmulatorLauncher(cifar)).fits()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_inverse_is_the_inverse(name, reverse):
+    network, exact, program = emulated(name)
+    x, context = draw(network)
+    rough = None if context is None else context.double()
+    with torch.no_grad():
+        z = plain_shift(x.double(), rough, exact.numbers(), exact.shape, reverse).float()
+        found = fused_inverse(program, network, z, context, reverse)
+        again = plain_shift(found.double(), rough, exact.numbers(), exact.shape, reverse)
+    assert error(again, z.double()) < 1e-6
+    assert error(found, x.double()) < 1e-5
+
+
+def test_a_flow_goes_through_the_kernels(monkeypatch):
+    """Scores, gradients and certified samples of a flow of which every shift is by kernels."""
+    flow = SinusoidalFlow.image((2, 5, 6), context=2, blocks=2, scales=2, waves=2, channels=5, residual_blocks=1)
+    for name, parameter in flow.named_parameters():
+        parameter.data += (0.1 if "conditioner" in name else 0.3) * torch.randn_like(parameter)
+    exact, plain = copy.deepcopy(flow).double(), copy.deepcopy(flow)
+    ours = [m for m in flow.modules() if isinstance(m, PixelCNN)]
+    shape, masks = pixel_shape(ours[0]), [layer.mask for layer in ours[0].layers]
+    program = PixelProgram(shape, masks, torch.device("cpu"), EmulatorLauncher(shape))
+    used = []
+
+    def kernels_for(network, x):
+        if not any(network is mine for mine in ours):
+            return None
+        used.append(network)
+        return program
+
+    monkeypatch.setattr(pixel_shift, "kernels_for", kernels_for)
+    monkeypatch.setattr(image_inverse, "kernels_for", kernels_for)
+    x, c = torch.randn(3, 60), torch.randn(3, 2)
+    truth = exact(c.double()).log_prob(x.double())
+    found = flow(c).log_prob(x)
+    assert len(used) == 4
+    assert error(found, truth) < 1e-5
+    grads = torch.autograd.grad(found.sum(), list(flow.parameters()))
+    for g, w in zip(grads, torch.autograd.grad(truth.sum(), list(exact.parameters())), strict=True):
+        assert error(g, w) < 1e-4
+    z, _ = exact.bijection(x.double(), c.double())
+    monkeypatch.setattr(image_inverse, "_IMAGES", 2)
+    back = flow.invert(z.float(), c)
+    assert back.converged.all()
+    assert error(back.x, x.double()) < 1e-4
+    expected = plain.invert(z.float(), c)
+    for g, w in zip(
+        torch.autograd.grad(back.x.sum(), list(flow.parameters()), allow_unused=True),
+        torch.autograd.grad(expected.x.sum(), list(plain.parameters()), allow_unused=True),
+        strict=True,
+    ):
+        assert (g is None) == (w is None)
+        assert g is None or error(g, w) < 1e-3

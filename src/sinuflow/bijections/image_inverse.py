@@ -15,13 +15,16 @@ import torch
 from torch import Tensor
 
 from ..conditioners.pixelcnn import PixelCNN
+from ..kernels.cuda.pixels.program import PixelProgram
 from ..kernels.pixel_network import PixelWeights, pixel_network
 from ..solvers import SolverOptions, parallel_sweeps
 from ..solvers.wavefront import Activations, PixelNetwork, ordered_pixels, ordered_pixels_adjoint
 from .base import LayerInverse
 from .inverse_ops import _first_order_only
-from .pixel_shift import from_images, to_images
+from .pixel_shift import added_maps, from_images, kernels_for, to_images
 
+#: Images that the kernels invert at a time.
+_IMAGES = 256
 #: Rounding that may be left, in ulps of the largest number: outputs are sums of hundreds of products, added up in
 #: another order than by the forward map.
 _ULPS = 32.0
@@ -42,23 +45,48 @@ def _image_inverse(
     limit: int,
 ) -> Answer:
     numbers = PixelWeights(list(weights), list(biases), list(given))
-    context = None if context is None else context.mT
     if method == "certified":
-        return _substitute(z.contiguous(), context, numbers, shape)
-    return _algorithm_1(z.contiguous(), context, numbers, shape, rtol, atol, limit)
+        return _certified(z, *_substitute(z.contiguous(), None if context is None else context.mT, numbers, shape))
+    return _algorithm_1(z.contiguous(), None if context is None else context.mT, numbers, shape, rtol, atol, limit)
 
 
-def _substitute(z: Tensor, context: Tensor | None, numbers: PixelWeights, shape: Sequence[int]) -> Answer:
-    """The certified inverse: ordered substitution, and a look at what the forward map makes of it."""
+def _substitute(
+    z: Tensor, context: Tensor | None, numbers: PixelWeights, shape: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Ordered substitution: x, what the forward map makes of it, and the largest unit on the way, image by image."""
     with torch.inference_mode():  # half of the time goes into small calls, which are cheaper so
         target = z.detach().view(shape[0], shape[1] * shape[2], z.shape[-1])
         x = ordered_pixels(PixelNetwork.of(shape, numbers, context), target).flatten(0, 1)
         active: list[Tensor] = []
         again = x + from_images(pixel_network(to_images(x, shape), context, numbers, active))
-        residual = (again - z).abs().amax(0)
-        involved = [x.abs().amax(0), z.abs().amax(0), *(t.amax((1, 2, 3)) for t in active)]
-        converged = residual <= _ULPS * torch.finfo(z.dtype).eps * torch.stack(involved).amax(0)
-    return x.clone(), torch.ones_like(residual, dtype=torch.int32), residual.clone(), converged.clone()
+        largest = torch.stack([t.amax((1, 2, 3)) for t in active]).amax(0)
+    return x.clone(), again.clone(), largest.clone()
+
+
+def _substitute_by_kernels(
+    program: PixelProgram, z: Tensor, context: Tensor | None, numbers: PixelWeights
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, for a context (K, B); a few images at a time, because the forward map leaves all of its units."""
+    packed = program.pack([*numbers.weights, *numbers.biases])
+    found = []
+    for start in range(0, max(1, z.shape[-1]), _IMAGES):
+        part = z[:, start : start + _IMAGES].contiguous()
+        given = None if context is None else context[:, start : start + _IMAGES]
+        added = None if given is None else added_maps(program.shape, given, numbers.given)
+        x = program.inverse(packed, part, added, reverse=False)
+        again, kept = program.forward(packed, x, added, reverse=False, keep=True)
+        assert kept is not None
+        found.append((x, again, kept.amax((1, 2))))
+    x, again, largest = (torch.cat(parts, -1) for parts in zip(*found, strict=True))
+    return x, again, largest
+
+
+def _certified(z: Tensor, x: Tensor, again: Tensor, largest: Tensor) -> Answer:
+    """A residual within rounding."""
+    residual = (again - z).abs().amax(0)
+    involved = torch.maximum(torch.maximum(x.abs().amax(0), z.abs().amax(0)), largest)
+    converged = residual <= _ULPS * torch.finfo(z.dtype).eps * involved
+    return x, torch.ones_like(residual, dtype=torch.int32), residual, converged
 
 
 def _algorithm_1(
@@ -142,11 +170,22 @@ image_inverse_op.register_autograd(_image_gradient, setup_context=_image_context
 
 class _ImageInverse(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, z: Tensor, context: Tensor | None, sizes: tuple[int, int], *rest: Any) -> Answer:
+    def forward(
+        ctx: Any,
+        program: PixelProgram | None,
+        z: Tensor,
+        context: Tensor | None,
+        sizes: tuple[int, int],
+        *rest: Any,
+    ) -> Answer:
         depth, told = sizes
         numbers, options = rest[: 2 * depth + told], rest[2 * depth + told :]
         inputs = (z, context, numbers[:depth], numbers[depth : 2 * depth], numbers[2 * depth :], *options)
-        answer = _image_inverse(*inputs)
+        if program is None:
+            answer = _image_inverse(*inputs)
+        else:
+            weights = PixelWeights(*(list(part) for part in inputs[2:5]))
+            answer = _certified(z, *_substitute_by_kernels(program, z, context, weights))
         _image_context(ctx, inputs, answer)
         ctx.mark_non_differentiable(*answer[1:])
         return answer
@@ -154,7 +193,7 @@ class _ImageInverse(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         v, of_context, of_weights, of_biases, of_given, *rest = _image_gradient(ctx, *grads)
-        found = (v, of_context, None, *of_weights, *of_biases, *of_given, *rest)
+        found = (None, v, of_context, None, *of_weights, *of_biases, *of_given, *rest)
         return _first_order_only(found, (*ctx.saved_tensors, grads[0]))
 
 
@@ -166,6 +205,7 @@ def image_inverse(network: PixelCNN, z: Tensor, context: Tensor | None, options:
         answer = image_inverse_op(z, context, weights, biases, given, *rest)
     else:
         sizes = len(weights), len(given)
-        answer = _ImageInverse.apply(z, context, sizes, *weights, *biases, *given, *rest)
+        program = kernels_for(network, z) if options.method == "certified" else None
+        answer = _ImageInverse.apply(program, z, context, sizes, *weights, *biases, *given, *rest)
     x, *certificate = answer
     return LayerInverse(x, z.new_zeros(z.shape[-1]), *certificate)

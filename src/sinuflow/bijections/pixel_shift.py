@@ -60,6 +60,14 @@ def fused_shift(program: PixelProgram, network: PixelCNN, x: Tensor, context: Te
     return z
 
 
+def fused_inverse(program: PixelProgram, network: PixelCNN, z: Tensor, context: Tensor | None, reverse: bool) -> Tensor:
+    """x, given z = x + c(x), by kernels; without gradients."""
+    layers = network.layers
+    packed = program.pack([*(layer.weight for layer in layers), *(layer.bias for layer in layers)])
+    added = None if context is None else added_maps(program.shape, context, network.context_maps)
+    return program.inverse(packed, z.contiguous(), added, reverse)
+
+
 class _FusedShift(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -75,7 +83,7 @@ class _FusedShift(torch.autograd.Function):
         learning = grad_enabled and any(ctx.needs_input_grad)
         depth = len(masks)
         packed = program.pack(numbers[: 2 * depth])
-        added = None if context is None else _added(program.shape, context, numbers[2 * depth :])
+        added = None if context is None else added_maps(program.shape, context, numbers[2 * depth :])
         z, kept = program.forward(packed, x.contiguous(), added, reverse, keep=learning)
         if learning:
             assert kept is not None
@@ -86,25 +94,24 @@ class _FusedShift(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_z: Tensor) -> tuple[Any, ...]:
         program, depth = ctx.program, len(ctx.masks)
-        weights, biases, transposed, kept, x, *saved = ctx.saved_tensors
+        packed, (kept, x, *saved) = PackedPixels(*ctx.saved_tensors[:4]), ctx.saved_tensors[4:]
         context, numbers = (saved[0], saved[1:]) if ctx.conditional else (None, saved)
         if torch.is_grad_enabled():
             return None, None, None, None, *_differentiable(ctx, x, context, numbers, grad_z)
-        packed = PackedPixels(weights, biases, transposed)
         found = program.backward(packed, x.contiguous(), kept, ctx.reverse, grad_z.contiguous())
         pieces = found.parameters.split([p.numel() for p in numbers[: 2 * depth]])
         of_parameters = [piece.view_as(p) for piece, p in zip(pieces, numbers, strict=False)]
         of_context, of_maps = None, []
         if context is not None:
             widths = [program.shape.wide] + [program.shape.narrow] * program.shape.blocks
-            parts = zip(found.added.split(widths, 1), numbers[2 * depth :], strict=True)
-            parts = [(part[:, : len(given)], given) for part, given in parts]
+            pairs = zip(found.added.split(widths, 1), numbers[2 * depth :], strict=True)
+            parts = [(part[:, : len(given)], given) for part, given in pairs]
             of_maps = [(context @ part).mT for part, _ in parts]
             of_context = sum((part @ given for part, given in parts), torch.zeros_like(context.mT)).mT
         return None, None, None, None, found.x, of_context, *of_parameters, *of_maps
 
 
-def _added(shape: PixelShape, context: Tensor, given: Sequence[Tensor]) -> Tensor:
+def added_maps(shape: PixelShape, context: Tensor, given: Sequence[Tensor]) -> Tensor:
     """What the context (K, B) adds to the maps of every image, with zeros for maps that fill a tile."""
     widths = [shape.wide] + [shape.narrow] * shape.blocks
     parts = [F.pad(F.linear(context.mT, g), (0, width - len(g))) for g, width in zip(given, widths, strict=True)]
@@ -168,7 +175,7 @@ def _program(shape: PixelShape, device: torch.device, context: int) -> PixelProg
 
 
 def agrees(program: PixelProgram, network: PixelCNN) -> bool:
-    """Whether the kernels do with a few images what plain PyTorch does, gradients included."""
+    """Whether the kernels do with a few images what plain PyTorch does, gradients and inverse included."""
     shape, device = program.shape, program.device
     generator = torch.Generator().manual_seed(0)
 
@@ -184,5 +191,7 @@ def agrees(program: PixelProgram, network: PixelCNN) -> bool:
         fused = fused_shift(program, network, x, context, True)
         plain = plain_shift(x, context, network.numbers(), network.shape, True)
         gradients = [torch.autograd.grad(z.square().sum(), wanted) for z in (fused, plain)]
-    pairs = [(fused, plain), *zip(*gradients, strict=True)]
+    with torch.no_grad():
+        back = fused_inverse(program, network, plain, context, True)
+    pairs = [(fused, plain), (back, x), *zip(*gradients, strict=True)]
     return all(bool((a - b).norm() <= _TRIAL_TOLERANCE * (1e-6 + b.norm())) for a, b in pairs)

@@ -25,6 +25,7 @@ KERNELS = {
     "flow_inverse": "InverseArguments",
     "pixel_forward": "PixelForwardArguments",
     "pixel_backward": "PixelBackwardArguments",
+    "pixel_inverse": "PixelInverseArguments",
 }
 
 

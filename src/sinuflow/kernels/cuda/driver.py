@@ -23,6 +23,7 @@ FILES = {
     "prepare": "parameters.cu",
     "pixel_forward": "pixels/forward.cu",
     "pixel_backward": "pixels/backward.cu",
+    "pixel_inverse": "pixels/inverse.cu",
 }
 _COMMON = ("basics.cuh", "common.cuh", "products.cuh", "waves.cuh")
 #: What only one of them needs besides.

@@ -37,3 +37,17 @@ class PixelBackwardArguments(Arguments):
         ("batch", _INT),
         ("reverse", _INT),
     )
+
+
+class PixelInverseArguments(Arguments):
+    """Of pixel_inverse."""
+
+    _fields_ = (
+        ("z", _POINTER),
+        ("matrices", _POINTER),
+        ("biases", _POINTER),
+        ("added", _POINTER),
+        ("x", _POINTER),
+        ("batch", _INT),
+        ("reverse", _INT),
+    )

@@ -22,6 +22,7 @@ class PixelLayout(NamedTuple):
     forward: Tensor  # weights of pixel_forward
     biases: Tensor
     backward: Tensor  # weights of pixel_backward
+    matrices: Tensor  # weights of pixel_inverse
     gradient: Tensor  # for every parameter, where its gradient is among an image's parts; -1: nowhere, it is 0
     parts: int
 
@@ -45,10 +46,11 @@ def pixel_layout(shape: PixelShape, masks: Sequence[Tensor]) -> PixelLayout:
     backward = torch.cat([_fragments(m) for m in _transposed(weights, shape, zero)])
     heights = [len(m) for m in matrices]
     all_biases = torch.cat([_filled(b, (h,), zero) for b, h in zip(biases, heights, strict=True)])
-    positions = torch.cat([*(m.flatten() for m in matrices), all_biases])
+    plain = torch.cat([m.flatten() for m in matrices])
+    positions = torch.cat([plain, all_biases])
     gradient = torch.full((zero + 1,), -1)
     gradient[positions] = torch.arange(len(positions))
-    return PixelLayout(forward, all_biases, backward, gradient[:zero], len(positions))
+    return PixelLayout(forward, all_biases, backward, plain, gradient[:zero], len(positions))
 
 
 def _matrix(weight: Tensor, shape: PixelShape, layer: int, layers: int, zero: int) -> Tensor:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..blocks import ANY_BLOCK, Launcher
-from .arguments import PixelBackwardArguments, PixelForwardArguments
+from ..arguments import Arguments
+from .arguments import PixelBackwardArguments, PixelForwardArguments, PixelInverseArguments
 from .layout import pixel_layout
 from .shape import WARPS, PixelShape
 
@@ -22,6 +23,7 @@ class PackedPixels(NamedTuple):
     weights: Tensor
     biases: Tensor
     transposed: Tensor
+    matrices: Tensor
 
 
 class Shifted(NamedTuple):
@@ -45,8 +47,9 @@ class PixelProgram:
     def __init__(self, shape: PixelShape, masks: Sequence[Tensor], device: torch.device, launcher: Launcher) -> None:
         self.shape, self._launcher, self.device = shape, launcher, device
         layout = pixel_layout(shape, masks)
-        self._sizes = [len(layout.forward), len(layout.biases), len(layout.backward)]
-        self._gather = torch.cat([layout.forward, layout.biases, layout.backward]).to(device)
+        numbers = (layout.forward, layout.biases, layout.backward, layout.matrices)
+        self._sizes = [len(part) for part in numbers]
+        self._gather = torch.cat(numbers).to(device)
         self._parts = layout.parts
         self._gradient = torch.where(layout.gradient < 0, layout.parts, layout.gradient).to(device)
         first = layout.parts - len(layout.biases)  # the sums of the biases are also those of what is added to them
@@ -56,7 +59,8 @@ class PixelProgram:
 
     def fits(self) -> bool:
         """Whether an image has room in a block's shared memory."""
-        return max(self.shape.forward_shared, self.shape.backward_shared) <= self._launcher.shared_bytes
+        shape = self.shape
+        return max(shape.forward_shared, shape.backward_shared, shape.inverse_shared) <= self._launcher.shared_bytes
 
     def pack(self, parameters: Sequence[Tensor]) -> PackedPixels:
         """From all weights and then all biases, in the order of the layers."""
@@ -86,8 +90,16 @@ class PixelProgram:
         total = torch.cat([parts.sum(0), parts.new_zeros(1)])
         return PixelGradients(grad_x, parts.index_select(1, self._added), total.index_select(0, self._gradient))
 
-    def _run(
-        self, name: str, batch: int, shared: int, arguments: PixelForwardArguments | PixelBackwardArguments
-    ) -> None:
+    def inverse(self, packed: PackedPixels, z: Tensor, added: Tensor | None, reverse: bool) -> Tensor:
+        """x, given z = x + c(x), both of shape (D, B)."""
+        batch = z.shape[-1]
+        x = torch.empty_like(z)
+        arguments = PixelInverseArguments(
+            z=z, matrices=packed.matrices, biases=packed.biases, added=added, x=x, batch=batch, reverse=reverse
+        )
+        self._run("pixel_inverse", batch, self.shape.inverse_shared, arguments)
+        return x
+
+    def _run(self, name: str, batch: int, shared: int, arguments: Arguments) -> None:
         if batch:
             self._launcher.launch(name, ANY_BLOCK, (batch,), _THREADS, shared, arguments)

@@ -11,6 +11,8 @@ from ..shape import round_up
 FAR_PLACES, NEAR_PLACES = 25, 5
 #: Columns of the first convolution's kernel, and how far they are from the centre.
 FAR_SIDE, FAR = 7, 3
+#: Pixels of a front are one row and this many columns apart.
+_SKEW = 4
 #: Warps to a block.
 WARPS = 16
 
@@ -101,6 +103,23 @@ class PixelShape:
         stripes = 4 * WARPS * round_up(FAR_SIDE * self.channels * (self.width + 2 * FAR), 2)
         scratch = 4 * max(self.wide * self.columns, NEAR_PLACES * self.narrow**2)
         return self._wide_bytes + max(self._narrow_bytes, stripes) + scratch + self._x_bytes
+
+    @property
+    def inverse_shared(self) -> int:
+        """Bytes that pixel_inverse takes."""
+        wide, narrow, blocks = self.wide, self.narrow, self.blocks
+        block = narrow * _stride(wide) + narrow * _stride(NEAR_PLACES * narrow) + wide * _stride(narrow)
+        matrices = wide * _stride(self.columns) + blocks * block + self.channels * _stride(wide)
+        front = round_up(-(-self.width // _SKEW), 8)
+        maps = (blocks + 2) * wide + 3 * blocks * narrow + self.channels
+        biases = wide + blocks * (2 * narrow + wide) + self.head
+        return blocks * self._narrow_bytes + 4 * (matrices + front * maps + biases) + self._x_bytes
+
+
+def _stride(columns: int) -> int:
+    """The distance from one row of a matrix to the next."""
+    whole = round_up(columns, 4)
+    return whole if whole % 16 else whole + 4
 
 
 def _plane(numbers: int) -> int:
