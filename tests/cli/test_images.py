@@ -1,0 +1,171 @@
+"""The command line with images, as users run it: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+import sinuflow
+from sinuflow.images.png import write_png
+from tests.cli.test_commands import ENVIRONMENT, succeeds
+from tests.images.small import gradients
+
+LABELS = torch.arange(60) % 2
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with images, as an array and as PNG files in the subfolders of their classes, and a model of them."""
+    folder = tmp_path_factory.mktemp("images")
+    np.save(folder / "x.npy", gradients().numpy())
+    np.save(folder / "y.npy", LABELS.numpy())
+    for name in ("dark", "light"):
+        (folder / "png" / name).mkdir(parents=True)
+    for i, (image, label) in enumerate(zip(gradients(), LABELS, strict=True)):
+        write_png(folder / "png" / ("dark", "light")[label] / f"{i:02}.png", image)
+    out = succeeds("fit", "png", "-o", "m.safetensors", "--steps", 20, "-q", cwd=folder)
+    assert "png: 60 images of 7x7 pixels, greyscale, 2 classes; trained 20 steps" in out
+    assert "bits per dimension" in out
+    return folder
+
+
+def test_fit_leaves_a_model_and_nothing_else(place):
+    model = sinuflow.load(place / "m.safetensors")
+    assert isinstance(model, sinuflow.ImageModel)
+    assert model.classes == ["dark", "light"]
+    assert not (place / "m.safetensors.run").exists()
+
+
+def test_score_lists_the_bits_of_every_image(place):
+    succeeds("score", "m.safetensors", "png", "-o", "s.csv", cwd=place)
+    scored = pd.read_csv(place / "s.csv")
+    assert list(scored.columns) == ["image", "label", "bits_per_dimension", "log_density", "anomaly_percentile"]
+    assert scored["image"].iloc[0] == str(Path("dark/00.png"))
+    assert scored["label"].tolist() == ["dark"] * 30 + ["light"] * 30
+    model = sinuflow.load(place / "m.safetensors")
+    in_order = torch.cat([gradients()[::2], gradients()[1::2]])
+    want = model.bits_per_dimension(in_order, [0] * 30 + [1] * 30)
+    np.testing.assert_allclose(scored["bits_per_dimension"], want, rtol=1e-9)
+    np.testing.assert_allclose(scored["log_density"], -want * 49 * np.log(2), rtol=1e-9)
+    assert scored["anomaly_percentile"].between(0, 100).all()
+
+
+def test_sample_writes_a_picture_or_an_array(place):
+    arguments = ("sample", "m.safetensors", "-n", 6, "--label", "light", "--seed", 3, "-o")
+    succeeds(*arguments, "s.png", cwd=place)
+    succeeds(*arguments, "s.npy", cwd=place)
+    drawn = np.load(place / "s.npy")
+    want = sinuflow.load(place / "m.safetensors").sample(6, label="light", seed=3)
+    assert np.array_equal(drawn, want.numpy())
+    with Image.open(place / "s.png") as picture:
+        assert picture.mode == "L"
+        assert picture.size == (3 * 35 + 2 * 2, 2 * 35 + 2)  # five times larger, with gaps
+        assert np.asarray(picture)[0, 0] == drawn[0, 0, 0, 0]
+
+
+def test_info_says_what_the_images_are(place):
+    out = succeeds("info", "m.safetensors", cwd=place)
+    assert "a model of the images png, 7x7 pixels, greyscale, 2 classes" in out
+    assert "54 to train, 6 to validate" in out
+    assert "classes: dark, light" in out
+    assert "bits per dimension" in out
+    assert "channels=8" in out
+
+
+ONE_AFTER_THE_OTHER = """
+import json, sys
+from sinuflow.cli.main import run
+
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["sinuflow", *arguments]
+    try:
+        run()
+        code = 0
+    except SystemExit as stop:
+        code = stop.code
+    print(json.dumps(["exit", code]), file=sys.stderr, flush=True)
+"""
+
+
+def outcomes(commands: list[list[object]], cwd: Path) -> list[tuple[int, str]]:
+    """The exit code and the standard error of every command, all of them in one process, for speed."""
+    texts = json.dumps([[str(a) for a in command] for command in commands])
+    command = [sys.executable, "-c", ONE_AFTER_THE_OTHER, texts]
+    result = subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    found, lines = [], []
+    for line in result.stderr.splitlines():
+        if line.startswith('["exit"'):
+            found.append((json.loads(line)[1], "\n".join(lines)))
+            lines = []
+        else:
+            lines.append(line)
+    return found
+
+
+def test_mistakes_are_one_line_that_says_what_is_expected(place, tmp_path):
+    np.save(tmp_path / "float.npy", gradients().numpy() / 255)
+    np.save(tmp_path / "last.npy", gradients(channels=3).movedim(1, 3).numpy())
+    np.save(tmp_path / "five.npy", np.zeros((3, 1, 1, 4, 4), dtype=np.uint8))
+    np.save(tmp_path / "colour.npy", gradients(channels=3).numpy())
+    np.save(tmp_path / "few.npy", gradients(7).numpy())
+    (tmp_path / "table.csv").write_text("a,b\n" + "1,2\n3,5\n" * 20)
+    (tmp_path / "jpegs").mkdir()
+    Image.new("L", (7, 7)).save(tmp_path / "jpegs" / "a.jpg")
+    (tmp_path / "mixed").mkdir()
+    Image.new("L", (7, 7)).save(tmp_path / "mixed" / "a.png")
+    Image.new("L", (8, 7)).save(tmp_path / "mixed" / "b.png")
+    model, images, output = place / "m.safetensors", place / "x.npy", ("-o", "out.safetensors")
+    cases = [
+        (["fit", "float.npy", *output], "must hold bytes, dtype uint8 with values from 0 to 255; got float64 from"),
+        (["fit", "last.npy", *output], "channels before the pixels; got (60, 7, 7, 3)"),
+        (["fit", "five.npy", *output], "must have shape (N, C, H, W), or (N, H, W) if they are greyscale"),
+        (["fit", "few.npy", *output], "few.npy holds 7 images, and at least 20 are needed"),
+        (["fit", "jpegs", *output], "jpegs is a folder with neither .parquet files nor PNG pictures"),
+        (["fit", "mixed", *output], "all pictures must have the same size and kind"),
+        (["fit", images, "--labels", "nowhere.npy", *output], "there is no nowhere.npy"),
+        (["fit", images, "--labels", "few.npy", *output], "few.npy must have one number for each of the 60 images"),
+        (["fit", place / "png", "--labels", place / "y.npy", *output], "classes as subfolders already"),
+        (["fit", images, "--context", "a", *output], "--context is for tables, and"),
+        (["fit", images, "--conditioning", "shift", *output], "--conditioning is for tables, and"),
+        (["fit", "table.csv", "--labels", place / "y.npy", *output], "--labels is for images, and table.csv holds"),
+        (["score", model, "colour.npy", "-o", "s.csv"], "must have shape (N, 1, 7, 7); got (60, 3, 7, 7)"),
+        (["score", model, images, "-o", "s.csv"], "give a label for each image, of dark, light"),
+        (["score", model, "table.csv", "-o", "s.csv"], "neither a .npy file nor a folder of PNG files"),
+        (["sample", model, "-n", 3, "-o", "s.csv"], "the name must end in .png or .npy"),
+        (["sample", model, "-n", 3, "--label", "grey", "-o", "s.png"], "no class 'grey': the model knows dark, light"),
+        (["sample", model, "-n", 3, "--given", "a=1", "-o", "s.png"], "--given is for tables"),
+        (["report", model, images, "-o", "r.html"], "holds a model of images, and this is about tables"),
+    ]
+    before = sorted(tmp_path.rglob("*"))
+    for (arguments, message), (code, error) in zip(
+        cases, outcomes([arguments for arguments, _ in cases], tmp_path), strict=True
+    ):
+        assert code == 1, arguments
+        assert len(error.splitlines()) == 1, error
+        assert message in error
+    assert sorted(tmp_path.rglob("*")) == before, "something was left behind"
+
+
+def test_labels_of_an_array_and_an_older_output(place, tmp_path):
+    (tmp_path / "s.png").write_text("precious")
+    fit = ["fit", place / "x.npy", "--labels", place / "y.npy", "-o", "n.safetensors", "--steps", 2]
+    score = ["score", "n.safetensors", place / "x.npy", "--labels", place / "y.npy", "-o", "s.parquet"]
+    sample = ["sample", "n.safetensors", "-n", 3, "-o", "s.png"]
+    done = outcomes(
+        [fit, score, sample, [*sample, "--force"], ["sample", place / "m.safetensors", *sample[2:]]], tmp_path
+    )
+    assert [code for code, _ in done] == [0, 0, 1, 0, 1]
+    assert "bits/dim" in done[0][1]  # the progress is in bits
+    assert "replace it with --force" in done[2][1]
+    scored = pd.read_parquet(tmp_path / "s.parquet")
+    assert scored["image"].tolist() == list(range(60))
+    assert scored["label"].tolist() == LABELS.tolist()
+    assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
