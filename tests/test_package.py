@@ -32,7 +32,7 @@ def test_the_wheel_works_without_extras(wheel, tmp_path):
         sys.path.insert(0, {str(tmp_path)!r})
 
         class NoExtras:
-            missing = {{"matplotlib", "zuko", "scipy", "sklearn", "pandas", "pyarrow", "typer", "rich"}}
+            missing = {{"matplotlib", "PIL", "zuko", "scipy", "sklearn", "pandas", "pyarrow", "typer", "rich"}}
             def find_spec(self, name, path=None, target=None):
                 if name.split(".")[0] in self.missing:
                     raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
@@ -61,7 +61,7 @@ def test_importing_reads_no_network_and_no_extra():
         "def refuse(*_, **__): raise AssertionError('network at import')\n"
         "socket.socket.connect = refuse\n"
         "import sinuflow\n"
-        "print(sorted({'matplotlib', 'zuko', 'scipy'} & set(sys.modules)))\n"
+        "print(sorted({'matplotlib', 'PIL', 'zuko', 'scipy'} & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import sinuflow
-from sinuflow import ArgumentError, DataError, StorageError, storage
+from sinuflow import ArgumentError, DataError, InversionError, StorageError, storage
 from sinuflow.images.labels import one_hot
 from sinuflow.pixels import PixelMap
 from tests.images.small import gradients, quick_model
@@ -69,6 +69,22 @@ def test_samples_are_those_of_the_flow(classy):
     with torch.no_grad():
         x, _ = classy.flow.bijection.inverse(noise, one_hot(torch.ones(128, dtype=torch.int64), 3))
     assert torch.equal(drawn[:128].flatten(1), classy.pixels.to_bytes(x))
+
+
+def test_what_float32_cannot_invert_is_drawn_in_float64(classy, monkeypatch):
+    want, real, asked = classy.sample(20), type(classy.flow.bijection).inverse, []
+
+    def inverse(self, noise, context):
+        asked.append(noise.dtype)
+        if noise.dtype == torch.float32 or len(asked) > 2:
+            raise InversionError("rounding")
+        return real(self, noise, context)
+
+    monkeypatch.setattr(type(classy.flow.bijection), "inverse", inverse)
+    assert (classy.sample(20).int() - want.int()).abs().max() <= 1
+    assert asked == [torch.float32, torch.float64]
+    with pytest.raises(InversionError):
+        classy.sample(20)
 
 
 def test_without_a_label_classes_are_as_frequent_as_in_the_data(classy):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError, DataError
+from ..errors import ArgumentError, DataError, InversionError
 from ..flow import SinusoidalFlow
 from ..pixels import PixelMap
 from ..storage import Model, write_model
@@ -145,9 +146,19 @@ class ImageModel:
                 size = min(_DRAWN, count - start)
                 noise = temperature * torch.randn((size, self.flow.features), generator=generator)
                 given = None if context is None else context[start : start + size].to(home)
-                x, _ = self.flow.bijection.inverse(noise.to(home), given)
+                x = self._inverse(noise.to(home), given)
                 drawn.append(self.pixels.to_bytes(x.cpu()).view(size, *self.shape))
         return torch.cat(drawn)
+
+    def _inverse(self, noise: Tensor, context: Tensor | None) -> Tensor:
+        """Noise to data, certified: in float64 where rounding is too much for the flow's own precision."""
+        try:
+            return self.flow.bijection.inverse(noise, context)[0]
+        except InversionError:
+            if noise.dtype == torch.float64:
+                raise
+        precise = copy.deepcopy(self.flow.bijection).double()
+        return precise.inverse(noise.double(), None if context is None else context.double())[0]
 
     # ---------------------------------------------------------------- classes
 
