@@ -22,6 +22,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "no blocks": {"shape": (1, 8, 8), "channels": 8, "residual_blocks": 0},
     "wide, more pixels than a warp's tiles": {"shape": (2, 3, 40), "channels": 20, "residual_blocks": 1},
     "many tiles to a warp": {"shape": (1, 27, 28), "channels": 3, "residual_blocks": 1},
+    "places that differ by constants": {"shape": (1, 32, 32), "channels": 3, "residual_blocks": 1},
     "one column": {"shape": (1, 9, 1), "channels": 4, "residual_blocks": 1, "context": 1},
 }
 IMAGES = 2

@@ -29,12 +29,15 @@ constexpr int LARGEST_PART = FIRST_PART > LOOK_PART ? FIRST_PART : LOOK_PART;
 
 // Sums over pixels of products of two maps, [TALL * 16] by [COLUMNS8 * 8]. Four groups of warps take a quarter of the
 // tiles of the result each, and in each group four warps a quarter of the pixels, which are then added up in turn.
-// `left` and `right` give a number at a pixel: (row or column, pixel).
-template <int TALL, int COLUMNS8, class Left, class Right>
-__device__ __forceinline__ void add_up(float* scratch, float* to, Left left, Right right) {
+// `left` gives a number of a row at a pixel; `begin` gets a column and says what `right` will get beside the pixel.
+template <int TALL, int COLUMNS8, class Left, class Begin, class Right>
+__device__ __forceinline__ void add_up(float* scratch, float* to, Left left, Begin begin, Right right) {
     constexpr int QUARTER = (COLUMNS8 + 3) / 4;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, turn = warp / 4, group = warp % 4;
     float sum[TALL][QUARTER][4] = {};
+    decltype(begin(0)) column[QUARTER];
+#pragma unroll
+    for (int i = 0; i < QUARTER; i++) column[i] = begin(8 * min(group + 4 * i, COLUMNS8 - 1) + lane / 4);
 #pragma unroll 1
     for (int tile = turn; tile < TILES; tile += 4) {
         const int pixel = 8 * tile + 2 * (lane % 4);
@@ -45,10 +48,9 @@ __device__ __forceinline__ void add_up(float* scratch, float* to, Left left, Rig
             for (int c = 0; c < 4; c++) split(left(16 * m + lane / 4 + c % 2 * 8, pixel + c / 2), above[m][c], below[m][c]);
 #pragma unroll
         for (int i = 0; i < QUARTER; i++) {
-            const int column = 8 * min(group + 4 * i, COLUMNS8 - 1) + lane / 4;
             float high[2], low[2];
-            split(right(column, pixel), high[0], low[0]);
-            split(right(column, pixel + 1), high[1], low[1]);
+            split(right(column[i], pixel), high[0], low[0]);
+            split(right(column[i], pixel + 1), high[1], low[1]);
 #pragma unroll
             for (int m = 0; m < TALL; m++) {
                 mma_tf32(sum[m][i], above[m], low);
@@ -134,20 +136,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
     };
     auto of_wide = [&](int map, int pixel) { return wide[map * WIDE_PLANE + pixel]; };
     auto of_narrow = [&](int map, int pixel) { return pixel < PIXELS ? narrow[map * NARROW_PLANE + mirrored_place(pixel)] : 0.0f; };
-    auto kept_at = [&](int first) {
-        return [=](int map, int pixel) { return __ldg(kept + (first + map) * KEPT_PLANE + pixel); };
-    };
+    auto kept_from = [&](int first) { return [=](int map) { return kept + (first + map) * KEPT_PLANE; }; };
+    auto kept_at = [](const float* map, int pixel) { return __ldg(map + pixel); };
 
     // The head.
     const float* weights = p.weights;
     const int last = BLOCKS * KEPT_BLOCK;
     add_maps(of_biases + WIDE + BLOCKS * BIAS_BLOCK, CHANNELS, of_output);
-    add_up<HEAD / 16, WIDE / 8>(scratch, parts + WEIGHT_PARTS - HEAD_PART, of_output, kept_at(last));
+    add_up<HEAD / 16, WIDE / 8>(scratch, parts + WEIGHT_PARTS - HEAD_PART, of_output, kept_from(last), kept_at);
 #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         const Tiles tiles(chunk);
         float sum[AT_ONCE][WIDE / 16][4] = {};
-        multiply<WIDE / 16, padded(CHANNELS, 8) / 8>(sum, weights, [&](int step, int half, int i) { return of_output(8 * step + half + member, tiles.loaded(i)); });
+        multiply<WIDE / 16, padded(CHANNELS, 8) / 8, false>(sum, weights, [&](int step, int half, int i) { return of_output(8 * step + half + member, tiles.loaded(i)); });
         each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
             was_active(last + map, pixel, one, two);
             *reinterpret_cast<float2*>(wide + map * WIDE_PLANE + pixel) = make_float2(one, two);
@@ -164,12 +165,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
 
         // Back to the narrow maps.
         add_maps(sums + 2 * NARROW, WIDE, of_wide);
-        add_up<WIDE / 16, NARROW / 8>(scratch, matrices + SHRINK_PART + LOOK_PART, of_wide, kept_at(first + WIDE + NARROW));
+        add_up<WIDE / 16, NARROW / 8>(scratch, matrices + SHRINK_PART + LOOK_PART, of_wide, kept_from(first + WIDE + NARROW), kept_at);
 #pragma unroll 1
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const Tiles tiles(chunk);
             float sum[AT_ONCE][NARROW / 16][4] = {};
-            multiply<NARROW / 16, WIDE / 8>(sum, weights, [&](int step, int half, int i) { return of_wide(8 * step + half + member, tiles.loaded(i)); });
+            multiply<NARROW / 16, WIDE / 8, false>(sum, weights, [&](int step, int half, int i) { return of_wide(8 * step + half + member, tiles.loaded(i)); });
             each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
                 was_active(first + WIDE + NARROW + map, pixel, one, two);
                 store_narrow(map, pixel, one, two);
@@ -181,19 +182,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
         // Back to whatever was looked at.
         add_maps(sums + NARROW, NARROW, of_narrow);
         const float* looked = kept + (first + WIDE) * KEPT_PLANE;
-        add_up<NARROW / 16, NEAR_PLACES * NARROW / 8>(scratch, matrices + SHRINK_PART, of_narrow, [&](int column, int pixel) {
-            const int place = column / NARROW, row = pixel / WIDTH + place / 3 - 1, at = pixel % WIDTH + place % 3 - 1;
-            const bool inside = pixel < PIXELS && row >= 0 && at >= 0 && at < WIDTH;
-            return inside ? __ldg(looked + column % NARROW * KEPT_PLANE + row * WIDTH + at) : 0.0f;
-        });
+        struct Looked {
+            const float* map;  // as if it began at the place
+            int down, right;
+        };
+        add_up<NARROW / 16, NEAR_PLACES * NARROW / 8>(
+            scratch, matrices + SHRINK_PART, of_narrow,
+            [&](int column) {
+                const int place = column / NARROW, down = place / 3 - 1, right = place % 3 - 1;
+                return Looked{looked + column % NARROW * KEPT_PLANE + down * WIDTH + right, down, right};
+            },
+            [&](const Looked& at, int pixel) {
+                const int row = pixel / WIDTH + at.down, column = pixel % WIDTH + at.right;
+                return pixel < PIXELS && row >= 0 && column >= 0 && column < WIDTH ? __ldg(at.map + pixel) : 0.0f;
+            });
         float seen[CHUNKS][AT_ONCE][NARROW / 16][4] = {};
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const Tiles tiles(chunk);
             int place[AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) place[i] = mirrored_place(tiles.loaded(i)) + member * NARROW_PLANE;
-            multiply<NARROW / 16, LOOK_STEPS>(seen[chunk], weights, [&](int step, int half, int i) {
+            for (int i = 0; i < AT_ONCE; i++) place[i] = tiles.at(i, NARROW_ROW, mirrored_place) + member * NARROW_PLANE;
+            multiply<NARROW / 16, LOOK_STEPS, false>(seen[chunk], weights, [&](int step, int half, int i) {
                 return narrow[(8 * step % NARROW + half) * NARROW_PLANE - near_offset(8 * step / NARROW) + place[i]];
             });
         }
@@ -212,8 +222,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const Tiles tiles(chunk);
             float sum[AT_ONCE][WIDE / 16][4] = {};
-            multiply<WIDE / 16, NARROW / 8>(sum, weights, [&](int step, int half, int i) {
-                return narrow[(8 * step + half + member) * NARROW_PLANE + mirrored_place(tiles.loaded(i))];
+            multiply<WIDE / 16, NARROW / 8, false>(sum, weights, [&](int step, int half, int i) {
+                return narrow[(8 * step + half + member) * NARROW_PLANE + tiles.at(i, NARROW_ROW, mirrored_place)];
             });
             each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
                 was_active(first + map, pixel, one, two);
@@ -224,16 +234,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
         weights += NARROW * WIDE;
         __syncthreads();
         add_maps(sums, NARROW, of_narrow);
-        add_up<NARROW / 16, WIDE / 8>(scratch, matrices, of_narrow, kept_at(first));
+        add_up<NARROW / 16, WIDE / 8>(scratch, matrices, of_narrow, kept_from(first), kept_at);
     }
 
     // The first convolution.
     load_image(p.x);
     __syncthreads();
     add_maps(of_biases, WIDE, of_wide);
-    add_up<WIDE / 16, FIRST_STEPS>(scratch, parts, of_wide, [&](int column, int pixel) {
-        return pixel < PIXELS ? x[far[column] + x_place(pixel)] : 0.0f;
-    });
+    add_up<WIDE / 16, FIRST_STEPS>(scratch, parts, of_wide, [&](int column) { return far[column]; },
+                                     [&](int offset, int pixel) { return pixel < PIXELS ? x[offset + x_place(pixel)] : 0.0f; });
     // Its transpose, by rows of the image, a warp for each: what the pixels of a row pass on to every column and
     // channel of one row of the kernel; then every pixel gathers what is meant for it.
     float* stripe = narrow + warp * padded(SEEN * STRIPE_ROW, 2);
@@ -246,21 +255,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
 #pragma unroll 1
         for (int down = 0; down <= FAR && row + down < HEIGHT; down++) {
             const int begin = (row + down) * WIDTH;
-#pragma unroll 1
-            for (int tile = 0; tile < ROW_TILES; tile++) {
-                const int column = 8 * tile + lane / 4;
-                float sum[1][STRIPE / 16][4] = {};
-                multiply<STRIPE / 16, WIDE / 8>(sum, weights + down * STRIPE * WIDE, [&](int step, int half, int) {
-                    return of_wide(8 * step + half + member, begin + min(column, WIDTH - 1));
-                });
+            float sum[ROW_TILES][STRIPE / 16][4] = {};
+            multiply<STRIPE / 16, WIDE / 8, false>(sum, weights + down * STRIPE * WIDE, [&](int step, int half, int tile) {
+                return of_wide(8 * step + half + member, begin + (WIDTH % 8 ? min(8 * tile + lane / 4, WIDTH - 1) : 8 * tile + lane / 4));
+            });
+#pragma unroll
+            for (int tile = 0; tile < ROW_TILES; tile++)
 #pragma unroll
                 for (int m = 0; m < STRIPE / 16; m++)
 #pragma unroll
                     for (int c = 0; c < 4; c++) {
                         const int i = 16 * m + 8 * (c / 2) + lane / 4, j = 8 * tile + 2 * member + c % 2;
-                        if (i < SEEN && j < WIDTH) stripe[i * STRIPE_ROW + FAR + j] = sum[0][m][c];
+                        if (i < SEEN && j < WIDTH) stripe[i * STRIPE_ROW + FAR + j] = sum[tile][m][c];
                     }
-            }
             __syncwarp();
 #pragma unroll
             for (int w = 0; w < WIDTHS; w++) {

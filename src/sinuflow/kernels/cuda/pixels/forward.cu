@@ -53,8 +53,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_forward(const Pix
         float sum[AT_ONCE][WIDE / 16][4] = {};
         int place[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) place[i] = x_place(tiles.loaded(i));
-        multiply<WIDE / 16, FIRST_STEPS>(sum, weights, [&](int step, int half, int i) { return x[far[8 * step + half + member] + place[i]]; });
+        for (int i = 0; i < AT_ONCE; i++) place[i] = tiles.at(i, X_ROW, x_place);
+        multiply<WIDE / 16, FIRST_STEPS, true>(sum, weights, [&](int step, int half, int i) { return x[far[8 * step + half + member] + place[i]]; });
         each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
             const float all = bias[map] + (added ? added[map] : 0.0f);
             store_wide(map, pixel, one + all, two + all);
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_forward(const Pix
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const Tiles tiles(chunk);
             float sum[AT_ONCE][NARROW / 16][4] = {};
-            multiply<NARROW / 16, SHRINK_STEPS>(sum, weights, [&](int step, int half, int i) { return active(8 * step + half + member, tiles.loaded(i)); });
+            multiply<NARROW / 16, SHRINK_STEPS, true>(sum, weights, [&](int step, int half, int i) { return active(8 * step + half + member, tiles.loaded(i)); });
             each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
                 store_narrow(map, pixel, one + bias[map], two + bias[map]);
                 keep(maps + map, pixel, one + bias[map], two + bias[map]);
@@ -87,8 +87,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_forward(const Pix
             const Tiles tiles(chunk);
             int place[AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) place[i] = narrow_place(tiles.loaded(i)) + member * NARROW_PLANE;
-            multiply<NARROW / 16, LOOK_STEPS>(seen[chunk], weights, [&](int step, int half, int i) {
+            for (int i = 0; i < AT_ONCE; i++) place[i] = tiles.at(i, NARROW_ROW, narrow_place) + member * NARROW_PLANE;
+            multiply<NARROW / 16, LOOK_STEPS, true>(seen[chunk], weights, [&](int step, int half, int i) {
                 return narrow[(8 * step % NARROW + half) * NARROW_PLANE + near_offset(8 * step / NARROW) + place[i]];
             });
         }
@@ -107,8 +107,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_forward(const Pix
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const Tiles tiles(chunk);
             float sum[AT_ONCE][WIDE / 16][4] = {};
-            multiply<WIDE / 16, GROW_STEPS>(sum, weights, [&](int step, int half, int i) {
-                return narrow[(8 * step + half + member) * NARROW_PLANE + narrow_place(tiles.loaded(i))];
+            multiply<WIDE / 16, GROW_STEPS, true>(sum, weights, [&](int step, int half, int i) {
+                return narrow[(8 * step + half + member) * NARROW_PLANE + tiles.at(i, NARROW_ROW, narrow_place)];
             });
             each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
                 const float2 before = *reinterpret_cast<const float2*>(wide + map * WIDE_PLANE + pixel);
@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_forward(const Pix
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         const Tiles tiles(chunk);
         float sum[AT_ONCE][HEAD / 16][4] = {};
-        multiply<HEAD / 16, HEAD_STEPS>(sum, weights, [&](int step, int half, int i) { return active(8 * step + half + member, tiles.loaded(i)); });
+        multiply<HEAD / 16, HEAD_STEPS, true>(sum, weights, [&](int step, int half, int i) { return active(8 * step + half + member, tiles.loaded(i)); });
         each_pair(tiles, sum, [&](int channel, int pixel, float one, float two) {
             if (channel >= CHANNELS) return;
             const float* at = x + channel * X_PLANE;

@@ -47,12 +47,12 @@ __device__ __forceinline__ long number_of(int channel, int pixel, bool reverse) 
 // ---------------------------------------------------------------- products
 
 // TALL times sixteen rows by COUNT tiles of pixels, on top of what `sum` holds. Weights are stored as the lanes want
-// them, [STEPS][TALL][lane][4]; `load` gives a number of the other operand: (step, 0 or 4 for the half, tile). The
-// products of high parts are added by ordinary means, because tensor cores truncate.
-template <int TALL, int STEPS, int COUNT, class Load>
+// them, [STEPS][TALL][lane][4]; `load` gives a number of the other operand: (step, 0 or 4 for the half, tile). Tensor
+// cores truncate sums: so the products of high parts are added by ordinary means, if that is to be EXACT.
+template <int TALL, int STEPS, bool EXACT, int COUNT, class Load>
 __device__ __forceinline__ void multiply(float (&sum)[COUNT][TALL][4], const float* weights, Load load) {
     const float4* mine = reinterpret_cast<const float4*>(weights) + threadIdx.x % 32;
-    float cross[COUNT][TALL][4] = {};
+    float apart[EXACT ? COUNT : 1][TALL][4] = {};
 #pragma unroll 2
     for (int step = 0; step < STEPS; step++) {
         float above[TALL][4], below[TALL][4];
@@ -70,35 +70,52 @@ __device__ __forceinline__ void multiply(float (&sum)[COUNT][TALL][4], const flo
             split(load(step, 4, i), high[1], low[1]);
 #pragma unroll
             for (int m = 0; m < TALL; m++) {
-                float fresh[4];
-                new_mma_tf32(fresh, above[m], high);
-                mma_tf32(cross[i][m], above[m], low);
-                mma_tf32(cross[i][m], below[m], high);
+                float(&cross)[4] = EXACT ? apart[EXACT ? i : 0][m] : sum[i][m];
+                mma_tf32(cross, above[m], low);
+                mma_tf32(cross, below[m], high);
+                if (EXACT) {
+                    float fresh[4];
+                    new_mma_tf32(fresh, above[m], high);
 #pragma unroll
-                for (int c = 0; c < 4; c++) sum[i][m][c] += fresh[c];
+                    for (int c = 0; c < 4; c++) sum[i][m][c] += fresh[c];
+                } else {
+                    mma_tf32(cross, above[m], high);
+                }
             }
         }
     }
 #pragma unroll
-    for (int i = 0; i < COUNT; i++)
+    for (int i = 0; i < (EXACT ? COUNT : 0); i++)
 #pragma unroll
         for (int m = 0; m < TALL; m++)
 #pragma unroll
-            for (int c = 0; c < 4; c++) sum[i][m][c] += cross[i][m][c];
+            for (int c = 0; c < 4; c++) sum[i][m][c] += apart[i][m][c];
 }
 
 // Tiles that a warp takes at once: as many as it has registers for.
 constexpr int AT_ONCE = MINE < 4 ? MINE : 4, CHUNKS = (MINE + AT_ONCE - 1) / AT_ONCE;
+
+// Whether every warp has as many tiles, all in the same columns of the image: then places differ by constants.
+constexpr int ROWS_APART = 8 * WARPS / WIDTH;
+constexpr bool REGULAR = TILES % (WARPS * AT_ONCE) == 0 && PIXELS % 8 == 0 && 8 * WARPS % WIDTH == 0;
 
 // A warp's tiles, one after the other; beyond the last one it repeats that, and stores nothing.
 struct Tiles {
     int first;
 
     __device__ __forceinline__ Tiles(int chunk) : first(threadIdx.x / 32 + WARPS * AT_ONCE * chunk) {}
-    __device__ __forceinline__ bool exists(int i) const { return first + WARPS * i < TILES; }
-    __device__ __forceinline__ int pixel(int i) const { return 8 * min(first + WARPS * i, TILES - 1); }
+    __device__ __forceinline__ bool exists(int i) const { return REGULAR || first + WARPS * i < TILES; }
+    __device__ __forceinline__ int pixel(int i) const { return 8 * (REGULAR ? first + WARPS * i : min(first + WARPS * i, TILES - 1)); }
     // The pixel that this lane loads for a product, one that exists.
-    __device__ __forceinline__ int loaded(int i) const { return min(pixel(i) + static_cast<int>(threadIdx.x) % 32 / 4, PIXELS - 1); }
+    __device__ __forceinline__ int loaded(int i) const {
+        const int mine = static_cast<int>(threadIdx.x) % 32 / 4;
+        return REGULAR ? 8 * first + mine + 8 * WARPS * i : min(pixel(i) + mine, PIXELS - 1);
+    }
+    // Where it is in maps with rows of so many numbers, if `place` says where a pixel is.
+    template <class Place>
+    __device__ __forceinline__ int at(int i, int row, Place place) const {
+        return REGULAR ? place(loaded(0)) + i * (ROWS_APART * row) : place(loaded(i));
+    }
 };
 
 // The numbers of a result: `use` gets the row, the first of two neighbouring pixels, and both numbers.
