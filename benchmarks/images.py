@@ -1,0 +1,136 @@
+"""Speed of image flows on a GPU: times under CUDA graphs, errors against float64, and plain PyTorch in the same run.
+
+    python images.py [--mnist MODEL] [--cifar10 MODEL] [--json FILE]
+
+MODEL is a flow's state, as `sinuflow reproduce images` leaves it (weights.safetensors); without one, parameters are
+drawn. Milliseconds, medians of replays, 128 images. A training step is the whole one: noise, gradients, Adam.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+import sinuflow
+from gpu import first_call, median_of, replayed, sampling, scoring, step_time
+from sinuflow.bijections import image_inverse, pixel_shift
+from sinuflow.pixels import PixelMap
+from sinuflow.training.image_rows import ImageRows
+
+IMAGES = 128
+SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
+ALPHA = {"mnist": 1e-6, "cifar10": 0.05}
+#: What must be reached, and the aim, in milliseconds.
+TARGETS = {
+    ("mnist", "step"): (12, 4),
+    ("cifar10", "step"): (15, 6),
+    ("cifar10", "log_prob"): (5, 2),
+    ("cifar10", "sample"): (300, 100),
+}
+
+
+def make_flow(name: str, weights: Path | None) -> sinuflow.SinusoidalFlow:
+    """The paper's flow, trained or with parameters that move it away from the identity."""
+    torch.manual_seed(0)
+    flow = sinuflow.SinusoidalFlow.image(SHAPES[name])
+    if weights is not None:
+        flow.load_state_dict(load_file(weights))
+    else:
+        with torch.no_grad():
+            for key, parameter in flow.named_parameters():
+                parameter.add_((0.02 if "conditioner" in key else 0.3) * torch.randn_like(parameter))
+    return flow.eval()
+
+
+def measured(name: str, weights: Path | None) -> list[dict[str, Any]]:
+    """All figures of one flow."""
+    flow = make_flow(name, weights).cuda()
+    noise = torch.randn(IMAGES, flow.features, device="cuda")
+    with torch.no_grad():
+        x = flow.bijection.inverse(noise)[0]
+        exact = copy.deepcopy(flow).double()
+        truth = exact(validate_args=False).log_prob(x.double())
+        off = (flow(validate_args=False).log_prob(x).double() - truth).abs() / flow.features / 0.6931472
+        found = flow.invert(noise, on_failure="return")
+        far = (found.x.double() - exact.invert(noise.double(), on_failure="return").x).abs()
+        again = (flow.bijection(found.x)[0] - noise).abs()
+    errors = {
+        "log_prob_error_bits_per_dimension": float(off.max()),
+        "sample_error_max": float(far.max()),
+        "round_trip_max": float(again.max()),
+        "certified": bool(found.converged.all()),
+    }
+    score, draw = scoring(flow, x, validate_args=False), sampling(flow, IMAGES)
+    times = {"log_prob": replayed(score, 20), "sample": replayed(draw, 10)}
+    bytes_ = (256 * torch.rand(20_000, *SHAPES[name])).to(torch.uint8)
+    rows = ImageRows(bytes_, PixelMap(ALPHA[name]), flips=name == "cifar10").to(torch.device("cuda"))
+    times["step"] = step_time(make_flow(name, weights).cuda().train(), IMAGES, rows)
+    records = [
+        {"flow": name, "what": what, "ms": ms, "target": TARGETS.get((name, what)), "trained": weights is not None}
+        for what, ms in times.items()
+    ]
+    return [{**record, **errors} for record in records] + plain(name, weights, x)
+
+
+def plain(name: str, weights: Path | None, x: torch.Tensor) -> list[dict[str, Any]]:
+    """The same by plain PyTorch, one operation after the other."""
+    kernels = pixel_shift.kernels_for
+    pixel_shift.kernels_for = image_inverse.kernels_for = lambda *_: None
+    try:
+        flow = make_flow(name, weights).cuda()
+        score, draw = scoring(flow, x, validate_args=False), sampling(flow, IMAGES)
+        first_call(score)
+        times = {"log_prob": median_of(score, 3), "sample": 1000 * first_call(draw)}
+    finally:
+        pixel_shift.kernels_for = image_inverse.kernels_for = kernels
+    return [{"flow": f"{name}, plain PyTorch", "what": what, "ms": ms} for what, ms in times.items()]
+
+
+def main() -> None:
+    """Print everything, and write it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mnist", type=Path)
+    parser.add_argument("--cifar10", type=Path)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("no GPU here")
+    start, records = time.perf_counter(), list[dict[str, Any]]()
+    for name in SHAPES:
+        records += measured(name, getattr(arguments, name))
+    print("| flow | what | ms | must reach, aim | error, bits/dim | sample error | round trip | certified |")
+    print("|---|---|---|---|---|---|---|---|")
+    for r in records:
+        cells = [r["flow"], r["what"], f"{r['ms']:.2f}", r.get("target") or ""]
+        if "round_trip_max" in r:
+            cells += [f"{r['log_prob_error_bits_per_dimension']:.1e}", f"{r['sample_error_max']:.1e}"]
+            cells += [f"{r['round_trip_max']:.1e}", r["certified"]]
+        print("| " + " | ".join(map(str, cells)) + " |")
+    if arguments.json:
+        record = {
+            "command": "python images.py",
+            "seed": 0,
+            "hardware": torch.cuda.get_device_name(),
+            "versions": {
+                "sinuflow": sinuflow.__version__,
+                "torch": torch.__version__,
+                "cuda": torch.version.cuda,
+                "python": platform.python_version(),
+            },
+            "seconds": round(time.perf_counter() - start, 1),
+            "comparable_with_paper": "no: other hardware",
+            "results": records,
+        }
+        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
