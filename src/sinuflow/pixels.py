@@ -117,13 +117,16 @@ class PixelMap:
 def dequantize(images: Tensor, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
     r"""Images of bytes (N, C, H, W) as :math:`u = (y + U) / 256` in [0, 1), with uniform noise U of its own for each.
 
+    The noise is drawn where the generator is, so that one of the CPU gives the same noise for images on any device.
+
     Example:
         >>> u = dequantize(torch.full((1, 1, 2, 2), 255, dtype=torch.uint8))
         >>> bool(((u >= 255 / 256) & (u < 1)).all())
         True
     """
     check_images(images)
-    noise = torch.rand(images.shape, generator=generator, dtype=dtype, device=images.device)
+    place = images.device if generator is None else generator.device
+    noise = torch.rand(images.shape, generator=generator, dtype=dtype, device=place).to(images.device)
     # Rounding must not carry a pixel into the cell of the next byte.
     inside = noise.clamp_(max=1 - LEVELS * torch.finfo(dtype).eps)
     return (images + inside) / LEVELS

@@ -158,13 +158,15 @@ def test_what_does_not_fit_is_refused():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_a_recorded_step_draws_new_noise(tmp_path):
+def test_on_a_gpu_a_recorded_step_draws_new_noise():
     labels = F.one_hot(torch.arange(240) % 2, 2).float()
     train, held_out = (
         ImageRows(x, PIXELS, c, flips=True) for x, c in zip(images(240).split(200), labels.split(200), strict=True)
     )
     taken = [train.to(torch.device("cuda")).taker()(torch.arange(4, device="cuda")).x for _ in range(2)]
     assert not (taken[0] == taken[1]).any()
+    for here, there in zip(held_out.in_order(16), held_out.to(torch.device("cuda")).in_order(16), strict=True):
+        torch.testing.assert_close(there.x.cpu(), here.x)
     flow = small_image_flow(context=2)
     result = sinuflow.fit(flow, train, held_out, steps=200, batch_size=50, learning_rate=5e-3, progress=False)
     bits = [record["val_bits_per_dimension"] for record in result.history]

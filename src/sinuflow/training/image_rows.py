@@ -21,8 +21,8 @@ _NUMBERS = 2**21
 class ImageRows:
     """Images of bytes, which become numbers without bounds when they are taken.
 
-    In training, every pixel gets new noise in every epoch. For validation, the noise is always the same, and
-    nothing is flipped. What is held, on the device too, is bytes.
+    In training, every pixel gets new noise in every epoch. For validation, the noise is always the same, on any
+    device, and nothing is flipped. What is held, on the device too, is bytes.
 
     Args:
         images: bytes of shape (N, C, H, W).
@@ -66,7 +66,9 @@ class ImageRows:
         size = min(batch_size, self.rows)
         for i in range(skip, self.rows // size):
             rows = order[i * size : (i + 1) * size]
-            yield self._batch(rows, self._generator(seed, number, i), self._flips)
+            # Drawn on the device: this is training's own time.
+            noise = torch.Generator(self._images.device).manual_seed(seeded(seed, number, i).initial_seed())
+            yield self._batch(rows, noise, self._flips)
 
     def order(self, number: int, seed: int) -> Tensor:
         """The order in which an epoch takes the images."""
@@ -82,12 +84,12 @@ class ImageRows:
         return take
 
     def head(self, rows: int) -> Batch:
-        return self._batch(torch.arange(min(rows, _HEAD, self.rows)), self._generator(0), False)
+        return self._batch(torch.arange(min(rows, _HEAD, self.rows)), seeded(0), False)
 
     def in_order(self, batch_size: int) -> Iterator[Batch]:
         size = max(1, min(batch_size, _NUMBERS // self._images[0].numel()))
         for rows in torch.arange(self.rows).split(size):
-            yield self._batch(rows, self._generator(0, int(rows[0])), False)
+            yield self._batch(rows, seeded(0, int(rows[0])), False)
 
     def to(self, device: torch.device) -> ImageRows:
         labels = None if self._labels is None else self._labels.to(device)
@@ -113,7 +115,3 @@ class ImageRows:
             images = torch.where(chance < 0.5, flip_horizontally(images), images)
         x = self._pixels.from_bytes(images, generator, self._dtype).flatten(1)
         return Batch(x, None if self._labels is None else self._labels.index_select(0, rows))
-
-    def _generator(self, *numbers: int) -> torch.Generator:
-        """A generator where the images are, for this combination of numbers."""
-        return torch.Generator(self._images.device).manual_seed(seeded(*numbers).initial_seed())

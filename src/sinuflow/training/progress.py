@@ -20,7 +20,7 @@ class Standing(NamedTuple):
     loss: float
     best: float | None
     rows_per_second: float
-    unit: str = ""  # of the best
+    unit: str = ""
 
     def text(self) -> str:
         best = "" if self.best is None else f"  best validation {self.best:.4f}{self.unit}"

@@ -94,13 +94,17 @@ class Trainer:
                 self._return()
             if self.step % settings.validate_every == 0 or self.step == settings.steps:
                 self._validate(rows / max(1e-9, time.monotonic() - begun))
-            best = self.best_nll if math.isfinite(self.best_nll) else None
-            speed = rows / max(1e-9, time.monotonic() - begun)
-            shown = best if best is None or self._bits is None else self._bits(best)
-            unit = "" if self._bits is None else " bits/dim"
-            self._progress.show(Standing(self.step, settings.steps, brought.loss, shown, speed, unit))
+            self._progress.show(self._standing(brought.loss, rows / max(1e-9, time.monotonic() - begun)))
             save()
         self.finished = True
+
+    def _standing(self, loss: float, rows_per_second: float) -> Standing:
+        best = self.best_nll if math.isfinite(self.best_nll) else None
+        if self._bits is None:
+            return Standing(self.step, self._settings.steps, loss, best, rows_per_second)
+        # Of the batch's loss this is an estimate: its own Jacobian is not that of the validation images.
+        told, best = self._bits(loss), None if best is None else self._bits(best)
+        return Standing(self.step, self._settings.steps, told, best, rows_per_second, " bits/dim")
 
     def _steps_until_something(self, save_every: int | None) -> int:
         """How many steps there are until the next validation, checkpoint, or the end."""
