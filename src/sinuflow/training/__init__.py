@@ -3,6 +3,7 @@
 from .arrow import ArrowRows
 from .fit import FitResult, fit
 from .image_rows import ImageRows
+from .schedules import Plateau
 from .sources import Batch, MemoryRows, RowSource
 
-__all__ = ["ArrowRows", "Batch", "FitResult", "ImageRows", "MemoryRows", "RowSource", "fit"]
+__all__ = ["ArrowRows", "Batch", "FitResult", "ImageRows", "MemoryRows", "Plateau", "RowSource", "fit"]
