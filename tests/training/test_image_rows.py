@@ -82,6 +82,13 @@ def test_half_of_the_images_are_flipped_in_training_and_none_elsewhere():
     assert torch.equal(torch.cat([bytes_of(batch.x, shape) for batch in source.in_order(100)]), data)
 
 
+def test_the_head_is_from_all_over_the_images():
+    labels = torch.arange(40.0).view(40, 1)
+    source = ImageRows(images(), PIXELS, labels)
+    assert source.head(4).context.flatten().tolist() == [0, 10, 20, 30]
+    assert source.head(99).context.flatten().tolist() == list(range(40))
+
+
 def test_validation_is_the_same_at_every_call():
     source = ImageRows(images(), PIXELS, flips=True)
     for a, b in zip(source.in_order(16), source.in_order(16), strict=True):

@@ -122,7 +122,8 @@ def fit_images(
     model = ImageModel(flow, pixels, classes, counts, torch.zeros(QUANTILES), result.history, facts)
     home = next(flow.parameters()).device
     model.to(place)
-    bits = model.bits_per_dimension(held_out.images[:_ENOUGH], _some(held_out.labels, _ENOUGH))
+    some = _chosen(held_out, torch.randperm(len(held_out.images), generator=seeded(seed, 1))[:_ENOUGH])
+    bits = model.bits_per_dimension(some.images, some.labels)
     model.to(home)
     model.quantiles = torch.quantile(bits, torch.linspace(0, 1, QUANTILES, dtype=torch.float64))
     return model
@@ -162,7 +163,3 @@ def _split(found: Pictures, seed: int) -> tuple[Pictures, Pictures]:
 
 def _chosen(found: Pictures, rows: Tensor) -> Pictures:
     return Pictures(found.images[rows], None if found.labels is None else found.labels[rows])
-
-
-def _some(labels: Tensor | None, most: int) -> Tensor | None:
-    return None if labels is None else labels[:most]
