@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..blocks import ANY_BLOCK, Launcher
 from ..arguments import Arguments
+from ..blocks import ANY_BLOCK, Launcher
 from .arguments import PixelBackwardArguments, PixelForwardArguments, PixelInverseArguments
 from .layout import pixel_layout
 from .shape import WARPS, PixelShape
