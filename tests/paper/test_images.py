@@ -51,6 +51,10 @@ def test_flows_are_better_than_every_pixel_for_itself(name: str, model: str, opt
     untrained = json.loads(lines[0])["val_bits_per_dimension"]
     assert ours["value"] < alone - 1
     assert ours["value"] < untrained - 1
+    assert ours["validation"]["0"] == pytest.approx(ours["value"], abs=0.2)
+    assert ours["validation"]["0"] == pytest.approx(
+        min(json.loads(line)["val_bits_per_dimension"] for line in lines), abs=1e-4
+    )
     assert ours["float32_error_max"]["0"] < 1e-4
     assert ours["standard_error_over_images"]["0"] < 0.1
     assert ours["rows"] == 200

@@ -56,7 +56,8 @@ def _show_items() -> None:
     width = max(len(name) for name in ITEMS)
     for item in ITEMS.values():
         typer.echo(f"{item.name:{width}}  {item.paper}: {item.shows}")
-        typer.echo(f"{'':{width}}  on a CPU with --quick {item.cpu}, on a GPU {item.gpu}")
+        after = f", once {item.after} has left its flows in --runs" if item.after else ""
+        typer.echo(f"{'':{width}}  on a CPU with --quick {item.cpu}, on a GPU {item.gpu}{after}")
 
 
 def _line(figure: dict[str, Any]) -> str:

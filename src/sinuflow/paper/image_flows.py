@@ -66,6 +66,10 @@ class ImageFlow(NamedTuple):
         rows = ImageRows(images, self.pixels)
         return torch.cat([batch.x for batch in rows.in_order(_AT_ONCE)])
 
+    def validation(self, images: Bytes) -> float:
+        """Bits per dimension of the images that the weights were chosen by."""
+        return ImageRows(torch.from_numpy(images), self.pixels).bits_per_dimension(self.trained.best_nll)
+
     def images(self, x: Tensor) -> Tensor:
         """Images of bytes of what the flow makes; what is no number becomes black."""
         return self.pixels.to_bytes(x.nan_to_num(nan=-math.inf)).view(-1, *self.shape)

@@ -64,7 +64,7 @@ def _one(name: str, model: str, images: ImageSplits, seed: int, options: Options
         hardware=trained.hardware,
         comparable=comparable,
         extra={
-            "validation_nll": {str(seed): trained.best_nll},
+            "validation": {str(seed): found.validation(images.val)},
             "best_step": {str(seed): trained.best_step},
             "standard_error_over_images": {str(seed): bits.error},
             "float32_error_max": {str(seed): bits.float_max},

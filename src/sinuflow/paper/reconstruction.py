@@ -106,6 +106,7 @@ class RoundTrip(NamedTuple):
     converged: Tensor
 
 
+@torch.no_grad()
 def round_trip(flow: ImageFlow, x: Tensor, device: str, **solver: Any) -> RoundTrip:
     """What a solver makes of the noise of some images, in their precision."""
     parts = []
