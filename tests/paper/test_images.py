@@ -15,7 +15,8 @@ from sinuflow import ArgumentError, DataError
 from sinuflow.data.image_sets import IMAGE_SETS, ImageSplits
 from sinuflow.paper import Options, image_flows, reproduce
 from sinuflow.paper.image_data import drawn, images_of, shape_of, smaller
-from sinuflow.paper.image_flows import independent_pixels, trained_flows
+from sinuflow.paper.image_flows import trained_flows
+from sinuflow.paper.image_scores import independent_pixels
 from sinuflow.paper.images_table import table
 from sinuflow.paper.page import page
 from sinuflow.paper.reconstruction import round_trip

@@ -1,4 +1,4 @@
-"""Flows of images: trained by a recipe, read again, and scored in bits per dimension."""
+"""Flows of images: trained by a recipe, and read again."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..data.image_sets import Bytes, ImageSplits, image_set
 from ..errors import ArgumentError
 from ..flow import SinusoidalFlow
-from ..pixels import LEVELS, PixelMap
+from ..pixels import PixelMap
 from ..training import ImageRows
 from .image_data import images_of, shape_of
 from .items import Options
@@ -38,8 +37,8 @@ _TRAINING: dict[str, dict[str, Any]] = {
 _AVERAGE = {"quick": 0.99, "smoke": 0.95}
 _STEPS = {"full": None, "quick": 600, "smoke": 150}
 
-#: Images that are scored at once, and images that are scored in float64 too.
-_AT_ONCE, _CHECKED = 250, 500
+#: Images that become numbers at once.
+_AT_ONCE = 1000
 
 
 class ImageFlow(NamedTuple):
@@ -73,15 +72,6 @@ class ImageFlow(NamedTuple):
     def images(self, x: Tensor) -> Tensor:
         """Images of bytes of what the flow makes; what is no number becomes black."""
         return self.pixels.to_bytes(x.nan_to_num(nan=-math.inf)).view(-1, *self.shape)
-
-
-class Bits(NamedTuple):
-    """Mean bits per dimension, its standard error over images, and the error of float32: largest and mean, of some."""
-
-    mean: float
-    error: float
-    float_max: float
-    float_mean: float
 
 
 def recipe_of(name: str, model: str, options: Options) -> Recipe:
@@ -172,41 +162,3 @@ def _what_first(name: str, options: Options) -> str:
     words += [f"--data {options.data or 'DIR'} --runs {options.runs or 'RUNS'}"]
     where = "no --runs was given" if options.runs is None else f"there is none in {options.runs / name}"
     return f"this needs a trained flow of {name}, and {where}: run `{' '.join(words)}` first"
-
-
-def score_images(flow: ImageFlow, images: Bytes, device: str) -> Bits:
-    """Bits per dimension of all images, by the exact density of pixels; some of them in float64 beside."""
-    x = flow.logits(torch.from_numpy(images))
-    found, exact = bits_of(flow, x, device), bits_of(flow, x[:_CHECKED].double(), device)
-    off = (found[:_CHECKED] - exact).abs()
-    error = float(found.std()) / len(found) ** 0.5
-    return Bits(float(found.mean()), error, float(off.max()), float(off.mean()))
-
-
-@torch.no_grad()
-def bits_of(flow: ImageFlow, x: Tensor, device: str) -> Tensor:
-    """Bits per dimension of each of what :meth:`ImageFlow.logits` gives, in the precision of ``x``.
-
-    Only what is left to do for the pixels is always done in float64.
-    """
-    with flow.on(device, x.dtype) as model:
-        parts = [model().log_prob(part.to(device)).double().cpu() for part in x.split(_AT_ONCE)]
-    return flow.pixels.bits_per_dimension(torch.cat(parts), x.double())
-
-
-def independent_pixels(train: Bytes, test: Bytes) -> float:
-    """Bits per dimension if every pixel had a distribution of its own: how often it has each byte.
-
-    Every byte counts once more than it occurs, so that none is impossible.
-
-    Example:
-        >>> images = np.full((256, 1, 2, 2), 7, np.uint8)
-        >>> round(independent_pixels(images, images), 3)  # log2(512 / 257)
-        0.994
-    """
-    size = math.prod(train.shape[1:])
-    places, counts = np.arange(size), np.ones((size, LEVELS))
-    for part in train.reshape(-1, size):
-        counts[places, part] += 1
-    bits = -np.log2(counts / (len(train) + LEVELS))
-    return float(np.mean([bits[places, part].mean() for part in test.reshape(-1, size)]))

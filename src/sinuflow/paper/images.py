@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from ..data.image_sets import IMAGE_SETS, ImageSplits, image_set, images_present
 from ..storage import write_atomically
 from .image_data import check_present, images_of
-from .image_flows import independent_pixels, recipe_of, score_images, train_images
+from .image_flows import recipe_of, train_images
+from .image_scores import independent_pixels, score_images
 from .images_table import table
 from .items import Options
 from .recipes import recipes
