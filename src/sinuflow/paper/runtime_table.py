@@ -22,7 +22,7 @@ def _one(name: str, task: str, figures: list[dict[str, Any]]) -> str:
     first = figures[0]
     lines = [
         f"Seconds to {task} {first['rows']} images of {name} ({first['hardware']}), and in brackets the largest error, "
-        "in logits.",
+        f"in logits. The flow: {first['trained']}.",
         "",
         "| iterations at most | " + " | ".join(f"Algorithm 1, tolerance {short(t)}" for t in tolerances) + " |",
         "|---|" + "---|" * len(tolerances),
@@ -41,11 +41,13 @@ def _cell(figure: dict[str, Any] | None) -> str:
 
 
 def short(number: float) -> str:
-    """One digit and the power of ten.
+    """One digit, and the power of ten of what is small or large.
 
     Example:
-        >>> short(0.0001), short(23.0)
-        ('1e-4', '2e1')
+        >>> short(0.0001), short(0.23), short(2300.0)
+        ('1e-4', '0.2', '2e3')
     """
+    if 0.1 <= number < 10:
+        return f"{number:.1g}"
     digit, power = f"{number:.0e}".split("e")
     return f"{digit}e{int(power)}"
