@@ -48,7 +48,7 @@ float64.""",
 norm of 5 (10,000 for the paper's MNIST, whose weight decay would outweigh them), and the weights that do best on the
 images that validate: the last 10,000 (MNIST) and 5,000 (CIFAR-10) of those to train on. Nothing was chosen on test
 images. `today` is the paper's architecture with averaged weights, 80,000 steps of 256 images instead of 200,000 and
-140,000 of 128, a learning rate that falls to 0 from 2e-3 (MNIST) and 1e-3 (CIFAR-10), and AdamW with a weight decay of
+140,000 of 128, a learning rate that falls to 0 from 3e-3 (MNIST) and 2e-3 (CIFAR-10), and AdamW with a weight decay of
 1e-2. Bytes get new noise at every look, and CIFAR-10 is flipped by chance,
 where Papamakarios et al. (2017) prepare both once. Bits per dimension are those of the exact density of pixels, with
 one draw of noise for every test image: on average, no less than the bits of the bytes themselves.""",
