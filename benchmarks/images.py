@@ -3,7 +3,8 @@
     python images.py [--mnist MODEL] [--cifar10 MODEL] [--json FILE]
 
 MODEL is a flow's state, as `sinuflow reproduce images` leaves it (weights.safetensors); without one, parameters are
-drawn. Milliseconds, medians of replays, 128 images. A training step is the whole one: noise, gradients, Adam.
+drawn. Milliseconds, medians of replays, 128 images; plain PyTorch's samples are timed once. A training step is the
+whole one: noise, gradients, Adam.
 """
 
 from __future__ import annotations

@@ -104,3 +104,26 @@ def test_second_derivatives_through_dropout_are_refused():
     x = torch.randn(flow.features, BATCH, requires_grad=True)
     with pytest.raises(ArgumentError, match=r"dropout is active: call \.eval\(\)"):
         torch.autograd.grad(whole.transform(x, None)[1].sum(), x, create_graph=True)
+
+
+def test_second_derivatives_are_those_of_the_pass_that_was_made():
+    """Without dropout, even if it is active by the time that somebody asks."""
+    flow, _, whole = emulated("shift", 132, {**FLOWS["shift"], "dropout": 0.3})
+    x = torch.randn(flow.features, BATCH, requires_grad=True)
+
+    def slope(late: bool) -> torch.Tensor:
+        flow.eval()
+        ladj = whole.transform(x, None)[1]
+        flow.train(late)
+        return torch.autograd.grad(ladj.sum(), x, create_graph=True)[0]
+
+    torch.testing.assert_close(slope(True), slope(False))
+
+
+def test_dropout_may_be_changed_later():
+    flow, _, whole = emulated("shift", 132)
+    assert whole.rates() == {0.0}
+    for made in flow.modules():
+        if isinstance(made, MADE):
+            made.dropout = 0.2
+    assert whole.rates() == {0.2}

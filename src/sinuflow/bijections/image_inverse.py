@@ -73,7 +73,7 @@ def _substitute_by_kernels(
         part = z[:, start : start + _IMAGES].contiguous()
         given = None if context is None else context[:, start : start + _IMAGES]
         added = None if given is None else added_maps(program.shape, given, numbers.given)
-        x = program.inverse(packed, part, added, reverse=False)
+        x = program.inverse(packed, part, added)
         again, kept = program.forward(packed, x, added, reverse=False, keep=True)
         assert kept is not None
         found.append((x, again, kept.amax((1, 2))))
@@ -206,6 +206,7 @@ def image_inverse(network: PixelCNN, z: Tensor, context: Tensor | None, options:
     else:
         sizes = len(weights), len(given)
         program = kernels_for(network, z) if options.method == "certified" else None
+        program = program if program is not None and program.inverts() else None
         answer = _ImageInverse.apply(program, z, context, sizes, *weights, *biases, *given, *rest)
     x, *certificate = answer
     return LayerInverse(x, z.new_zeros(z.shape[-1]), *certificate)

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..conditioners.pixelcnn import PixelCNN
+from ..kernels.cuda.blocks import Launcher
 from ..kernels.cuda.compiler import CompilerError
 from ..kernels.cuda.driver import CudaLauncher
-from ..kernels.cuda.pixels.program import PackedPixels, PixelProgram
+from ..kernels.cuda.pixels.program import PixelProgram
 from ..kernels.cuda.pixels.shape import PixelShape
 from ..kernels.dispatch import fused_allowed, reference_backward
 from ..kernels.paths import whole_flow_path
@@ -60,12 +61,12 @@ def fused_shift(program: PixelProgram, network: PixelCNN, x: Tensor, context: Te
     return z
 
 
-def fused_inverse(program: PixelProgram, network: PixelCNN, z: Tensor, context: Tensor | None, reverse: bool) -> Tensor:
+def fused_inverse(program: PixelProgram, network: PixelCNN, z: Tensor, context: Tensor | None) -> Tensor:
     """x, given z = x + c(x), by kernels; without gradients."""
     layers = network.layers
     packed = program.pack([*(layer.weight for layer in layers), *(layer.bias for layer in layers)])
     added = None if context is None else added_maps(program.shape, context, network.context_maps)
-    return program.inverse(packed, z.contiguous(), added, reverse)
+    return program.inverse(packed, z.contiguous(), added)
 
 
 class _FusedShift(torch.autograd.Function):
@@ -88,23 +89,23 @@ class _FusedShift(torch.autograd.Function):
         if learning:
             assert kept is not None
             ctx.program, ctx.masks, ctx.reverse, ctx.conditional = program, masks, reverse, context is not None
-            ctx.save_for_backward(*packed, kept, x, *([] if context is None else [context]), *numbers)
+            ctx.save_for_backward(packed.transposed, kept, x, *([] if context is None else [context]), *numbers)
         return z
 
     @staticmethod
     def backward(ctx: Any, grad_z: Tensor) -> tuple[Any, ...]:
         program, depth = ctx.program, len(ctx.masks)
-        packed, (kept, x, *saved) = PackedPixels(*ctx.saved_tensors[:4]), ctx.saved_tensors[4:]
+        transposed, kept, x, *saved = ctx.saved_tensors
         context, numbers = (saved[0], saved[1:]) if ctx.conditional else (None, saved)
         if torch.is_grad_enabled():
             return None, None, None, None, *_differentiable(ctx, x, context, numbers, grad_z)
-        found = program.backward(packed, x.contiguous(), kept, ctx.reverse, grad_z.contiguous())
+        found = program.backward(transposed, x.contiguous(), kept, ctx.reverse, grad_z.contiguous())
         pieces = found.parameters.split([p.numel() for p in numbers[: 2 * depth]])
         of_parameters = [piece.view_as(p) for piece, p in zip(pieces, numbers, strict=False)]
         of_context, of_maps = None, []
         if context is not None:
             widths = [program.shape.wide] + [program.shape.narrow] * program.shape.blocks
-            pairs = zip(found.added.split(widths, 1), numbers[2 * depth :], strict=True)
+            pairs = zip(program.of_added(found.parts).split(widths, 1), numbers[2 * depth :], strict=True)
             parts = [(part[:, : len(given)], given) for part, given in pairs]
             of_maps = [(context @ part).mT for part, _ in parts]
             of_context = sum((part @ given for part, given in parts), torch.zeros_like(context.mT)).mT
@@ -114,7 +115,8 @@ class _FusedShift(torch.autograd.Function):
 def added_maps(shape: PixelShape, context: Tensor, given: Sequence[Tensor]) -> Tensor:
     """What the context (K, B) adds to the maps of every image, with zeros for maps that fill a tile."""
     widths = [shape.wide] + [shape.narrow] * shape.blocks
-    parts = [F.pad(F.linear(context.mT, g), (0, width - len(g))) for g, width in zip(given, widths, strict=True)]
+    with torch.autocast(context.device.type, enabled=False):  # kernels take single precision
+        parts = [F.pad(F.linear(context.mT, g), (0, width - len(g))) for g, width in zip(given, widths, strict=True)]
     return torch.cat(parts, 1).contiguous()
 
 
@@ -155,23 +157,37 @@ def pixel_shape(network: PixelCNN) -> PixelShape:
 
 @lru_cache(maxsize=32)
 def _program(shape: PixelShape, device: torch.device, context: int) -> PixelProgram | None:
-    sample = PixelCNN((shape.channels, shape.height, shape.width), context, shape.maps, shape.blocks)
-    program = PixelProgram(shape, [layer.mask for layer in sample.layers], device, CudaLauncher(shape, device))
-    if not program.fits():
-        return None
+    return tried(shape, device, context, CudaLauncher(shape, device))
+
+
+def tried(shape: PixelShape, device: torch.device, context: int, launcher: Launcher) -> PixelProgram | None:
+    """The kernels for networks of a shape, if they fit and do what they should with one that is drawn."""
+    # Whatever modes the user is in just now, this is always the same, and leaves no trace.
+    with (
+        torch.inference_mode(False),
+        torch.autocast(device.type, enabled=False),
+        torch.device("cpu"),
+        torch.random.fork_rng(devices=[]),
+    ):
+        torch.manual_seed(0)
+        sample = PixelCNN((shape.channels, shape.height, shape.width), context, shape.maps, shape.blocks).float()
+        program = PixelProgram(shape, [layer.mask for layer in sample.layers], device, launcher)
+        return program if program.fits() and _trusted(program, sample.to(device)) else None
+
+
+def _trusted(program: PixelProgram, sample: PixelCNN) -> bool:
     try:
-        trusted = agrees(program, sample.to(device))
+        trusted = agrees(program, sample)
     except CompilerError as error:
         warnings.warn(f"the CUDA kernels cannot be used, and others will be: {error}", stacklevel=2)
-        return None
+        return False
     if not trusted:
         warnings.warn(
             "the CUDA kernels for images gave other numbers than plain PyTorch, and are not used: please report this, "
             "with the output of `sinuflow info --devices`",
             stacklevel=2,
         )
-        return None
-    return program
+    return trusted
 
 
 def agrees(program: PixelProgram, network: PixelCNN) -> bool:
@@ -180,18 +196,22 @@ def agrees(program: PixelProgram, network: PixelCNN) -> bool:
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*size: int) -> Tensor:
-        return torch.randn(size, generator=generator).to(device)
+        return torch.randn(size, generator=generator, dtype=torch.float32).to(device)
 
     x = drawn(shape.channels * shape.pixels, _TRIAL_IMAGES).requires_grad_()
-    context = drawn(network.context, _TRIAL_IMAGES) if network.context else None
+    context = drawn(network.context, _TRIAL_IMAGES).requires_grad_() if network.context else None
+    for parameter in network.parameters():  # the head of a fresh network is zero
+        parameter.data += 0.05 * drawn(*parameter.shape)
+    wanted = [x, *([] if context is None else [context]), *network.parameters()]
+    pairs: list[tuple[Tensor, Tensor]] = []
     with torch.enable_grad():
-        for parameter in network.parameters():  # the head of a fresh network is zero
-            parameter.data += 0.05 * drawn(*parameter.shape)
-        wanted = [x, *network.parameters()]
-        fused = fused_shift(program, network, x, context, True)
-        plain = plain_shift(x, context, network.numbers(), network.shape, True)
-        gradients = [torch.autograd.grad(z.square().sum(), wanted) for z in (fused, plain)]
-    with torch.no_grad():
-        back = fused_inverse(program, network, plain, context, True)
-    pairs = [(fused, plain), (back, x), *zip(*gradients, strict=True)]
+        for reverse in (False, True):
+            fused = fused_shift(program, network, x, context, reverse)
+            plain = plain_shift(x, context, network.numbers(), network.shape, reverse)
+            gradients = [torch.autograd.grad(z.square().sum(), wanted) for z in (fused, plain)]
+            pairs += [(fused, plain), *zip(*gradients, strict=True)]
+    if program.inverts():
+        with torch.no_grad():
+            z = plain_shift(x, context, network.numbers(), network.shape, False)
+            pairs.append((fused_inverse(program, network, z, context), x))
     return all(bool((a - b).norm() <= _TRIAL_TOLERANCE * (1e-6 + b.norm())) for a, b in pairs)

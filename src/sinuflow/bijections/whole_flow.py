@@ -121,7 +121,6 @@ class WholeFlow:
         self.shape, self.program = found.shape, program
         self._chain = weakref.ref(chain)  # the chain owns this, not the other way round
         self._networks = [made for made in chain.modules() if isinstance(made, MADE)]
-        self._may_drop = any(made.dropout for made in self._networks)
         self._learns: bool | None = None
 
     @property
@@ -170,7 +169,7 @@ class WholeFlow:
 
     def rates(self) -> set[float]:
         """Of dropout, in all networks; the kernels know flows with one."""
-        return {made.dropout if made.training else 0.0 for made in self._networks} if self._may_drop else {0.0}
+        return {made.dropout if made.training else 0.0 for made in self._networks}
 
     def dropout(self) -> Dropout | None:
         """Which units to drop this time."""
@@ -234,7 +233,10 @@ class _Transform(torch.autograd.Function):
         context, parameters = (saved[0], saved[1:]) if whole.shape.context else (None, saved)
         if torch.is_grad_enabled():
             if ctx.dropout:
-                raise ArgumentError("no second derivatives on a GPU while dropout is active: call .eval() first")
+                raise ArgumentError(
+                    "the CUDA kernels have no second derivatives while dropout is active: call .eval() first, or set "
+                    "SINUFLOW_KERNELS=triton in the environment"
+                )
             return None, None, None, *_differentiable(whole, x, context, parameters, (grad_z, grad_ladj))
         grads = grad_z.contiguous(), grad_ladj.contiguous()
         found = whole.program.backward(packed, z, kept, *grads, dropout=ctx.dropout)
@@ -246,8 +248,8 @@ class _Transform(torch.autograd.Function):
 def _differentiable(
     whole: WholeFlow, x: Tensor, context: Tensor | None, parameters: list[Tensor], grads: tuple[Tensor, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients that can be differentiated again, layer by layer."""
-    with torch.enable_grad():
+    """Gradients that can be differentiated again, layer by layer; there was no dropout, whatever there is by now."""
+    with torch.enable_grad(), whole.undropped():
         seen = x.view_as(x)
         given = None if context is None else context.view_as(context)
         outputs = whole.plain_transform(seen, given)
@@ -299,9 +301,10 @@ def _build(chain: Chain, device: torch.device) -> WholeFlow | None:
 def _trial_rows(whole: WholeFlow) -> tuple[Tensor, Tensor | None]:
     shape, device = whole.shape, whole.program.device
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn((shape.features, _TRIAL_ROWS), generator=generator, dtype=torch.float32).to(device)
-    context = torch.randn((shape.context, _TRIAL_ROWS), generator=generator, dtype=torch.float32).to(device)
-    return x, context if shape.context else None
+    with torch.device("cpu"):
+        x = torch.randn((shape.features, _TRIAL_ROWS), generator=generator, dtype=torch.float32)
+        context = torch.randn((shape.context, _TRIAL_ROWS), generator=generator, dtype=torch.float32)
+    return x.to(device), context.to(device) if shape.context else None
 
 
 def gradients_agree(whole: WholeFlow) -> bool:

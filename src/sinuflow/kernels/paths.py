@@ -1,7 +1,7 @@
 """Which version of a kernel runs where, and why.
 
-On a GPU, a whole float32 flow goes through CUDA kernels if they fit it; otherwise its layers go through
-Triton kernels; and where neither works, through plain PyTorch: slower, and the same results.
+On a GPU, a whole float32 flow goes through CUDA kernels if they fit it, and so does every network of a flow of images;
+otherwise layers go through Triton kernels; and where neither works, through plain PyTorch: slower, same results.
 On a CPU, float32 waves are compiled for the processor if there is a C++ compiler.
 ``SINUFLOW_KERNELS=plain`` (or ``triton``) in the environment asks for less than there is.
 """
@@ -96,7 +96,7 @@ def gpu_path(device: torch.device) -> Path:
 
 @lru_cache(maxsize=64)
 def whole_flow_path(device: torch.device) -> Path:
-    """Whether a GPU can take a whole flow at once, by kernels in CUDA C++."""
+    """Whether a GPU can take a whole flow, or a network of images, at once, by kernels in CUDA C++."""
     if os.environ.get("SINUFLOW_KERNELS", "").lower() in ("plain", "triton"):
         return Path(False, f"SINUFLOW_KERNELS={os.environ['SINUFLOW_KERNELS']} asks for others")
     if device.type != "cuda" or torch.version.cuda is None:
@@ -108,7 +108,7 @@ def whole_flow_path(device: torch.device) -> Path:
         find_compiler()
     except CompilerError as error:
         return Path(False, str(error))
-    return Path(True, "fused CUDA kernels for whole flows")
+    return Path(True, "fused CUDA kernels for whole flows, and for networks of images")
 
 
 def _try_triton(device: torch.device) -> None:

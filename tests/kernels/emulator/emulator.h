@@ -104,12 +104,23 @@ inline void launch(void (*kernel)(const void*), const void* args, Dim3 grid, int
                 }
                 std::vector<int> order(size);
                 for (int i = 0; i < size; i++) order[i] = i;
+                std::vector<bool> asleep(warps.size());
+                int rounds = 0;  // until other warps fall asleep
                 for (bool left = true; left;) {
                     left = false;
-                    // In another order every time: who forgets a barrier shall notice.
+                    // In another order every time, and warps ahead of others: who forgets a barrier shall notice.
                     std::shuffle(order.begin(), order.end(), random);
+                    if (--rounds < 0) {
+                        rounds = random() % 40;
+                        const bool some = random() % 4 == 0;
+                        for (std::size_t w = 0; w < asleep.size(); w++) asleep[w] = some && random() % 2;
+                    }
                     for (int thread : order) {
                         current = thread;
+                        if (asleep[thread / 32]) {
+                            left = left || !fibers[current].done;
+                            continue;
+                        }
                         if (!fibers[current].done) {
                             left = true;
                             swapcontext(&scheduler, &fibers[current].context);

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..waves import ALPHA_MAX, FREQUENCY_MIN, SLOW
 from .arithmetic import sigmoid, sin_cos, softplus, tanh, wave_products
 from .search import next_guess, working_precision
-from .tiles import on_its_device, own_row, tile, tiling
+from .tiles import by_row, on_its_device, own_row, tile, tiling
 
 
 @on_its_device
@@ -30,7 +30,7 @@ def forward(x: Tensor, parameters: Tensor, scales: int, waves: int) -> tuple[Ten
         x, parameters, value, ladj, x.shape[-1], x.shape[0],
         **_constants(scales, waves), FEATURES=padded, ROWS=height,
     )  # fmt: skip
-    return value, ladj.sum(0)
+    return value, by_row(ladj, Tensor.sum)
 
 
 @on_its_device

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..waves import ALPHA_MAX, SLOW, Waves
 from .arithmetic import wave_products
 from .search import next_guess, working_precision
-from .tiles import on_its_device, own_row, tile, tiling
+from .tiles import by_row, on_its_device, own_row, tile, tiling
 
 
 @on_its_device
@@ -29,7 +29,7 @@ def forward(x: Tensor, waves: Waves, keep: bool) -> tuple[Tensor, Tensor, Tensor
         x, *_contiguous(waves), value, ladj, inputs, x.shape[-1], features,
         SCALES=count, WAVES=width, KEEP=keep, FEATURES=padded, ROWS=height,
     )  # fmt: skip
-    return value, ladj.sum(0), inputs
+    return value, by_row(ladj, Tensor.sum), inputs
 
 
 @on_its_device
@@ -65,7 +65,8 @@ def inverse(z: Tensor, waves: Waves, max_iterations: int) -> tuple[Tensor, Tenso
         SCALES=count, WAVES=width, EPSILON=torch.finfo(z.dtype).eps, ALPHA_MAX=ALPHA_MAX, SLOW=SLOW,
         FEATURES=padded, ROWS=height,
     )  # fmt: skip
-    return x, ladj.sum(0), iterations.amax(0), residual.amax(0), converged.all(0)
+    most, worst = by_row(iterations, Tensor.amax), by_row(residual, Tensor.amax)
+    return x, by_row(ladj, Tensor.sum), most, worst, by_row(converged, Tensor.all)
 
 
 def _contiguous(waves: Waves) -> tuple[Tensor, ...]:

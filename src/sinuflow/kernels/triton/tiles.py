@@ -48,6 +48,11 @@ def tiling(x: Tensor) -> Tiling:
     return Tiling((max(1, triton.cdiv(rows, height)), triton.cdiv(features, width)), width, height)
 
 
+def by_row(numbers: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
+    """One number for each row, from those of every tile of features, (tiles, rows)."""
+    return numbers[0] if len(numbers) == 1 else reduce(numbers, 0)
+
+
 @triton.jit
 def tile(rows, features, FEATURES: tl.constexpr, ROWS: tl.constexpr):
     """This program's features and rows, where each number of the tile is, and which ones are there at all."""

@@ -49,5 +49,4 @@ class PixelInverseArguments(Arguments):
         ("added", _POINTER),
         ("x", _POINTER),
         ("batch", _INT),
-        ("reverse", _INT),
     )

@@ -10,7 +10,7 @@ struct PixelInverseArguments {
     const float* biases;
     const float* added;     // by the context, [batch][ADDED]; or null
     float* x;               // [NUMBERS][batch]
-    int batch, reverse;
+    int batch;
 };
 
 constexpr int SKEW = 4, FRONTS = WIDTH + SKEW * (HEIGHT - 1), FRONT = padded((WIDTH + SKEW - 1) / SKEW, 8);
@@ -159,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_inverse(const Pix
             }
             for (int q = threadIdx.x; q < FRONT; q += THREADS) {
                 const int pixel = pixel_of(q);
-                const long at = number_of(channel, pixel, p.reverse) * p.batch + image;
+                const long at = number_of(channel, pixel, false) * p.batch + image;
                 const float shift = biases[BIASES - HEAD + channel] + dot(of_head + channel * WIDE_STRIDE, active + BLOCKS * WIDE * FRONT + q, known);
                 const float value = p.z[at] - shift;
                 now[channel * FRONT + q] = value;

@@ -34,11 +34,11 @@ class Shifted(NamedTuple):
 
 
 class PixelGradients(NamedTuple):
-    """Of x (D, B); of what the context adds (B, ...); of all parameters, one after the other."""
+    """Of x (D, B); of all parameters, one after the other; and what each image contributes to them, (B, ...)."""
 
     x: Tensor
-    added: Tensor
     parameters: Tensor
+    parts: Tensor
 
 
 class PixelProgram:
@@ -59,8 +59,11 @@ class PixelProgram:
 
     def fits(self) -> bool:
         """Whether an image has room in a block's shared memory."""
-        shape = self.shape
-        return max(shape.forward_shared, shape.backward_shared, shape.inverse_shared) <= self._launcher.shared_bytes
+        return max(self.shape.forward_shared, self.shape.backward_shared) <= self._launcher.shared_bytes
+
+    def inverts(self) -> bool:
+        """Whether it has room for the inverse, too, which keeps maps of all bottlenecks."""
+        return self.shape.inverse_shared <= self._launcher.shared_bytes
 
     def pack(self, parameters: Sequence[Tensor]) -> PackedPixels:
         """From all weights and then all biases, in the order of the layers."""
@@ -78,24 +81,28 @@ class PixelProgram:
         self._run("pixel_forward", batch, self.shape.forward_shared, arguments)
         return Shifted(z, kept)
 
-    def backward(self, packed: PackedPixels, x: Tensor, kept: Tensor, reverse: bool, grad_z: Tensor) -> PixelGradients:
-        """The chain rule through :meth:`forward`."""
+    def backward(self, transposed: Tensor, x: Tensor, kept: Tensor, reverse: bool, grad_z: Tensor) -> PixelGradients:
+        """The chain rule through :meth:`forward`, with weights as :meth:`pack` gives them."""
         batch = x.shape[-1]
         grad_x, parts = torch.empty_like(x), x.new_zeros((batch, self._parts))
         arguments = PixelBackwardArguments(
-            grad_z=grad_z, x=x, kept=kept, weights=packed.transposed, grad_x=grad_x, parts=parts, batch=batch,
+            grad_z=grad_z, x=x, kept=kept, weights=transposed, grad_x=grad_x, parts=parts, batch=batch,
             reverse=reverse,
         )  # fmt: skip
         self._run("pixel_backward", batch, self.shape.backward_shared, arguments)
         total = torch.cat([parts.sum(0), parts.new_zeros(1)])
-        return PixelGradients(grad_x, parts.index_select(1, self._added), total.index_select(0, self._gradient))
+        return PixelGradients(grad_x, total.index_select(0, self._gradient), parts)
 
-    def inverse(self, packed: PackedPixels, z: Tensor, added: Tensor | None, reverse: bool) -> Tensor:
+    def of_added(self, parts: Tensor) -> Tensor:
+        """The gradient of what the context adds to the maps of an image, (B, ...)."""
+        return parts.index_select(1, self._added)
+
+    def inverse(self, packed: PackedPixels, z: Tensor, added: Tensor | None) -> Tensor:
         """x, given z = x + c(x), both of shape (D, B)."""
         batch = z.shape[-1]
         x = torch.empty_like(z)
         arguments = PixelInverseArguments(
-            z=z, matrices=packed.matrices, biases=packed.biases, added=added, x=x, batch=batch, reverse=reverse
+            z=z, matrices=packed.matrices, biases=packed.biases, added=added, x=x, batch=batch
         )
         self._run("pixel_inverse", batch, self.shape.inverse_shared, arguments)
         return x
