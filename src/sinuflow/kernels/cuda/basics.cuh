@@ -43,6 +43,8 @@ __device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_grou
 __device__ __forceinline__ void wait_for_partner() {
     asm volatile("bar.sync %0, 64;" ::"r"(1 + static_cast<int>(threadIdx.x) / 64) : "memory");
 }
+// Into the cache that all share.
+__device__ __forceinline__ void call_nearer(const float* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 template <int LATEST>  // all but so many groups have arrived
 __device__ __forceinline__ void wait_for_groups() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LATEST) : "memory");

@@ -1,8 +1,8 @@
 // What all kernels of a flow share: its shape, and functions of one number.
 //
-// The shape is compiled in: FEATURES, CONTEXT, HIDDEN, DEPTH (hidden layers), RESIDUAL, OUTPUTS (per
-// feature), SCALES, WAVES, SQUASH (0: off), CONDITIONAL (whether a network computes the waves), NETWORKS;
-// and how a block works: ROWS (of the batch: 8, 16 or 32), LIVE (how many it takes of them), WARPS, SPLIT, SLOTS and PAIRED (see products.cuh), GROUP,
+// The shape is compiled in: FEATURES, CONTEXT, HIDDEN, DEPTH (hidden layers), RESIDUAL, OUTPUTS (per feature), SCALES,
+// WAVES, SQUASH (0: off), CONDITIONAL (whether a network computes the waves), NETWORKS; and how a block works: ROWS (of
+// the batch: 8, 16 or 32), LIVE (how many it takes of them), WARPS, SPLIT, SLOTS and PAIRED (see products.cuh), GROUP,
 // GROUP_UNITS, DEGREE_UNITS, FAR_WARP and DIRECT (see inverse.cu), SOURCE_BITS (see parameters.cu).
 constexpr int THREADS = 32 * WARPS;
 

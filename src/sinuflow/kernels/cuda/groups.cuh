@@ -1,7 +1,8 @@
 // Degrees that ordered substitution takes together (see inverse.cu): how numbers lie, and what a lane does with them.
 
-// Inside a group a warp takes one row: its lane l has units l, l + 32..., and parameters of features likewise. Weights are stored as [GROUP features][UNIT_STRIDE], for each further layer [INNER_ROWS][UNIT_STRIDE], and
-// for the head [INNER_ROWS][OUTPUT_STRIDE], where a lane's numbers are neighbours.
+// Inside a group a warp takes one row: its lane l has units l, l + 32..., and parameters of features likewise. Weights
+// are stored as [GROUP features][UNIT_STRIDE], for each further layer [INNER_ROWS][UNIT_STRIDE], and for the head
+// [INNER_ROWS][OUTPUT_STRIDE], where a lane's numbers are neighbours.
 constexpr bool GROUPED = GROUP > 1;
 constexpr int GROUPS = (FEATURES + GROUP - 1) / GROUP;
 constexpr int MINE = GROUPED ? (GROUP_UNITS + 31) / 32 : 1, UNIT_STRIDE = 32 * MINE;

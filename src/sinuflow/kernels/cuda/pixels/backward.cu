@@ -38,9 +38,20 @@ __device__ __forceinline__ void add_up(float* scratch, float* to, Left left, Beg
     decltype(begin(0)) column[QUARTER];
 #pragma unroll
     for (int i = 0; i < QUARTER; i++) column[i] = begin(8 * min(group + 4 * i, COLUMNS8 - 1) + lane / 4);
+    float next[QUARTER][2];  // from memory far away, so they are asked for early
+    auto ask = [&](int tile) {
+        const int pixel = 8 * min(tile, TILES - 1) + 2 * (lane % 4);
+#pragma unroll
+        for (int i = 0; i < QUARTER; i++) next[i][0] = right(column[i], pixel), next[i][1] = right(column[i], pixel + 1);
+    };
+    ask(turn);
 #pragma unroll 1
     for (int tile = turn; tile < TILES; tile += 4) {
         const int pixel = 8 * tile + 2 * (lane % 4);
+        float here[QUARTER][2];
+#pragma unroll
+        for (int i = 0; i < QUARTER; i++) here[i][0] = next[i][0], here[i][1] = next[i][1];
+        ask(tile + 4);
         float above[TALL][4], below[TALL][4];
 #pragma unroll
         for (int m = 0; m < TALL; m++)
@@ -49,8 +60,8 @@ __device__ __forceinline__ void add_up(float* scratch, float* to, Left left, Beg
 #pragma unroll
         for (int i = 0; i < QUARTER; i++) {
             float high[2], low[2];
-            split(right(column[i], pixel), high[0], low[0]);
-            split(right(column[i], pixel + 1), high[1], low[1]);
+            split(here[i][0], high[0], low[0]);
+            split(here[i][1], high[1], low[1]);
 #pragma unroll
             for (int m = 0; m < TALL; m++) {
                 mma_tf32(sum[m][i], above[m], low);
@@ -139,9 +150,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
     auto kept_from = [&](int first) { return [=](int map) { return kept + (first + map) * KEPT_PLANE; }; };
     auto kept_at = [](const float* map, int pixel) { return __ldg(map + pixel); };
 
+    // What was kept is far away: so it is called nearer before it is needed.
+    auto call = [&](int map, int maps) {
+        for (int e = threadIdx.x; e < maps * KEPT_PLANE / 32; e += THREADS) call_nearer(kept + map * KEPT_PLANE + 32 * e);
+    };
+
     // The head.
     const float* weights = p.weights;
     const int last = BLOCKS * KEPT_BLOCK;
+    if (BLOCKS) call(last - KEPT_BLOCK, KEPT_BLOCK);
     add_maps(of_biases + WIDE + BLOCKS * BIAS_BLOCK, CHANNELS, of_output);
     add_up<HEAD / 16, WIDE / 8>(scratch, parts + WEIGHT_PARTS - HEAD_PART, of_output, kept_from(last), kept_at);
 #pragma unroll 1
@@ -162,6 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
         const int first = block * KEPT_BLOCK;  // of what was kept: wide, small, inner
         float* matrices = parts + FIRST_PART + block * BLOCK_PART;
         float* sums = of_biases + WIDE + block * BIAS_BLOCK;
+        if (block) call(first - KEPT_BLOCK, KEPT_BLOCK);
 
         // Back to the narrow maps.
         add_maps(sums + 2 * NARROW, WIDE, of_wide);
