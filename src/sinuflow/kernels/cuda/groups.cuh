@@ -32,12 +32,6 @@ __device__ __forceinline__ void load_mine(float (&to)[COUNT], const float* from)
             const float4 four = *reinterpret_cast<const float4*>(from + r);
             to[r] = four.x, to[r + 1] = four.y, to[r + 2] = four.z, to[r + 3] = four.w;
         }
-    } else if (COUNT % 2 == 0) {
-#pragma unroll
-        for (int r = 0; r < COUNT / 2 * 2; r += 2) {
-            const float2 two = *reinterpret_cast<const float2*>(from + r);
-            to[r] = two.x, to[r + 1] = two.y;
-        }
     } else {
 #pragma unroll
         for (int r = 0; r < COUNT; r++) to[r] = from[r];
@@ -53,23 +47,16 @@ __device__ __forceinline__ float chosen(const float (&from)[COUNT], int which) {
     return found;
 }
 
-// Numbers for every unit of one degree, and room for them where the lanes of a row exchange them: twice, because some
-// may be reading still when others write the next.
-constexpr int UNITS_AT_ONCE = GROUPED ? DEGREE_UNITS : 1, UNITS4 = padded(UNITS_AT_ONCE, 4);
-constexpr int EXCHANGED = GROUPED ? 2 * UNITS4 : 0;
+// Numbers for every unit of one degree.
+constexpr int UNITS_AT_ONCE = GROUPED ? DEGREE_UNITS : 1;
 
 struct DegreeUnits {
     float of[UNITS_AT_ONCE];
 
-    // Each is some lane's `value`, that of number `mine` among them. By shared memory that takes fewer instructions than
-    // by shuffles.
-    __device__ __forceinline__ void gather(float value, int mine, float* exchanged) {
-        if (mine < UNITS_AT_ONCE) exchanged[mine] = value;
-        __syncwarp();
-        float all[UNITS4];
-        load_mine(all, exchanged);
+    // Each is some lane's `value`; the first of them is number `low`.
+    __device__ __forceinline__ void gather(float value, int low) {
 #pragma unroll
-        for (int i = 0; i < UNITS_AT_ONCE; i++) of[i] = all[i];
+        for (int i = 0; i < UNITS_AT_ONCE; i++) of[i] = __shfl_sync(~0u, value, low + i);
     }
     __device__ __forceinline__ float times(const DegreeUnits& weights) const {
         float even = 0.0f, odd = 0.0f;  // two sums, so that additions wait less for each other

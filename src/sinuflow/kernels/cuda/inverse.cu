@@ -37,8 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     float* biases = residual + (STREAMS && !GROUPED ? UNITS * ROWS : 0);
     float* waves = biases + 2 * BIASES;
     float* inner = waves + WAVE_NUMBERS;  // of this group and the next, or of this network and the next
-    float* exchanged = inner + 2 * INNER;
-    float* known = exchanged + ROWS * EXCHANGED;  // of this group and perhaps the next, [KNOWN_AT_ONCE][2][ROWS][KNOWN]
+    float* known = inner + 2 * INNER;     // of this group and perhaps the next, [KNOWN_AT_ONCE][2][ROWS][KNOWN]
     float* parts = known + (GROUPED ? KNOWN_AT_ONCE * 2 * ROWS * KNOWN : 0);
     float* out = parts + p.parts * 16 * ROWS;  // [ROWS][OUTPUTS]
     float* x = out + (CONDITIONAL ? ROWS * OUTPUTS : 0);  // [FEATURES][ROWS]
@@ -214,8 +213,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
             for (int layer = 0; layer < DEPTH; layer++) {
                 const int after = layer + 1 < DEPTH ? layer + 1 : 0, stream = layer >= 1 ? layer - 1 : 0;
                 DegreeUnits units;
-                units.gather(__uint_as_float(__float_as_uint(rectified(entering[layer])) & has_one), lane + 32 * which - low,
-                             exchanged + n * EXCHANGED + (m * DEPTH + layer) % 2 * UNITS4);
+                units.gather(__uint_as_float(__float_as_uint(rectified(entering[layer])) & has_one), low);  // without a branch
                 if (layer == max(0, DEPTH - 2)) {  // while the units are on their way
                     load_mine(weight, of_feature + (m - begin) * UNIT_STRIDE);
 #pragma unroll

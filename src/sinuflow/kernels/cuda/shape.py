@@ -143,7 +143,6 @@ class FlowShape:
         residual = self.units if self.streams else 0
         copies = 4 if block.rows == 8 else 2  # halves, also of the next group where that overlaps
         known = copies * (depth * group.unit_stride + group.output_stride + 4) if group.degrees > 1 else residual
-        known += 2 * round_up(group.units_of_degree, 4)  # to be exchanged
         each = 16 * parts + 4 * self.features + 1 + (self.outputs if self.conditional else 0) + known
         constants = 2 * (self.biases + self.inner_numbers) + self.wave_numbers + round_up(self.features, 4)
         groups = len(group.ranges(self.features))
