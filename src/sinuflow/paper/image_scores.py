@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..data.image_sets import Bytes
-from ..pixels import LEVELS
 from .image_flows import ImageFlow
 
 #: Images that are scored at once, and images that are scored in float64 too.
@@ -44,21 +41,3 @@ def bits_of(flow: ImageFlow, x: Tensor, device: str) -> Tensor:
     with flow.on(device, x.dtype) as model:
         parts = [model().log_prob(part.to(device)).double().cpu() for part in x.split(_AT_ONCE)]
     return flow.pixels.bits_per_dimension(torch.cat(parts), x.double())
-
-
-def independent_pixels(train: Bytes, test: Bytes) -> float:
-    """Bits per dimension if every pixel had a distribution of its own: how often it has each byte.
-
-    Every byte counts once more than it occurs, so that none is impossible.
-
-    Example:
-        >>> images = np.full((256, 1, 2, 2), 7, np.uint8)
-        >>> round(independent_pixels(images, images), 3)  # log2(512 / 257)
-        0.994
-    """
-    size = math.prod(train.shape[1:])
-    places, counts = np.arange(size), np.ones((size, LEVELS))
-    for part in train.reshape(-1, size):
-        counts[places, part] += 1
-    bits = -np.log2(counts / (len(train) + LEVELS))
-    return float(np.mean([bits[places, part].mean() for part in test.reshape(-1, size)]))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from ..data.image_sets import IMAGE_SETS, ImageSplits, image_set, images_present
+from ..images.baseline import histogram_bits
 from ..storage import write_atomically
 from .image_data import check_present, images_of
 from .image_flows import recipe_of, train_images
-from .image_scores import independent_pixels, score_images
+from .image_scores import score_images
 from .images_table import table
 from .items import Options
 from .recipes import recipes
@@ -78,7 +81,7 @@ def _one(name: str, model: str, images: ImageSplits, seed: int, options: Options
 
 def _baseline(name: str, images: ImageSplits, options: Options) -> Figure:
     """What can be had without looking at any other pixel."""
-    bits = independent_pixels(images.train, images.test)
+    bits = histogram_bits(torch.from_numpy(images.train), torch.from_numpy(images.test))
     why = "no: another model" if options.size == "full" else _comparable(name, "", images, options)
     return Figure(
         name,
