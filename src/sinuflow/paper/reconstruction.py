@@ -141,9 +141,9 @@ def _paint(shown: dict[str, Found], options: Options) -> None:
         _paint_curves(left.subplots(), shown)
         grids: Any = right.subplots(len(shown), 1, squeeze=False)
         for axes, (name, found) in zip(grids[:, 0], shown.items(), strict=True):
-            side = int(found.rows["original"].shape[-1]) + 1
-            show(axes, tiles(torch.cat(list(found.rows.values())), len(found.rows["original"])), name)
-            axes.set_yticks([side * (row + 0.5) for row in range(len(found.rows))], found.rows)
+            grid = tiles(torch.cat(list(found.rows.values())), len(found.rows["original"]))
+            show(axes, grid, name)
+            axes.set_yticks([len(grid) * (row + 0.5) / len(found.rows) for row in range(len(found.rows))], found.rows)
             axes.tick_params(length=0, labelsize=8)
 
 
