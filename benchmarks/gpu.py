@@ -316,21 +316,26 @@ def main() -> None:
     if not arguments.quick:
         results |= {"zuko": beside_zuko(), "growth": growth(), "memory": memory()}
     if arguments.json:
-        record = {
-            "command": "python gpu.py",
-            "seed": 0,
-            "hardware": torch.cuda.get_device_name(),
-            "versions": {
-                "sinuflow": sinuflow.__version__,
-                "torch": torch.__version__,
-                "cuda": torch.version.cuda,
-                "python": platform.python_version(),
-            },
-            "seconds": round(time.perf_counter() - start, 1),
-            "comparable_with_paper": "no: other hardware, and the paper times other things",
-            "results": results,
-        }
-        arguments.json.write_text(json.dumps(clean(record), indent=1) + "\n")
+        write_record(arguments.json, "python gpu.py", start, results)
+
+
+def write_record(path: Path, command: str, start: float, results: Any) -> None:
+    """The results with all that they depend on."""
+    record = {
+        "command": command,
+        "seed": 0,
+        "hardware": torch.cuda.get_device_name(),
+        "versions": {
+            "sinuflow": sinuflow.__version__,
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "python": platform.python_version(),
+        },
+        "seconds": round(time.perf_counter() - start, 1),
+        "comparable_with_paper": "no: other hardware, and the paper times other things",
+        "results": results,
+    }
+    path.write_text(json.dumps(clean(record), indent=1) + "\n")
 
 
 def clean(value: Any) -> Any:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
-import platform
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 import sinuflow
-from gpu import first_call, median_of, replayed, sampling, scoring, step_time
+from gpu import first_call, median_of, replayed, sampling, scoring, step_time, write_record
 from sinuflow.bijections import image_inverse, pixel_shift
 from sinuflow.pixels import PixelMap
 from sinuflow.training.image_rows import ImageRows
@@ -116,21 +114,7 @@ def main() -> None:
             cells += [f"{r['round_trip_max']:.1e}", r["certified"]]
         print("| " + " | ".join(map(str, cells)) + " |")
     if arguments.json:
-        record = {
-            "command": "python images.py",
-            "seed": 0,
-            "hardware": torch.cuda.get_device_name(),
-            "versions": {
-                "sinuflow": sinuflow.__version__,
-                "torch": torch.__version__,
-                "cuda": torch.version.cuda,
-                "python": platform.python_version(),
-            },
-            "seconds": round(time.perf_counter() - start, 1),
-            "comparable_with_paper": "no: other hardware",
-            "results": records,
-        }
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(arguments.json, "python images.py", start, records)
 
 
 if __name__ == "__main__":

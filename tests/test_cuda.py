@@ -127,16 +127,21 @@ def test_kernels_drop_what_the_formula_says(name, monkeypatch):
         assert (ours.double().cpu() - theirs).abs().max() <= 1e-3 * (1 + theirs.abs().max())
 
 
-def test_a_recorded_step_drops_other_units_each_time():
-    flow = look_trained(sinuflow.SinusoidalFlow(4, blocks=2, hidden=(32, 32), dropout=0.5)).cuda().train()
-    x = torch.randn(100, 4, device="cuda")
+def recorded_score(flow, x):
+    """A graph that scores, and where it leaves the scores."""
     stream = torch.cuda.Stream()
     with torch.no_grad(), torch.cuda.stream(stream):
         flow(validate_args=False).log_prob(x)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.no_grad(), torch.cuda.graph(graph):
-        recorded = flow(validate_args=False).log_prob(x)
+        return graph, flow(validate_args=False).log_prob(x)
+
+
+def test_a_recorded_step_drops_other_units_each_time():
+    flow = look_trained(sinuflow.SinusoidalFlow(4, blocks=2, hidden=(32, 32), dropout=0.5)).cuda().train()
+    x = torch.randn(100, 4, device="cuda")
+    graph, recorded = recorded_score(flow, x)
     found = []
     for _ in range(2):
         graph.replay()
@@ -147,13 +152,7 @@ def test_a_recorded_step_drops_other_units_each_time():
 def test_a_recorded_score_follows_its_weights():
     flow = look_trained(sinuflow.SinusoidalFlow(4, blocks=2, hidden=(32, 32))).cuda()
     x = torch.randn(100, 4, device="cuda")
-    stream = torch.cuda.Stream()
-    with torch.no_grad(), torch.cuda.stream(stream):
-        flow(validate_args=False).log_prob(x)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.no_grad(), torch.cuda.graph(graph):
-        recorded = flow(validate_args=False).log_prob(x)
+    graph, recorded = recorded_score(flow, x)
     with torch.no_grad():
         for parameter in flow.parameters():
             parameter.mul_(0.9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -13,13 +12,13 @@ from torch import Tensor
 
 from ..conditioners.pixelcnn import PixelCNN
 from ..kernels.cuda.blocks import Launcher
-from ..kernels.cuda.compiler import CompilerError
 from ..kernels.cuda.driver import CudaLauncher
 from ..kernels.cuda.pixels.program import PixelProgram
 from ..kernels.cuda.pixels.shape import PixelShape
 from ..kernels.dispatch import fused_allowed, reference_backward
 from ..kernels.paths import whole_flow_path
 from ..kernels.pixel_network import PixelWeights, pixel_network
+from .trial import trusted
 
 #: For the trial that new kernels are put to: far above rounding, far below any mistake.
 _TRIAL_IMAGES, _TRIAL_TOLERANCE = 3, 1e-2
@@ -172,22 +171,9 @@ def tried(shape: PixelShape, device: torch.device, context: int, launcher: Launc
         torch.manual_seed(0)
         sample = PixelCNN((shape.channels, shape.height, shape.width), context, shape.maps, shape.blocks).float()
         program = PixelProgram(shape, [layer.mask for layer in sample.layers], device, launcher)
-        return program if program.fits() and _trusted(program, sample.to(device)) else None
-
-
-def _trusted(program: PixelProgram, sample: PixelCNN) -> bool:
-    try:
-        trusted = agrees(program, sample)
-    except CompilerError as error:
-        warnings.warn(f"the CUDA kernels cannot be used, and others will be: {error}", stacklevel=2)
-        return False
-    if not trusted:
-        warnings.warn(
-            "the CUDA kernels for images gave other numbers than plain PyTorch, and are not used: please report this, "
-            "with the output of `sinuflow info --devices`",
-            stacklevel=2,
-        )
-    return trusted
+        told = "for images gave other numbers than plain PyTorch, and are not used"
+        good = program.fits() and trusted(lambda: agrees(program, sample.to(device)), told)
+        return program if good else None
 
 
 def agrees(program: PixelProgram, network: PixelCNN) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 
 from ..conditioners import MADE
 from ..errors import ArgumentError
-from ..kernels.cuda.compiler import CompilerError
 from ..kernels.cuda.driver import CudaLauncher
 from ..kernels.cuda.packing import Offsets, Packed
 from ..kernels.cuda.program import Inverted, Kept, Program
@@ -27,6 +25,7 @@ from .affine import ElementwiseAffine
 from .autoregressive import AutoregressiveLayer, AutoregressiveWaves
 from .ldu import LDUBlock
 from .sinusoidal import SinusoidalScale
+from .trial import trusted
 
 if TYPE_CHECKING:
     from .base import Chain
@@ -152,13 +151,8 @@ class WholeFlow:
         """Whether the gradients can be trusted, too: they are tried when they are first wanted."""
         if self._learns is None:
             self._learns = True  # for the trial itself
-            self._learns = gradients_agree(self)
-            if not self._learns:
-                warnings.warn(
-                    "the CUDA kernels gave other gradients than the flow's layers, and are not used for training: "
-                    "please report this, with the output of `sinuflow info --devices`",
-                    stacklevel=2,
-                )
+            told = "gave other gradients than the flow's layers, and are not used for training"
+            self._learns = trusted(lambda: gradients_agree(self), told)
         return self._learns
 
     def log_density(self, x: Tensor, context: Tensor | None) -> Tensor:
@@ -283,19 +277,8 @@ def _build(chain: Chain, device: torch.device) -> WholeFlow | None:
     if not program.fits():
         return None
     whole = WholeFlow(chain, found, program)
-    try:
-        trusted = agrees(whole)
-    except CompilerError as error:
-        warnings.warn(f"the CUDA kernels cannot be used, and others will be: {error}", stacklevel=2)
-        return None
-    if not trusted:
-        warnings.warn(
-            "the CUDA kernels gave other numbers than the flow's layers, and are not used: please report this, "
-            "with the output of `sinuflow info --devices`",
-            stacklevel=2,
-        )
-        return None
-    return whole
+    told = "gave other numbers than the flow's layers, and are not used"
+    return whole if trusted(lambda: agrees(whole), told) else None
 
 
 def _trial_rows(whole: WholeFlow) -> tuple[Tensor, Tensor | None]:

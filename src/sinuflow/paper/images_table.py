@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-_WORDS = {
-    "paper": "Sinusoidal Flow, the paper's recipe",
-    "today": "Sinusoidal Flow, the paper's architecture",
-    "independent pixels": "every pixel for itself",
-}
+from .markdown import WORDS, best_first, row
+
 #: Table "mnist_cifar10" of the paper: what it cites of others.
 PUBLISHED: dict[str, tuple[float | None, float | None]] = {
     "FFJORD": (0.99, 3.40),
@@ -32,9 +29,7 @@ def table(figures: list[dict[str, Any]]) -> str:
         "| set | model | bits per dimension | seeds | error | paper | training of one | comparable with the paper |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for name in dict.fromkeys(figure["set"] for figure in figures):
-        ours = [figure for figure in figures if figure["set"] == name]
-        lines += [_line(figure) for figure in sorted(ours, key=lambda f: (f["value"] is None, f["value"]))]
+    lines += best_first(figures, _line)
     return "\n".join([*lines, "", *_cited()]) + "\n"
 
 
@@ -46,9 +41,9 @@ def _line(figure: dict[str, Any]) -> str:
     error = f"{max(errors):.0e}" if errors else ""
     paper = "" if figure["paper"] is None else f"{figure['paper']:.2f}"
     training = f"{figure['seconds'] / seeds:,.0f} s, {figure['hardware']}" if seeds else ""
-    words = _WORDS.get(figure["model"], figure["model"])
+    words = WORDS.get(figure["model"], figure["model"])
     cells = [figure["set"], words, mean + around, str(seeds or ""), error, paper, training, figure["comparable"]]
-    return "| " + " | ".join(cells) + " |"
+    return row(cells)
 
 
 def _cited() -> list[str]:

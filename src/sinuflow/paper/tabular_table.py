@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-_WORDS = {
-    "paper": "Sinusoidal Flow, the paper's recipe",
-    "today": "Sinusoidal Flow, the paper's architecture",
-    "best": "Sinusoidal Flow, our best recipe",
-    "maf": "MAF (zuko)",
-    "nsf": "NSF (zuko)",
-}
+from .markdown import WORDS, best_first, row
 
 
 def table(figures: list[dict[str, Any]]) -> str:
@@ -21,9 +15,7 @@ def table(figures: list[dict[str, Any]]) -> str:
         "| set | model | test NLL | seeds | standard error | paper | training of one | comparable with the paper |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for name in dict.fromkeys(figure["set"] for figure in figures):
-        ours = [figure for figure in figures if figure["set"] == name]
-        lines += [_line(figure) for figure in sorted(ours, key=lambda f: (f["value"] is None, f["value"]))]
+    lines += best_first(figures, _line)
     return "\n".join(lines) + "\n"
 
 
@@ -34,9 +26,9 @@ def _line(figure: dict[str, Any]) -> str:
     error = "" if spread is None else _number(spread / seeds**0.5)
     paper = "" if figure["paper"] is None else f"{figure['paper']:.2f}"
     seconds = f"{figure['seconds'] / seeds:,.0f} s, {figure['hardware']}"
-    words = _WORDS.get(figure["model"], figure["model"])
+    words = WORDS.get(figure["model"], figure["model"])
     cells = [figure["set"], words, mean + around, str(seeds), error, paper, seconds, figure["comparable"]]
-    return "| " + " | ".join(cells) + " |"
+    return row(cells)
 
 
 def _number(value: float) -> str:
