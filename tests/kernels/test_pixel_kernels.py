@@ -30,6 +30,11 @@ NETWORKS: dict[str, dict[str, Any]] = {
 IMAGES = 2
 
 
+@pytest.fixture(autouse=True)
+def _fine_gradients(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 def emulated(name: str) -> tuple[PixelCNN, PixelCNN, PixelProgram]:
     """A network, the same in float64, and its kernels."""
     network = PixelCNN(**NETWORKS[name])
@@ -52,21 +57,25 @@ def error(ours: torch.Tensor, exact: torch.Tensor) -> float:
     return float((ours.detach() - exact.detach()).abs().max() / (1 + exact.detach().abs().max()))
 
 
-@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("reverse", "rough"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_shift_and_its_gradients(name, reverse):
+def test_the_shift_and_its_gradients(name, reverse, rough, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", rough)
     network, exact, program = emulated(name)
+    assert program.shape.rough == rough
     x, context = draw(network)
     leaves = [t.requires_grad_() for t in (x, context) if t is not None]
-    rough = [t.detach().double().requires_grad_() for t in leaves]
+    doubles = [t.detach().double().requires_grad_() for t in leaves]
     z = fused_shift(program, network, x, context, reverse)
-    truth = plain_shift(rough[0], rough[1] if context is not None else None, exact.numbers(), exact.shape, reverse)
+    given = doubles[1] if context is not None else None
+    truth = plain_shift(doubles[0], given, exact.numbers(), exact.shape, reverse)
     assert error(z, truth) < 1e-6
     grad = torch.randn_like(z)
     found = torch.autograd.grad(z, [*leaves, *network.parameters()], grad)
-    expected = torch.autograd.grad(truth, [*rough, *exact.parameters()], grad.double())
-    for ours, theirs in zip(found, expected, strict=True):
-        assert error(ours, theirs) < 1e-5
+    expected = torch.autograd.grad(truth, [*doubles, *exact.parameters()], grad.double())
+    errors = [error(ours, theirs) for ours, theirs in zip(found, expected, strict=True)]
+    assert max(errors) < (2e-3 if rough else 1e-5)
+    assert max(errors) > 1e-5 or not rough
 
 
 def test_without_gradients_nothing_is_kept():

@@ -150,8 +150,9 @@ def kernels_for(network: PixelCNN, x: Tensor) -> PixelProgram | None:
 
 
 def pixel_shape(network: PixelCNN) -> PixelShape:
-    """A network as the kernels see it."""
-    return PixelShape(*network.shape, maps=network.channels, blocks=len(network.blocks))
+    """A network as the kernels see it. Their gradients are as rough as those of PyTorch's convolutions may be."""
+    rough = torch.backends.cudnn.allow_tf32
+    return PixelShape(*network.shape, maps=network.channels, blocks=len(network.blocks), rough=rough)
 
 
 @lru_cache(maxsize=32)

@@ -7,9 +7,14 @@ struct PixelBackwardArguments {
     const float* kept;     // [batch][KEPT_MAPS][KEPT_PLANE]
     const float* weights;  // of the transposed layers, from the last to the first
     float* grad_x;         // [NUMBERS][batch]
-    float* parts;          // [batch][PARTS]
+    float* parts;          // [batch][TURNS][PARTS]
     int batch, reverse;
 };
+
+// ROUGH: eleven bits of every number are enough, as for the convolutions of PyTorch. Gradients are rounded to them
+// when they are stored; of what was kept the rest is cut off.
+constexpr Products GRADIENTS = ROUGH ? ROUGH_ONES : FINE_ONES;
+__device__ __forceinline__ float stored(float x) { return ROUGH ? __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u) : x; }
 
 // Of the first convolution's transpose, one kernel row at a time: [column][channel], and back to the pixels that see it.
 constexpr int SEEN = FAR_SIDE * CHANNELS, STRIPE = padded(SEEN, 16), STRIPE_ROW = WIDTH + 2 * FAR;
@@ -25,101 +30,208 @@ constexpr int FIRST_PART = WIDE * 8 * FIRST_STEPS, SHRINK_PART = NARROW * WIDE, 
 constexpr int BLOCK_PART = SHRINK_PART + LOOK_PART + GROW_PART, HEAD_PART = HEAD * WIDE;
 constexpr int WEIGHT_PARTS = FIRST_PART + BLOCKS * BLOCK_PART + HEAD_PART;
 constexpr int BIAS_BLOCK = 2 * NARROW + WIDE, PARTS = WEIGHT_PARTS + WIDE + BLOCKS * BIAS_BLOCK + HEAD;
-constexpr int LARGEST_PART = FIRST_PART > LOOK_PART ? FIRST_PART : LOOK_PART;
 
-// Sums over pixels of products of two maps, [TALL * 16] by [COLUMNS8 * 8]. Four groups of warps take a quarter of the
-// tiles of the result each, and in each group four warps a quarter of the pixels, which are then added up in turn.
-// `left` gives a number of a row at a pixel; `begin` gets a column and says what `right` will get beside the pixel.
-template <int TALL, int COLUMNS8, class Left, class Begin, class Right>
-__device__ __forceinline__ void add_up(float* scratch, float* to, Left left, Begin begin, Right right) {
-    constexpr int QUARTER = (COLUMNS8 + 3) / 4;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, turn = warp / 4, group = warp % 4;
-    float sum[TALL][QUARTER][4] = {};
-    decltype(begin(0)) column[QUARTER];
-#pragma unroll
-    for (int i = 0; i < QUARTER; i++) column[i] = begin(8 * min(group + 4 * i, COLUMNS8 - 1) + lane / 4);
-    float next[QUARTER][2];  // from memory far away, so they are asked for early
-    auto ask = [&](int tile) {
-        const int pixel = 8 * min(tile, TILES - 1) + 2 * (lane % 4);
-#pragma unroll
-        for (int i = 0; i < QUARTER; i++) next[i][0] = right(column[i], pixel), next[i][1] = right(column[i], pixel + 1);
-    };
-    ask(turn);
-#pragma unroll 1
-    for (int tile = turn; tile < TILES; tile += 4) {
-        const int pixel = 8 * tile + 2 * (lane % 4);
-        float here[QUARTER][2];
-#pragma unroll
-        for (int i = 0; i < QUARTER; i++) here[i][0] = next[i][0], here[i][1] = next[i][1];
-        ask(tile + 4);
-        float above[TALL][4], below[TALL][4];
-#pragma unroll
-        for (int m = 0; m < TALL; m++)
-#pragma unroll
-            for (int c = 0; c < 4; c++) split(left(16 * m + lane / 4 + c % 2 * 8, pixel + c / 2), above[m][c], below[m][c]);
-#pragma unroll
-        for (int i = 0; i < QUARTER; i++) {
-            float high[2], low[2];
-            split(here[i][0], high[0], low[0]);
-            split(here[i][1], high[1], low[1]);
-#pragma unroll
-            for (int m = 0; m < TALL; m++) {
-                mma_tf32(sum[m][i], above[m], low);
-                mma_tf32(sum[m][i], below[m], high);
-                mma_tf32(sum[m][i], above[m], high);
-            }
-        }
+// Sums over pixels: four groups of warps take some columns of the result each, and in each group the warps take turns
+// with the tiles of pixels. What they find lies side by side, and is added up later.
+constexpr int TURNS = 4, GROUPS = WARPS / TURNS;
+
+// The sum of products of pixels' rows and columns, for the pixels of a tile.
+template <int TALL>
+__device__ __forceinline__ void add_products(float (&sum)[TALL][4], const float (&rows)[TALL][4], float2 columns) {
+    const float all[2] = {columns.x, columns.y};
+    float high[2] = {all[0], all[1]}, low[2];
+    if (!ROUGH) {
+        split(all[0], high[0], low[0]);
+        split(all[1], high[1], low[1]);
     }
-#pragma unroll 1
-    for (int now = 0; now < 4; now++) {
-        if (turn == now)
 #pragma unroll
-            for (int i = 0; i < QUARTER; i++) {
-                if (group + 4 * i >= COLUMNS8) continue;
+    for (int m = 0; m < TALL; m++) {
+        if (ROUGH) {
+            mma_tf32(sum[m], rows[m], high);
+        } else {
+            float above[4], below[4];
 #pragma unroll
-                for (int m = 0; m < TALL; m++)
-#pragma unroll
-                    for (int h = 0; h < 2; h++) {
-                        const int at = (16 * m + 8 * h + lane / 4) * 8 * COLUMNS8 + 8 * (group + 4 * i) + 2 * (lane % 4);
-                        float2 total = make_float2(sum[m][i][2 * h], sum[m][i][2 * h + 1]);
-                        if (now) {
-                            const float2 before = *reinterpret_cast<const float2*>(scratch + at);
-                            total.x += before.x, total.y += before.y;
-                        }
-                        *reinterpret_cast<float2*>((now < 3 ? scratch : to) + at) = total;
-                    }
-            }
-        __syncthreads();
+            for (int c = 0; c < 4; c++) split(rows[m][c], above[c], below[c]);
+            mma_tf32(sum[m], above, low);
+            mma_tf32(sum[m], below, high);
+            mma_tf32(sum[m], above, high);
+        }
     }
 }
 
-// The sum of every map over all pixels, by one warp each.
-template <class At>
-__device__ __forceinline__ void add_maps(float* to, int maps, At at) {
-    for (int map = threadIdx.x / 32; map < maps; map += WARPS) {
-        float sum = 0.0f;
-        for (int pixel = threadIdx.x % 32; pixel < PIXELS; pixel += 32) sum += at(map, pixel);
+// `left` gives a row's numbers at two pixels. Sums of rows by themselves are those of biases.
+template <int TALL>
+struct Rows {
+    float value[TALL][4], sum[TALL][2];
+
+    __device__ __forceinline__ Rows() : sum{} {}
+    template <class Left>
+    __device__ __forceinline__ void load(Left left, int pixel) {
+        const int row = threadIdx.x % 32 / 4;
 #pragma unroll
-        for (int distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
-        if (threadIdx.x % 32 == 0) to[map] = sum;
+        for (int m = 0; m < TALL; m++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const float2 pair = left(16 * m + 8 * h + row, pixel);
+                value[m][h] = pair.x, value[m][2 + h] = pair.y;
+            }
     }
+    __device__ __forceinline__ void add() {
+#pragma unroll
+        for (int m = 0; m < TALL; m++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) sum[m][h] += value[m][h] + value[m][2 + h];
+    }
+    __device__ __forceinline__ void store(float* to) {
+#pragma unroll
+        for (int m = 0; m < TALL; m++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                float all = sum[m][h];
+                all += __shfl_xor_sync(~0u, all, 1);
+                all += __shfl_xor_sync(~0u, all, 2);
+                if (threadIdx.x % 4 == 0) to[16 * m + 8 * h + threadIdx.x % 32 / 4] = all;
+            }
+    }
+};
+
+template <int TALL>
+__device__ __forceinline__ void store_tile(float* to, int columns, int first, const float (&sum)[TALL][4]) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < TALL; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            *reinterpret_cast<float2*>(to + (16 * m + 8 * h + lane / 4) * columns + first + 2 * (lane % 4)) = make_float2(sum[m][2 * h], sum[m][2 * h + 1]);
+}
+
+// A matrix of [TALL * 16] by [COLUMNS8 * 8], and the sums of its rows. `begin` gets a column and says what `right` will
+// get beside the first of two pixels; that is asked for AHEAD tiles early.
+template <int TALL, int COLUMNS8, int AHEAD, class Left, class Begin, class Right>
+__device__ __forceinline__ void add_up(float* to, float* sums, Left left, Begin begin, Right right) {
+    constexpr int EACH = (COLUMNS8 + GROUPS - 1) / GROUPS;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, turn = warp / GROUPS, group = warp % GROUPS;
+    float sum[EACH][TALL][4] = {};
+    Rows<TALL> rows;
+    decltype(begin(0)) column[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) column[i] = begin(8 * min(group + GROUPS * i, COLUMNS8 - 1) + lane / 4);
+    float2 ahead[AHEAD][EACH];
+    auto ask = [&](int tile, float2(&answer)[EACH]) {
+        const int pixel = 8 * min(tile, TILES - 1) + 2 * (lane % 4);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) answer[i] = right(column[i], pixel);
+    };
+#pragma unroll
+    for (int d = 0; d < AHEAD; d++) ask(turn + TURNS * d, ahead[d]);
+#pragma unroll 1
+    for (int base = turn; base < TILES; base += TURNS * AHEAD)
+#pragma unroll
+        for (int d = 0; d < AHEAD; d++) {
+            const int tile = base + TURNS * d;
+            if (tile >= TILES) break;
+            rows.load(left, 8 * tile + 2 * (lane % 4));
+            rows.add();
+#pragma unroll
+            for (int i = 0; i < EACH; i++) add_products(sum[i], rows.value, ahead[d][i]);
+            ask(tile + TURNS * AHEAD, ahead[d]);
+        }
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        if (group + GROUPS * i < COLUMNS8) store_tile(to, 8 * COLUMNS8, 8 * (group + GROUPS * i), sum[i]);
+    if (group == 0) rows.store(sums);
+}
+
+// The same for a look, with columns [place][map]: rows are seen from every place, beyond the image as zeros. Groups take
+// some maps, and the odd or the even places. The centre is seen last, and its sums of rows are those of biases.
+template <int AHEAD, class Left, class Right>
+__device__ __forceinline__ void add_up_looks(float* to, float* sums, Left left, Right right) {
+    constexpr int TALL = NARROW / 16, HALF = (NEAR_PLACES + 1) / 2, MAPS8 = NARROW / 8;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, turn = warp / GROUPS, odd = warp % GROUPS / 2;
+#pragma unroll 1
+    for (int maps = warp % 2; maps < MAPS8; maps += 2) {
+        float sum[HALF][TALL][4] = {};
+        Rows<TALL> rows;
+        float2 ahead[AHEAD];
+        auto ask = [&](int tile) { return right(8 * maps + lane / 4, 8 * min(tile, TILES - 1) + 2 * (lane % 4)); };
+#pragma unroll
+        for (int d = 0; d < AHEAD; d++) ahead[d] = ask(turn + TURNS * d);
+#pragma unroll 1
+        for (int base = turn; base < TILES; base += TURNS * AHEAD)
+#pragma unroll
+            for (int d = 0; d < AHEAD; d++) {
+                const int tile = base + TURNS * d;
+                if (tile >= TILES) break;
+#pragma unroll
+                for (int i = 0; i < HALF; i++) {
+                    const int place = 2 * i + odd;
+                    if (place >= NEAR_PLACES) break;
+                    rows.load([&](int row, int pixel) { return left(place, row, pixel); }, 8 * tile + 2 * (lane % 4));
+                    add_products(sum[i], rows.value, ahead[d]);
+                }
+                if (!odd) rows.add();
+                ahead[d] = ask(tile + TURNS * AHEAD);
+            }
+#pragma unroll
+        for (int i = 0; i < HALF; i++)
+            if (2 * i + odd < NEAR_PLACES) store_tile(to, NEAR_PLACES * NARROW, (2 * i + odd) * NARROW + 8 * maps, sum[i]);
+        if (!odd && maps == 0) rows.store(sums);
+    }
+}
+
+// Which units passed anything on is told from what was kept of them: of a warp's tiles, asked for before it is needed.
+template <int TALL>
+struct Activity {
+    float2 kept[AT_ONCE][TALL][2];
+
+    __device__ __forceinline__ void ask(const Tiles& tiles, const float* maps) {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+#pragma unroll
+            for (int m = 0; m < TALL; m++)
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                    kept[i][m][h] = far_away(reinterpret_cast<const float2*>(maps + (16 * m + 8 * h + lane / 4) * KEPT_PLANE + tiles.pixel(i) + 2 * (lane % 4)));
+    }
+    __device__ __forceinline__ void apply(float (&sum)[AT_ONCE][TALL][4]) const {
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++)
+#pragma unroll
+            for (int m = 0; m < TALL; m++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    if (!(kept[i][m][h].x > 0.0f)) sum[i][m][2 * h] = 0.0f;
+                    if (!(kept[i][m][h].y > 0.0f)) sum[i][m][2 * h + 1] = 0.0f;
+                }
+    }
+};
+
+// A map's numbers at two neighbouring pixels, of which the first is even: they lie side by side, or the second may begin
+// a row. Beyond the last pixel there are zeros.
+template <class Place>
+__device__ __forceinline__ float2 pair_at(const float* map, int pixel, Place place) {
+    if (WIDTH % 2 == 0) {
+        const float* at = map + place(PIXELS % 8 ? min(pixel, PIXELS - 2) : pixel);
+        return PIXELS % 8 == 0 || pixel < PIXELS ? make_float2(at[0], at[1]) : make_float2(0.0f, 0.0f);
+    }
+    return make_float2(pixel < PIXELS ? map[place(pixel)] : 0.0f, pixel + 1 < PIXELS ? map[place(pixel + 1)] : 0.0f);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const PixelBackwardArguments p) {
     DYNAMIC_SHARED(memory);
     float* wide = memory;  // gradients of the wide maps, before their activation
     float* narrow = wide + WIDE * WIDE_PLANE;
-    float* scratch = narrow + NARROW_ROOM;
-    float* x = scratch + LARGEST_PART;  // at first, the gradient of the head's output
+    float* x = narrow + NARROW_ROOM;  // at first, the gradient of the head's output
     int* far = reinterpret_cast<int*>(x + CHANNELS * X_PLANE);
     const int image = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, member = lane % 4;
     const float* kept = p.kept + static_cast<long>(image) * KEPT_MAPS * KEPT_PLANE;
-    float* parts = p.parts + static_cast<long>(image) * PARTS;
+    float* parts = p.parts + (static_cast<long>(image) * TURNS + warp / GROUPS) * PARTS;  // of this warp's turn
     float* of_biases = parts + WEIGHT_PARTS;
 
     auto load_image = [&](const float* from) {
         for (int e = threadIdx.x; e < NUMBERS; e += THREADS)
-            x[e / PIXELS * X_PLANE + x_place(e % PIXELS)] = from[number_of(e / PIXELS, e % PIXELS, p.reverse) * p.batch + image];
+            x[e / PIXELS * X_PLANE + x_place(e % PIXELS)] = stored(from[number_of(e / PIXELS, e % PIXELS, p.reverse) * p.batch + image]);
     };
     for (int e = threadIdx.x; e < NARROW * NARROW_PLANE; e += THREADS) narrow[e] = 0.0f;
     for (int e = threadIdx.x; e < CHANNELS * X_PLANE; e += THREADS) x[e] = 0.0f;
@@ -131,24 +243,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
     load_image(p.grad_z);
     __syncthreads();
 
-    // Which units passed anything on is told from what was kept of them.
-    auto was_active = [&](int map, int pixel, float& one, float& two) {
-        const float2 pair = __ldg(reinterpret_cast<const float2*>(kept + map * KEPT_PLANE + pixel));
-        if (!(pair.x > 0.0f)) one = 0.0f;
-        if (!(pair.y > 0.0f)) two = 0.0f;
-    };
     auto store_narrow = [&](int map, int pixel, float one, float two) {
         float* to = narrow + map * NARROW_PLANE;
-        if (pixel < PIXELS) to[mirrored_place(pixel)] = one;
-        if (pixel + 1 < PIXELS) to[mirrored_place(pixel + 1)] = two;
+        if (pixel < PIXELS) to[mirrored_place(pixel)] = stored(one);
+        if (pixel + 1 < PIXELS) to[mirrored_place(pixel + 1)] = stored(two);
     };
     auto of_output = [&](int channel, int pixel) {
         return channel < CHANNELS && pixel < PIXELS ? x[channel * X_PLANE + x_place(pixel)] : 0.0f;
     };
     auto of_wide = [&](int map, int pixel) { return wide[map * WIDE_PLANE + pixel]; };
-    auto of_narrow = [&](int map, int pixel) { return pixel < PIXELS ? narrow[map * NARROW_PLANE + mirrored_place(pixel)] : 0.0f; };
+    auto outputs = [&](int channel, int pixel) { return channel < CHANNELS ? pair_at(x + channel * X_PLANE, pixel, x_place) : make_float2(0.0f, 0.0f); };
+    auto wides = [&](int map, int pixel) { return *reinterpret_cast<const float2*>(wide + map * WIDE_PLANE + pixel); };
+    auto narrows = [&](int map, int pixel) { return pair_at(narrow + map * NARROW_PLANE, pixel, mirrored_place); };
     auto kept_from = [&](int first) { return [=](int map) { return kept + (first + map) * KEPT_PLANE; }; };
-    auto kept_at = [](const float* map, int pixel) { return __ldg(map + pixel); };
+    auto kept_at = [](const float* map, int pixel) { return far_away(reinterpret_cast<const float2*>(map + pixel)); };
 
     // What was kept is far away: so it is called nearer before it is needed.
     auto call = [&](int map, int maps) {
@@ -159,16 +267,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
     const float* weights = p.weights;
     const int last = BLOCKS * KEPT_BLOCK;
     if (BLOCKS) call(last - KEPT_BLOCK, KEPT_BLOCK);
-    add_maps(of_biases + WIDE + BLOCKS * BIAS_BLOCK, CHANNELS, of_output);
-    add_up<HEAD / 16, WIDE / 8>(scratch, parts + WEIGHT_PARTS - HEAD_PART, of_output, kept_from(last), kept_at);
+    add_up<HEAD / 16, WIDE / 8, 4>(parts + WEIGHT_PARTS - HEAD_PART, of_biases + WIDE + BLOCKS * BIAS_BLOCK, outputs, kept_from(last), kept_at);
 #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         const Tiles tiles(chunk);
+        Activity<WIDE / 16> active;
+        active.ask(tiles, kept + last * KEPT_PLANE);
         float sum[AT_ONCE][WIDE / 16][4] = {};
-        multiply<WIDE / 16, padded(CHANNELS, 8) / 8, false>(sum, weights, [&](int step, int half, int i) { return of_output(8 * step + half + member, tiles.loaded(i)); });
+        multiply<WIDE / 16, padded(CHANNELS, 8) / 8, GRADIENTS>(sum, weights, [&](int step, int half, int i) { return of_output(8 * step + half + member, tiles.loaded(i)); });
+        active.apply(sum);
         each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
-            was_active(last + map, pixel, one, two);
-            *reinterpret_cast<float2*>(wide + map * WIDE_PLANE + pixel) = make_float2(one, two);
+            *reinterpret_cast<float2*>(wide + map * WIDE_PLANE + pixel) = make_float2(stored(one), stored(two));
         });
     }
     weights += padded(CHANNELS, 8) * WIDE;
@@ -182,85 +291,71 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
         if (block) call(first - KEPT_BLOCK, KEPT_BLOCK);
 
         // Back to the narrow maps.
-        add_maps(sums + 2 * NARROW, WIDE, of_wide);
-        add_up<WIDE / 16, NARROW / 8>(scratch, matrices + SHRINK_PART + LOOK_PART, of_wide, kept_from(first + WIDE + NARROW), kept_at);
+        add_up<WIDE / 16, NARROW / 8, 4>(matrices + SHRINK_PART + LOOK_PART, sums + 2 * NARROW, wides, kept_from(first + WIDE + NARROW), kept_at);
 #pragma unroll 1
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const Tiles tiles(chunk);
+            Activity<NARROW / 16> active;
+            active.ask(tiles, kept + (first + WIDE + NARROW) * KEPT_PLANE);
             float sum[AT_ONCE][NARROW / 16][4] = {};
-            multiply<NARROW / 16, WIDE / 8, false>(sum, weights, [&](int step, int half, int i) { return of_wide(8 * step + half + member, tiles.loaded(i)); });
-            each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
-                was_active(first + WIDE + NARROW + map, pixel, one, two);
-                store_narrow(map, pixel, one, two);
-            });
+            multiply<NARROW / 16, WIDE / 8, GRADIENTS>(sum, weights, [&](int step, int half, int i) { return of_wide(8 * step + half + member, tiles.loaded(i)); });
+            active.apply(sum);
+            each_pair(tiles, sum, store_narrow);
         }
         weights += NARROW * WIDE;
         __syncthreads();
 
         // Back to whatever was looked at.
-        add_maps(sums + NARROW, NARROW, of_narrow);
-        const float* looked = kept + (first + WIDE) * KEPT_PLANE;
-        struct Looked {
-            const float* map;  // as if it began at the place
-            int down, right;
-        };
-        add_up<NARROW / 16, NEAR_PLACES * NARROW / 8>(
-            scratch, matrices + SHRINK_PART, of_narrow,
-            [&](int column) {
-                const int place = column / NARROW, down = place / 3 - 1, right = place % 3 - 1;
-                return Looked{looked + column % NARROW * KEPT_PLANE + down * WIDTH + right, down, right};
-            },
-            [&](const Looked& at, int pixel) {
-                const int row = pixel / WIDTH + at.down, column = pixel % WIDTH + at.right;
-                return pixel < PIXELS && row >= 0 && column >= 0 && column < WIDTH ? __ldg(at.map + pixel) : 0.0f;
-            });
+        add_up_looks<4>(
+            matrices + SHRINK_PART, sums + NARROW,
+            [&](int place, int map, int pixel) { return pair_at(narrow + map * NARROW_PLANE - near_offset(place), pixel, mirrored_place); },
+            [&](int map, int pixel) { return kept_at(kept + (first + WIDE + map) * KEPT_PLANE, pixel); });
+        Activity<NARROW / 16> active[CHUNKS];
         float seen[CHUNKS][AT_ONCE][NARROW / 16][4] = {};
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const Tiles tiles(chunk);
+            active[chunk].ask(tiles, kept + (first + WIDE) * KEPT_PLANE);
             int place[AT_ONCE];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) place[i] = tiles.at(i, NARROW_ROW, mirrored_place) + member * NARROW_PLANE;
-            multiply<NARROW / 16, LOOK_STEPS, false>(seen[chunk], weights, [&](int step, int half, int i) {
+            multiply<NARROW / 16, LOOK_STEPS, GRADIENTS>(seen[chunk], weights, [&](int step, int half, int i) {
                 return narrow[(8 * step % NARROW + half) * NARROW_PLANE - near_offset(8 * step / NARROW) + place[i]];
             });
+            active[chunk].apply(seen[chunk]);
         }
         weights += LOOK_STEPS * NARROW * 8;
         __syncthreads();
 #pragma unroll
-        for (int chunk = 0; chunk < CHUNKS; chunk++)
-            each_pair(Tiles(chunk), seen[chunk], [&](int map, int pixel, float one, float two) {
-                was_active(first + WIDE + map, pixel, one, two);
-                store_narrow(map, pixel, one, two);
-            });
+        for (int chunk = 0; chunk < CHUNKS; chunk++) each_pair(Tiles(chunk), seen[chunk], store_narrow);
         __syncwarp();
 
         // Back to the wide maps; what went past the bottleneck is there already.
 #pragma unroll 1
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const Tiles tiles(chunk);
+            Activity<WIDE / 16> active;
+            active.ask(tiles, kept + first * KEPT_PLANE);
             float sum[AT_ONCE][WIDE / 16][4] = {};
-            multiply<WIDE / 16, NARROW / 8, false>(sum, weights, [&](int step, int half, int i) {
+            multiply<WIDE / 16, NARROW / 8, GRADIENTS>(sum, weights, [&](int step, int half, int i) {
                 return narrow[(8 * step + half + member) * NARROW_PLANE + tiles.at(i, NARROW_ROW, mirrored_place)];
             });
+            active.apply(sum);
             each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
-                was_active(first + map, pixel, one, two);
                 float2* at = reinterpret_cast<float2*>(wide + map * WIDE_PLANE + pixel);
-                *at = make_float2(at->x + one, at->y + two);
+                *at = make_float2(stored(at->x + one), stored(at->y + two));
             });
         }
         weights += NARROW * WIDE;
         __syncthreads();
-        add_maps(sums, NARROW, of_narrow);
-        add_up<NARROW / 16, WIDE / 8>(scratch, matrices, of_narrow, kept_from(first), kept_at);
+        add_up<NARROW / 16, WIDE / 8, 4>(matrices, sums, narrows, kept_from(first), kept_at);
+        __syncthreads();
     }
 
     // The first convolution.
     load_image(p.x);
     __syncthreads();
-    add_maps(of_biases, WIDE, of_wide);
-    add_up<WIDE / 16, FIRST_STEPS>(scratch, parts, of_wide, [&](int column) { return far[column]; },
-                                     [&](int offset, int pixel) { return pixel < PIXELS ? x[offset + x_place(pixel)] : 0.0f; });
+    add_up<WIDE / 16, FIRST_STEPS, 1>(parts, of_biases, wides, [&](int column) { return x + far[column]; }, [&](const float* from, int pixel) { return pair_at(from, pixel, x_place); });
     // Its transpose, by rows of the image, a warp for each: what the pixels of a row pass on to every column and
     // channel of one row of the kernel; then every pixel gathers what is meant for it.
     float* stripe = narrow + warp * padded(SEEN * STRIPE_ROW, 2);
@@ -274,7 +369,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
         for (int down = 0; down <= FAR && row + down < HEIGHT; down++) {
             const int begin = (row + down) * WIDTH;
             float sum[ROW_TILES][STRIPE / 16][4] = {};
-            multiply<STRIPE / 16, WIDE / 8, false>(sum, weights + down * STRIPE * WIDE, [&](int step, int half, int tile) {
+            multiply<STRIPE / 16, WIDE / 8, GRADIENTS>(sum, weights + down * STRIPE * WIDE, [&](int step, int half, int tile) {
                 return of_wide(8 * step + half + member, begin + (WIDTH % 8 ? min(8 * tile + lane / 4, WIDTH - 1) : 8 * tile + lane / 4));
             });
 #pragma unroll

@@ -51,14 +51,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_forward(const Pix
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         const Tiles tiles(chunk);
         float sum[AT_ONCE][WIDE / 16][4] = {};
+        const OfRows<WIDE / 16> more([&](int map) { return bias[map] + (added ? added[map] : 0.0f); });
         int place[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) place[i] = tiles.at(i, X_ROW, x_place);
-        multiply<WIDE / 16, FIRST_STEPS, true>(sum, weights, [&](int step, int half, int i) { return x[far[8 * step + half + member] + place[i]]; });
+        multiply<WIDE / 16, FIRST_STEPS, EXACT_ONES>(sum, weights, [&](int step, int half, int i) { return x[far[8 * step + half + member] + place[i]]; });
+        more.add_to(sum);
         each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
-            const float all = bias[map] + (added ? added[map] : 0.0f);
-            store_wide(map, pixel, one + all, two + all);
-            keep(map, pixel, one + all, two + all);
+            store_wide(map, pixel, one, two);
+            keep(map, pixel, one, two);
         });
     }
     weights += FIRST_STEPS * WIDE * 8, bias += WIDE;
@@ -70,17 +71,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_forward(const Pix
 #pragma unroll 1
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const Tiles tiles(chunk);
+            const OfRows<NARROW / 16> more([&](int map) { return bias[map]; });
             float sum[AT_ONCE][NARROW / 16][4] = {};
-            multiply<NARROW / 16, SHRINK_STEPS, true>(sum, weights, [&](int step, int half, int i) { return active(8 * step + half + member, tiles.loaded(i)); });
+            multiply<NARROW / 16, SHRINK_STEPS, EXACT_ONES>(sum, weights, [&](int step, int half, int i) { return active(8 * step + half + member, tiles.loaded(i)); });
+            more.add_to(sum);
             each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
-                store_narrow(map, pixel, one + bias[map], two + bias[map]);
-                keep(maps + map, pixel, one + bias[map], two + bias[map]);
+                store_narrow(map, pixel, one, two);
+                keep(maps + map, pixel, one, two);
             });
         }
         weights += SHRINK_STEPS * NARROW * 8, bias += NARROW;
         __syncthreads();
 
         // All warps have looked before anybody writes to where they look.
+        const OfRows<NARROW / 16> more([&](int map) { return bias[map] + (added ? added[WIDE + block * NARROW + map] : 0.0f); });
         float seen[CHUNKS][AT_ONCE][NARROW / 16][4] = {};
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
@@ -88,31 +92,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_forward(const Pix
             int place[AT_ONCE];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) place[i] = tiles.at(i, NARROW_ROW, narrow_place) + member * NARROW_PLANE;
-            multiply<NARROW / 16, LOOK_STEPS, true>(seen[chunk], weights, [&](int step, int half, int i) {
+            multiply<NARROW / 16, LOOK_STEPS, EXACT_ONES>(seen[chunk], weights, [&](int step, int half, int i) {
                 return narrow[(8 * step % NARROW + half) * NARROW_PLANE + near_offset(8 * step / NARROW) + place[i]];
             });
         }
         __syncthreads();
 #pragma unroll
-        for (int chunk = 0; chunk < CHUNKS; chunk++)
+        for (int chunk = 0; chunk < CHUNKS; chunk++) {
+            more.add_to(seen[chunk]);
             each_pair(Tiles(chunk), seen[chunk], [&](int map, int pixel, float one, float two) {
-                const float more = bias[map] + (added ? added[WIDE + block * NARROW + map] : 0.0f);
-                store_narrow(map, pixel, one + more, two + more);
-                keep(maps + NARROW + map, pixel, one + more, two + more);
+                store_narrow(map, pixel, one, two);
+                keep(maps + NARROW + map, pixel, one, two);
             });
+        }
         weights += LOOK_STEPS * NARROW * 8, bias += NARROW;
         __syncwarp();
 
 #pragma unroll 1
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const Tiles tiles(chunk);
+            const OfRows<WIDE / 16> more([&](int map) { return bias[map]; });
             float sum[AT_ONCE][WIDE / 16][4] = {};
-            multiply<WIDE / 16, GROW_STEPS, true>(sum, weights, [&](int step, int half, int i) {
+            multiply<WIDE / 16, GROW_STEPS, EXACT_ONES>(sum, weights, [&](int step, int half, int i) {
                 return narrow[(8 * step + half + member) * NARROW_PLANE + tiles.at(i, NARROW_ROW, narrow_place)];
             });
+            more.add_to(sum);
             each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
                 const float2 before = *reinterpret_cast<const float2*>(wide + map * WIDE_PLANE + pixel);
-                one += before.x + bias[map], two += before.y + bias[map];
+                one += before.x, two += before.y;
                 store_wide(map, pixel, one, two);
                 keep(maps + 2 * NARROW + map, pixel, one, two);
             });
@@ -124,13 +131,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_forward(const Pix
 #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         const Tiles tiles(chunk);
+        const OfRows<HEAD / 16> more([&](int channel) { return bias[channel]; });
         float sum[AT_ONCE][HEAD / 16][4] = {};
-        multiply<HEAD / 16, HEAD_STEPS, true>(sum, weights, [&](int step, int half, int i) { return active(8 * step + half + member, tiles.loaded(i)); });
+        multiply<HEAD / 16, HEAD_STEPS, EXACT_ONES>(sum, weights, [&](int step, int half, int i) { return active(8 * step + half + member, tiles.loaded(i)); });
+        more.add_to(sum);
         each_pair(tiles, sum, [&](int channel, int pixel, float one, float two) {
             if (channel >= CHANNELS) return;
             const float* at = x + channel * X_PLANE;
-            if (pixel < PIXELS) p.z[number_of(channel, pixel, p.reverse) * p.batch + image] = at[x_place(pixel)] + (one + bias[channel]);
-            if (pixel + 1 < PIXELS) p.z[number_of(channel, pixel + 1, p.reverse) * p.batch + image] = at[x_place(pixel + 1)] + (two + bias[channel]);
+            if (pixel < PIXELS) p.z[number_of(channel, pixel, p.reverse) * p.batch + image] = at[x_place(pixel)] + one;
+            if (pixel + 1 < PIXELS) p.z[number_of(channel, pixel + 1, p.reverse) * p.batch + image] = at[x_place(pixel + 1)] + two;
         });
     }
 }

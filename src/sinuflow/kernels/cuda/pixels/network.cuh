@@ -1,6 +1,7 @@
 // A miniature PixelCNN (conditioners/pixelcnn.py), for one image by one block: how its numbers lie.
 //
-// The shape is compiled in: CHANNELS, HEIGHT, WIDTH of the image, MAPS of a bottleneck, BLOCKS (residual ones).
+// The shape is compiled in: CHANNELS, HEIGHT, WIDTH of the image, MAPS of a bottleneck, BLOCKS (residual ones);
+// and whether gradients may be ROUGH.
 //
 // All feature maps of the image are in shared memory. Every layer is a product of a small matrix with a large one,
 // [maps] by [maps it sees, at every place of its kernel] by [pixels]: pixels come in tiles of eight, of which each
@@ -46,33 +47,44 @@ __device__ __forceinline__ long number_of(int channel, int pixel, bool reverse) 
 
 // ---------------------------------------------------------------- products
 
+// Tensor cores take eleven bits of a number, and truncate sums. So there are three kinds of products: of the numbers'
+// first parts alone; of both parts; of both parts, with those of the first ones added by ordinary means.
+enum Products { ROUGH_ONES, FINE_ONES, EXACT_ONES };
+
 // TALL times sixteen rows by COUNT tiles of pixels, on top of what `sum` holds. Weights are stored as the lanes want
-// them, [STEPS][TALL][lane][4]; `load` gives a number of the other operand: (step, 0 or 4 for the half, tile). Tensor
-// cores truncate sums: so the products of high parts are added by ordinary means, if that is to be EXACT.
-template <int TALL, int STEPS, bool EXACT, int COUNT, class Load>
+// them, [STEPS][TALL][lane][4]; `load` gives a number of the other operand: (step, 0 or 4 for the half, tile).
+template <int TALL, int STEPS, Products HOW, int COUNT, class Load>
 __device__ __forceinline__ void multiply(float (&sum)[COUNT][TALL][4], const float* weights, Load load) {
+    constexpr bool EXACT = HOW == EXACT_ONES;
     const float4* mine = reinterpret_cast<const float4*>(weights) + threadIdx.x % 32;
     float apart[EXACT ? COUNT : 1][TALL][4] = {};
+    float4 next[TALL];  // weights are asked for a step early
+#pragma unroll
+    for (int m = 0; m < TALL; m++) next[m] = __ldg(mine + m * 32);
 #pragma unroll 2
     for (int step = 0; step < STEPS; step++) {
         float above[TALL][4], below[TALL][4];
 #pragma unroll
         for (int m = 0; m < TALL; m++) {
-            const float4 four = __ldg(mine + (step * TALL + m) * 32);
-            above[m][0] = four.x, above[m][1] = four.y, above[m][2] = four.z, above[m][3] = four.w;
+            above[m][0] = next[m].x, above[m][1] = next[m].y, above[m][2] = next[m].z, above[m][3] = next[m].w;
+            if (step + 1 < STEPS) next[m] = __ldg(mine + ((step + 1) * TALL + m) * 32);
 #pragma unroll
-            for (int c = 0; c < 4; c++) below[m][c] = dropped(above[m][c]);
+            for (int c = 0; c < (HOW == ROUGH_ONES ? 0 : 4); c++) below[m][c] = dropped(above[m][c]);
         }
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            float high[2], low[2];
-            split(load(step, 0, i), high[0], low[0]);
-            split(load(step, 4, i), high[1], low[1]);
+            float high[2] = {load(step, 0, i), load(step, 4, i)}, low[2];
+            if (HOW != ROUGH_ONES) {
+                split(high[0], high[0], low[0]);
+                split(high[1], high[1], low[1]);
+            }
 #pragma unroll
             for (int m = 0; m < TALL; m++) {
                 float(&cross)[4] = EXACT ? apart[EXACT ? i : 0][m] : sum[i][m];
-                mma_tf32(cross, above[m], low);
-                mma_tf32(cross, below[m], high);
+                if (HOW != ROUGH_ONES) {
+                    mma_tf32(cross, above[m], low);
+                    mma_tf32(cross, below[m], high);
+                }
                 if (EXACT) {
                     float fresh[4];
                     new_mma_tf32(fresh, above[m], high);
@@ -115,6 +127,29 @@ struct Tiles {
     template <class Place>
     __device__ __forceinline__ int at(int i, int row, Place place) const {
         return REGULAR ? place(loaded(0)) + i * (ROWS_APART * row) : place(loaded(i));
+    }
+};
+
+// What belongs to the rows of a result, such as biases: asked for before it is needed.
+template <int TALL>
+struct OfRows {
+    float value[TALL][2];
+
+    template <class At>
+    __device__ __forceinline__ OfRows(At at) {
+#pragma unroll
+        for (int m = 0; m < TALL; m++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) value[m][h] = at(16 * m + 8 * h + static_cast<int>(threadIdx.x) % 32 / 4);
+    }
+    template <int COUNT>
+    __device__ __forceinline__ void add_to(float (&sum)[COUNT][TALL][4]) const {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+#pragma unroll
+            for (int m = 0; m < TALL; m++)
+#pragma unroll
+                for (int c = 0; c < 4; c++) sum[i][m][c] += value[m][c / 2];
     }
 };
 

@@ -12,9 +12,11 @@ from ..arguments import Arguments
 from ..blocks import ANY_BLOCK, Launcher
 from .arguments import PixelBackwardArguments, PixelForwardArguments, PixelInverseArguments
 from .layout import pixel_layout
-from .shape import WARPS, PixelShape
+from .shape import TURNS, WARPS, PixelShape
 
 _THREADS = 32 * WARPS
+#: Tensor cores take eleven bits of a number.
+_HALF_OF_A_LAST_BIT = 0x1000
 
 
 class PackedPixels(NamedTuple):
@@ -34,7 +36,7 @@ class Shifted(NamedTuple):
 
 
 class PixelGradients(NamedTuple):
-    """Of x (D, B); of all parameters, one after the other; and what each image contributes to them, (B, ...)."""
+    """Of x (D, B); of all parameters, one after the other; and what each image contributes to them, (B, 4, ...)."""
 
     x: Tensor
     parameters: Tensor
@@ -84,18 +86,20 @@ class PixelProgram:
     def backward(self, transposed: Tensor, x: Tensor, kept: Tensor, reverse: bool, grad_z: Tensor) -> PixelGradients:
         """The chain rule through :meth:`forward`, with weights as :meth:`pack` gives them."""
         batch = x.shape[-1]
-        grad_x, parts = torch.empty_like(x), x.new_zeros((batch, self._parts))
+        if self.shape.rough:  # what is cut off of a weight is rounded
+            transposed = (transposed.view(torch.int32) + _HALF_OF_A_LAST_BIT).view(torch.float32)
+        grad_x, parts = torch.empty_like(x), x.new_empty((batch, TURNS, self._parts))
         arguments = PixelBackwardArguments(
             grad_z=grad_z, x=x, kept=kept, weights=transposed, grad_x=grad_x, parts=parts, batch=batch,
             reverse=reverse,
         )  # fmt: skip
         self._run("pixel_backward", batch, self.shape.backward_shared, arguments)
-        total = torch.cat([parts.sum(0), parts.new_zeros(1)])
+        total = torch.cat([parts.flatten(0, 1).sum(0), parts.new_zeros(1)])
         return PixelGradients(grad_x, total.index_select(0, self._gradient), parts)
 
     def of_added(self, parts: Tensor) -> Tensor:
         """The gradient of what the context adds to the maps of an image, (B, ...)."""
-        return parts.index_select(1, self._added)
+        return parts.index_select(2, self._added).sum(1)
 
     def inverse(self, packed: PackedPixels, z: Tensor, added: Tensor | None) -> Tensor:
         """x, given z = x + c(x), both of shape (D, B)."""

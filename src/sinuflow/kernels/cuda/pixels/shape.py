@@ -13,8 +13,8 @@ FAR_PLACES, NEAR_PLACES = 25, 5
 FAR_SIDE, FAR = 7, 3
 #: Pixels of a front are one row and this many columns apart.
 _SKEW = 4
-#: Warps to a block.
-WARPS = 16
+#: Warps to a block, and turns that they take where they add up.
+WARPS, TURNS = 16, 4
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class PixelShape:
     width: int
     maps: int  # of a bottleneck
     blocks: int
+    rough: bool = False  # gradients by products of eleven bits
 
     def defines(self, _: Any = None) -> dict[str, str]:
         """The shape as the preprocessor takes it."""
@@ -35,6 +36,7 @@ class PixelShape:
             "WIDTH": self.width,
             "MAPS": self.maps,
             "BLOCKS": self.blocks,
+            "ROUGH": int(self.rough),
         }
         return {name: str(value) for name, value in values.items()}
 
@@ -101,8 +103,7 @@ class PixelShape:
     def backward_shared(self) -> int:
         """Bytes that pixel_backward takes."""
         stripes = 4 * WARPS * round_up(FAR_SIDE * self.channels * (self.width + 2 * FAR), 2)
-        scratch = 4 * max(self.wide * self.columns, NEAR_PLACES * self.narrow**2)
-        return self._wide_bytes + max(self._narrow_bytes, stripes) + scratch + self._x_bytes
+        return self._wide_bytes + max(self._narrow_bytes, stripes) + self._x_bytes
 
     @property
     def inverse_shared(self) -> int:
