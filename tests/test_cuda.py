@@ -195,8 +195,10 @@ def test_compiled_kernels_are_kept(tmp_path, monkeypatch):
 # ---------------------------------------------------------------- images
 
 
+@pytest.mark.parametrize("rough", [False, True])
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 7, 9)])
-def test_networks_of_images_are_what_plain_pytorch_says(shape):
+def test_networks_of_images_are_what_plain_pytorch_says(shape, rough, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", rough)
     network = PixelCNN(shape, context=2)
     for parameter in network.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)
@@ -205,15 +207,15 @@ def test_networks_of_images_are_what_plain_pytorch_says(shape):
     program = kernels_for(network, x.cuda())
     assert program is not None
     for reverse in (False, True):
-        rough = x.double().requires_grad_()
-        truth = plain_shift(rough, c.double(), exact.numbers(), shape, reverse)
+        exactly = x.double().requires_grad_()
+        truth = plain_shift(exactly, c.double(), exact.numbers(), shape, reverse)
         seen = x.cuda().requires_grad_()
         z = fused_shift(program, network, seen, c.cuda(), reverse)
         assert (z.double().cpu() - truth).abs().max() <= 1e-5 * (1 + truth.abs().max())
-        grads = torch.autograd.grad(z.square().sum(), [seen, *network.parameters()])
-        expected = torch.autograd.grad(truth.square().sum(), [rough, *exact.parameters()])
+        grads = torch.autograd.grad((z + 1).square().sum(), [seen, *network.parameters()])
+        expected = torch.autograd.grad((truth + 1).square().sum(), [exactly, *exact.parameters()])
         for ours, theirs in zip(grads, expected, strict=True):
-            assert (ours.double().cpu() - theirs).abs().max() <= 1e-4 * (1 + theirs.abs().max())
+            assert (ours.double().cpu() - theirs).abs().max() <= (3e-3 if rough else 1e-4) * (1 + theirs.abs().max())
     with torch.no_grad():
         z = plain_shift(x.double(), c.double(), exact.numbers(), shape, False)
         back = fused_inverse(program, network, z.float().cuda(), c.cuda())

@@ -195,7 +195,8 @@ def agrees(program: PixelProgram, network: PixelCNN) -> bool:
         for reverse in (False, True):
             fused = fused_shift(program, network, x, context, reverse)
             plain = plain_shift(x, context, network.numbers(), network.shape, reverse)
-            gradients = [torch.autograd.grad(z.square().sum(), wanted) for z in (fused, plain)]
+            # Without the one, a bias' gradient might happen to be next to nothing, and all of it an error.
+            gradients = [torch.autograd.grad((z + 1).square().sum(), wanted) for z in (fused, plain)]
             pairs += [(fused, plain), *zip(*gradients, strict=True)]
     if program.inverts():
         with torch.no_grad():
