@@ -105,6 +105,21 @@ __device__ __forceinline__ void store_tile(float* to, int columns, int first, co
             *reinterpret_cast<float2*>(to + (16 * m + 8 * h + lane / 4) * columns + first + 2 * (lane % 4)) = make_float2(sum[m][2 * h], sum[m][2 * h + 1]);
 }
 
+// All tiles of a warp's turn, AHEAD at a time: `use` gets the tile and its number among them. Only the last ones need
+// to ask whether there are so many.
+template <int AHEAD, class Use>
+__device__ __forceinline__ void each_of_turn(int turn, Use use) {
+    int base = turn;
+#pragma unroll 1
+    for (; base + TURNS * (AHEAD - 1) < TILES; base += TURNS * AHEAD)
+#pragma unroll
+        for (int d = 0; d < AHEAD; d++) use(base + TURNS * d, d);
+    if (TILES % (TURNS * AHEAD) == 0) return;
+#pragma unroll
+    for (int d = 0; d < AHEAD - 1; d++)
+        if (base + TURNS * d < TILES) use(base + TURNS * d, d);
+}
+
 // A matrix of [TALL * 16] by [COLUMNS8 * 8], and the sums of its rows. `begin` gets a column and says what `right` will
 // get beside the first of two pixels; that is asked for AHEAD tiles early.
 template <int TALL, int COLUMNS8, int AHEAD, class Left, class Begin, class Right>
@@ -124,18 +139,13 @@ __device__ __forceinline__ void add_up(float* to, float* sums, Left left, Begin 
     };
 #pragma unroll
     for (int d = 0; d < AHEAD; d++) ask(turn + TURNS * d, ahead[d]);
-#pragma unroll 1
-    for (int base = turn; base < TILES; base += TURNS * AHEAD)
+    each_of_turn<AHEAD>(turn, [&](int tile, int d) {
+        rows.load(left, 8 * tile + 2 * (lane % 4));
+        rows.add();
 #pragma unroll
-        for (int d = 0; d < AHEAD; d++) {
-            const int tile = base + TURNS * d;
-            if (tile >= TILES) break;
-            rows.load(left, 8 * tile + 2 * (lane % 4));
-            rows.add();
-#pragma unroll
-            for (int i = 0; i < EACH; i++) add_products(sum[i], rows.value, ahead[d][i]);
-            ask(tile + TURNS * AHEAD, ahead[d]);
-        }
+        for (int i = 0; i < EACH; i++) add_products(sum[i], rows.value, ahead[d][i]);
+        ask(tile + TURNS * AHEAD, ahead[d]);
+    });
 #pragma unroll
     for (int i = 0; i < EACH; i++)
         if (group + GROUPS * i < COLUMNS8) store_tile(to, 8 * COLUMNS8, 8 * (group + GROUPS * i), sum[i]);
@@ -143,11 +153,11 @@ __device__ __forceinline__ void add_up(float* to, float* sums, Left left, Begin 
 }
 
 // The same for a look, with columns [place][map]: rows are seen from every place, beyond the image as zeros. Groups take
-// some maps, and the odd or the even places. The centre is seen last, and its sums of rows are those of biases.
-template <int AHEAD, class Left, class Right>
+// some maps, and the ODD or the even places. The centre is the last of the even ones: its sums of rows are those of biases.
+template <int AHEAD, int ODD, class Left, class Right>
 __device__ __forceinline__ void add_up_looks(float* to, float* sums, Left left, Right right) {
-    constexpr int TALL = NARROW / 16, HALF = (NEAR_PLACES + 1) / 2, MAPS8 = NARROW / 8;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, turn = warp / GROUPS, odd = warp % GROUPS / 2;
+    constexpr int TALL = NARROW / 16, HALF = (NEAR_PLACES + 1 - ODD) / 2, MAPS8 = NARROW / 8;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, turn = warp / GROUPS;
 #pragma unroll 1
     for (int maps = warp % 2; maps < MAPS8; maps += 2) {
         float sum[HALF][TALL][4] = {};
@@ -156,28 +166,23 @@ __device__ __forceinline__ void add_up_looks(float* to, float* sums, Left left, 
         auto ask = [&](int tile) { return right(8 * maps + lane / 4, 8 * min(tile, TILES - 1) + 2 * (lane % 4)); };
 #pragma unroll
         for (int d = 0; d < AHEAD; d++) ahead[d] = ask(turn + TURNS * d);
-#pragma unroll 1
-        for (int base = turn; base < TILES; base += TURNS * AHEAD)
+        each_of_turn<AHEAD>(turn, [&](int tile, int d) {
 #pragma unroll
-            for (int d = 0; d < AHEAD; d++) {
-                const int tile = base + TURNS * d;
-                if (tile >= TILES) break;
-#pragma unroll
-                for (int i = 0; i < HALF; i++) {
-                    const int place = 2 * i + odd;
-                    if (place >= NEAR_PLACES) break;
-                    rows.load([&](int row, int pixel) { return left(place, row, pixel); }, 8 * tile + 2 * (lane % 4));
-                    add_products(sum[i], rows.value, ahead[d]);
-                }
-                if (!odd) rows.add();
-                ahead[d] = ask(tile + TURNS * AHEAD);
+            for (int i = 0; i < HALF; i++) {
+                rows.load([&](int row, int pixel) { return left(2 * i + ODD, row, pixel); }, 8 * tile + 2 * (lane % 4));
+                add_products(sum[i], rows.value, ahead[d]);
             }
+            if (!ODD) rows.add();
+            ahead[d] = ask(tile + TURNS * AHEAD);
+        });
 #pragma unroll
-        for (int i = 0; i < HALF; i++)
-            if (2 * i + odd < NEAR_PLACES) store_tile(to, NEAR_PLACES * NARROW, (2 * i + odd) * NARROW + 8 * maps, sum[i]);
-        if (!odd && maps == 0) rows.store(sums);
+        for (int i = 0; i < HALF; i++) store_tile(to, NEAR_PLACES * NARROW, (2 * i + ODD) * NARROW + 8 * maps, sum[i]);
+        if (!ODD && maps == 0) rows.store(sums);
     }
 }
+
+// What was kept is asked for before the sums, if places differ by constants: else there are not enough registers.
+constexpr bool EARLY = REGULAR;
 
 // Which units passed anything on is told from what was kept of them: of a warp's tiles, asked for before it is needed.
 template <int TALL>
@@ -230,6 +235,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
     float* of_biases = parts + WEIGHT_PARTS;
 
     auto load_image = [&](const float* from) {
+#pragma unroll 8
         for (int e = threadIdx.x; e < NUMBERS; e += THREADS)
             x[e / PIXELS * X_PLANE + x_place(e % PIXELS)] = stored(from[number_of(e / PIXELS, e % PIXELS, p.reverse) * p.batch + image]);
     };
@@ -291,12 +297,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
         if (block) call(first - KEPT_BLOCK, KEPT_BLOCK);
 
         // Back to the narrow maps.
+        Activity<NARROW / 16> passed[CHUNKS];
+#pragma unroll
+        for (int chunk = 0; chunk < (EARLY ? CHUNKS : 0); chunk++) passed[chunk].ask(Tiles(chunk), kept + (first + WIDE + NARROW) * KEPT_PLANE);
         add_up<WIDE / 16, NARROW / 8, 4>(matrices + SHRINK_PART + LOOK_PART, sums + 2 * NARROW, wides, kept_from(first + WIDE + NARROW), kept_at);
-#pragma unroll 1
+#pragma unroll(EARLY ? CHUNKS : 1)
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const Tiles tiles(chunk);
-            Activity<NARROW / 16> active;
-            active.ask(tiles, kept + (first + WIDE + NARROW) * KEPT_PLANE);
+            Activity<NARROW / 16>& active = passed[EARLY ? chunk : 0];
+            if (!EARLY) active.ask(tiles, kept + (first + WIDE + NARROW) * KEPT_PLANE);
             float sum[AT_ONCE][NARROW / 16][4] = {};
             multiply<NARROW / 16, WIDE / 8, GRADIENTS>(sum, weights, [&](int step, int half, int i) { return of_wide(8 * step + half + member, tiles.loaded(i)); });
             active.apply(sum);
@@ -306,41 +315,47 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
         __syncthreads();
 
         // Back to whatever was looked at.
-        add_up_looks<4>(
-            matrices + SHRINK_PART, sums + NARROW,
-            [&](int place, int map, int pixel) { return pair_at(narrow + map * NARROW_PLANE - near_offset(place), pixel, mirrored_place); },
-            [&](int map, int pixel) { return kept_at(kept + (first + WIDE + map) * KEPT_PLANE, pixel); });
-        Activity<NARROW / 16> active[CHUNKS];
+        auto seen_from = [&](int place, int map, int pixel) { return pair_at(narrow + map * NARROW_PLANE - near_offset(place), pixel, mirrored_place); };
+        auto looked_at = [&](int map, int pixel) { return kept_at(kept + (first + WIDE + map) * KEPT_PLANE, pixel); };
+#pragma unroll
+        for (int chunk = 0; chunk < (EARLY ? CHUNKS : 0); chunk++) passed[chunk].ask(Tiles(chunk), kept + (first + WIDE) * KEPT_PLANE);
+        if (warp % GROUPS < 2)
+            add_up_looks<4, 0>(matrices + SHRINK_PART, sums + NARROW, seen_from, looked_at);
+        else
+            add_up_looks<4, 1>(matrices + SHRINK_PART, sums + NARROW, seen_from, looked_at);
         float seen[CHUNKS][AT_ONCE][NARROW / 16][4] = {};
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const Tiles tiles(chunk);
-            active[chunk].ask(tiles, kept + (first + WIDE) * KEPT_PLANE);
+            Activity<NARROW / 16>& active = passed[EARLY ? chunk : 0];
+            if (!EARLY) active.ask(tiles, kept + (first + WIDE) * KEPT_PLANE);
             int place[AT_ONCE];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) place[i] = tiles.at(i, NARROW_ROW, mirrored_place) + member * NARROW_PLANE;
             multiply<NARROW / 16, LOOK_STEPS, GRADIENTS>(seen[chunk], weights, [&](int step, int half, int i) {
                 return narrow[(8 * step % NARROW + half) * NARROW_PLANE - near_offset(8 * step / NARROW) + place[i]];
             });
-            active[chunk].apply(seen[chunk]);
+            active.apply(seen[chunk]);
         }
         weights += LOOK_STEPS * NARROW * 8;
+        Activity<WIDE / 16> active;
+        if (EARLY) active.ask(Tiles(0), kept + first * KEPT_PLANE);
         __syncthreads();
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; chunk++) each_pair(Tiles(chunk), seen[chunk], store_narrow);
         __syncwarp();
 
         // Back to the wide maps; what went past the bottleneck is there already.
-#pragma unroll 1
+#pragma unroll(EARLY ? CHUNKS : 1)
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const Tiles tiles(chunk);
-            Activity<WIDE / 16> active;
-            active.ask(tiles, kept + first * KEPT_PLANE);
+            if (!EARLY) active.ask(tiles, kept + first * KEPT_PLANE);
             float sum[AT_ONCE][WIDE / 16][4] = {};
             multiply<WIDE / 16, NARROW / 8, GRADIENTS>(sum, weights, [&](int step, int half, int i) {
                 return narrow[(8 * step + half + member) * NARROW_PLANE + tiles.at(i, NARROW_ROW, mirrored_place)];
             });
             active.apply(sum);
+            if (EARLY && chunk + 1 < CHUNKS) active.ask(Tiles(chunk + 1), kept + first * KEPT_PLANE);
             each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
                 float2* at = reinterpret_cast<float2*>(wide + map * WIDE_PLANE + pixel);
                 *at = make_float2(stored(at->x + one), stored(at->y + two));
@@ -364,7 +379,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
 #pragma unroll 1
     for (int row = warp; row < HEIGHT; row += WARPS) {
         constexpr int WIDTHS = (WIDTH + 31) / 32;
-        float gathered[CHANNELS][WIDTHS] = {};
+        // What is there already, asked for early.
+        float gathered[CHANNELS][WIDTHS];
+#pragma unroll
+        for (int w = 0; w < WIDTHS; w++)
+#pragma unroll
+            for (int channel = 0; channel < CHANNELS; channel++)
+                gathered[channel][w] = lane + 32 * w < WIDTH ? p.grad_z[number_of(channel, row * WIDTH + lane + 32 * w, p.reverse) * p.batch + image] : 0.0f;
 #pragma unroll 1
         for (int down = 0; down <= FAR && row + down < HEIGHT; down++) {
             const int begin = (row + down) * WIDTH;
@@ -400,8 +421,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
             if (column >= WIDTH) continue;
 #pragma unroll
             for (int channel = 0; channel < CHANNELS; channel++) {
-                const long at = number_of(channel, row * WIDTH + column, p.reverse) * p.batch + image;
-                p.grad_x[at] = p.grad_z[at] + gathered[channel][w];
+                p.grad_x[number_of(channel, row * WIDTH + column, p.reverse) * p.batch + image] = gathered[channel][w];
             }
         }
     }

@@ -61,7 +61,7 @@ __device__ __forceinline__ void multiply(float (&sum)[COUNT][TALL][4], const flo
     float4 next[TALL];  // weights are asked for a step early
 #pragma unroll
     for (int m = 0; m < TALL; m++) next[m] = __ldg(mine + m * 32);
-#pragma unroll 2
+#pragma unroll(HOW == ROUGH_ONES ? 5 : 2)
     for (int step = 0; step < STEPS; step++) {
         float above[TALL][4], below[TALL][4];
 #pragma unroll
