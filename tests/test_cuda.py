@@ -211,11 +211,11 @@ def test_networks_of_images_are_what_plain_pytorch_says(shape, rough, monkeypatc
         truth = plain_shift(exactly, c.double(), exact.numbers(), shape, reverse)
         seen = x.cuda().requires_grad_()
         z = fused_shift(program, network, seen, c.cuda(), reverse)
-        assert (z.double().cpu() - truth).abs().max() <= 1e-5 * (1 + truth.abs().max())
+        assert (z.double().cpu() - truth).abs().max() <= (1e-3 if rough else 1e-5) * (1 + truth.abs().max())
         grads = torch.autograd.grad((z + 1).square().sum(), [seen, *network.parameters()])
         expected = torch.autograd.grad((truth + 1).square().sum(), [exactly, *exact.parameters()])
         for ours, theirs in zip(grads, expected, strict=True):
-            assert (ours.double().cpu() - theirs).abs().max() <= (3e-3 if rough else 1e-4) * (1 + theirs.abs().max())
+            assert (ours.double().cpu() - theirs).abs().max() <= (5e-2 if rough else 1e-4) * (1 + theirs.abs().max())
     with torch.no_grad():
         z = plain_shift(x.double(), c.double(), exact.numbers(), shape, False)
         back = fused_inverse(program, network, z.float().cuda(), c.cuda())

@@ -69,16 +69,18 @@ def test_the_shift_and_its_gradients(name, reverse, rough, monkeypatch):
     z = fused_shift(program, network, x, context, reverse)
     given = doubles[1] if context is not None else None
     truth = plain_shift(doubles[0], given, exact.numbers(), exact.shape, reverse)
-    assert error(z, truth) < 1e-6
+    assert error(z, truth) < (1e-3 if rough else 1e-6)
     grad = torch.randn_like(z)
     found = torch.autograd.grad(z, [*leaves, *network.parameters()], grad)
     expected = torch.autograd.grad(truth, [*doubles, *exact.parameters()], grad.double())
     errors = [error(ours, theirs) for ours, theirs in zip(found, expected, strict=True)]
-    assert max(errors) < (2e-3 if rough else 1e-5)
+    assert max(errors) < (5e-2 if rough else 1e-5)  # of a unit next to zero, rounding decides whether it is active
     assert max(errors) > 1e-5 or not rough
 
 
-def test_without_gradients_nothing_is_kept():
+@pytest.mark.parametrize("rough", [False, True])
+def test_without_gradients_it_is_exact_and_nothing_is_kept(rough, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", rough)
     network, exact, program = emulated("grey")
     x, _ = draw(network)
     kept = []
@@ -112,6 +114,15 @@ def test_second_derivatives_are_those_of_the_definition():
     found = penalty(lambda x: fused_shift(program, network, x, None, True), x.clone().requires_grad_())
     expected = penalty(lambda x: plain_shift(x, None, exact.numbers(), exact.shape, True), x.double().requires_grad_())
     assert error(found, expected) < 1e-5
+
+
+def test_only_training_is_rough(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    network = PixelCNN((1, 4, 4), channels=4)
+    assert pixel_shape(network).rough
+    assert not pixel_shape(network.eval()).rough
+    with torch.no_grad():
+        assert pixel_shape(network) == pixel_shape(network.train())  # the same kernels: they are exact there
 
 
 def test_an_empty_batch_is_an_empty_answer():

@@ -57,8 +57,11 @@ __device__ __forceinline__ void wait_for_all() {
     wait_for_groups<0>();
 }
 
+// To the eleven bits that tensor cores take.
+__device__ __forceinline__ float rounded(float x) { return __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u); }
+
 __device__ __forceinline__ void split(float x, float& high, float& low) {
-    high = __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u);
+    high = rounded(x);
     low = x - high;
 }
 

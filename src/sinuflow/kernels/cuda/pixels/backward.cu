@@ -11,10 +11,9 @@ struct PixelBackwardArguments {
     int batch, reverse;
 };
 
-// ROUGH: eleven bits of every number are enough, as for the convolutions of PyTorch. Gradients are rounded to them
-// when they are stored; of what was kept the rest is cut off.
+// If they may be rough, gradients are rounded when they are stored; of what was kept the rest is cut off.
 constexpr Products GRADIENTS = ROUGH ? ROUGH_ONES : FINE_ONES;
-__device__ __forceinline__ float stored(float x) { return ROUGH ? __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u) : x; }
+__device__ __forceinline__ float stored(float x) { return ROUGH ? rounded(x) : x; }
 
 // Of the first convolution's transpose, one kernel row at a time: [column][channel], and back to the pixels that see it.
 constexpr int SEEN = FAR_SIDE * CHANNELS, STRIPE = padded(SEEN, 16), STRIPE_ROW = WIDTH + 2 * FAR;

@@ -1,4 +1,5 @@
-// z = x + c(x) for a batch of images, where c is the network.
+// z = x + c(x) for a batch of images, where c is the network: exactly; or while it learns, with numbers that are rounded
+// if they may be ROUGH, and all that gradients need is kept.
 
 struct PixelForwardArguments {
     const float* x;        // [NUMBERS][batch]
@@ -6,11 +7,12 @@ struct PixelForwardArguments {
     const float* biases;   // of the layers, one after the other
     const float* added;    // by the context, [batch][ADDED]; or null
     float* z;              // [NUMBERS][batch]
-    float* kept;           // [batch][KEPT_MAPS][KEPT_PLANE]; null: nothing is kept
+    float* kept;           // [batch][KEPT_MAPS][KEPT_PLANE], by pixel_learn
     int batch, reverse;
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_forward(const PixelForwardArguments p) {
+template <Products HOW, bool KEEPS>
+__device__ __forceinline__ void shift(const PixelForwardArguments& p) {
     DYNAMIC_SHARED(memory);
     float* wide = memory;  // before its activation
     float* narrow = wide + WIDE * WIDE_PLANE;
@@ -18,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_forward(const Pix
     int* far = reinterpret_cast<int*>(x + CHANNELS * X_PLANE);  // where the columns of the first convolution are, from a pixel
     const int image = blockIdx.x, lane = threadIdx.x % 32, member = lane % 4;
     const float* added = p.added ? p.added + static_cast<long>(image) * ADDED : nullptr;
-    float* kept = p.kept ? p.kept + static_cast<long>(image) * KEPT_MAPS * KEPT_PLANE : nullptr;
+    float* kept = KEEPS ? p.kept + static_cast<long>(image) * KEPT_MAPS * KEPT_PLANE : nullptr;
 
     for (int e = threadIdx.x; e < NARROW * NARROW_PLANE + CHANNELS * X_PLANE; e += THREADS) narrow[e] = 0.0f;
     for (int k = threadIdx.x; k < 8 * FIRST_STEPS; k += THREADS) {
@@ -26,23 +28,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_forward(const Pix
         far[k] = k % CHANNELS * X_PLANE + far_offset(place);
     }
     __syncthreads();
+#pragma unroll 8
     for (int e = threadIdx.x; e < NUMBERS; e += THREADS)
         x[e / PIXELS * X_PLANE + x_place(e % PIXELS)] = p.x[number_of(e / PIXELS, e % PIXELS, p.reverse) * p.batch + image];
     __syncthreads();
 
+    auto stored = [](float x) { return HOW == ROUGH_ONES ? rounded(x) : x; };
     auto keep = [&](int map, int pixel, float one, float two) {  // what is beyond the last pixel must be a number
-        if (!kept) return;
+        if (!KEEPS) return;
         const bool both = pixel + 1 < PIXELS;
         *reinterpret_cast<float2*>(kept + map * KEPT_PLANE + pixel) = make_float2(pixel < PIXELS ? rectified(one) : 0.0f, both ? rectified(two) : 0.0f);
     };
     // The wide maps at two pixels, of which the second may be one too many: there is room for it.
     auto store_wide = [&](int map, int pixel, float one, float two) {
-        *reinterpret_cast<float2*>(wide + map * WIDE_PLANE + pixel) = make_float2(one, two);
+        *reinterpret_cast<float2*>(wide + map * WIDE_PLANE + pixel) = make_float2(stored(one), stored(two));
     };
     auto store_narrow = [&](int map, int pixel, float one, float two) {
         float* to = narrow + map * NARROW_PLANE;
-        if (pixel < PIXELS) to[narrow_place(pixel)] = rectified(one);
-        if (pixel + 1 < PIXELS) to[narrow_place(pixel + 1)] = rectified(two);
+        if (pixel < PIXELS) to[narrow_place(pixel)] = stored(rectified(one));
+        if (pixel + 1 < PIXELS) to[narrow_place(pixel + 1)] = stored(rectified(two));
     };
     auto active = [&](int map, int pixel) { return rectified(wide[map * WIDE_PLANE + pixel]); };
 
@@ -55,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_forward(const Pix
         int place[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) place[i] = tiles.at(i, X_ROW, x_place);
-        multiply<WIDE / 16, FIRST_STEPS, EXACT_ONES>(sum, weights, [&](int step, int half, int i) { return x[far[8 * step + half + member] + place[i]]; });
+        multiply<WIDE / 16, FIRST_STEPS, HOW>(sum, weights, [&](int step, int half, int i) { return stored(x[far[8 * step + half + member] + place[i]]); });
         more.add_to(sum);
         each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
             store_wide(map, pixel, one, two);
@@ -73,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_forward(const Pix
             const Tiles tiles(chunk);
             const OfRows<NARROW / 16> more([&](int map) { return bias[map]; });
             float sum[AT_ONCE][NARROW / 16][4] = {};
-            multiply<NARROW / 16, SHRINK_STEPS, EXACT_ONES>(sum, weights, [&](int step, int half, int i) { return active(8 * step + half + member, tiles.loaded(i)); });
+            multiply<NARROW / 16, SHRINK_STEPS, HOW>(sum, weights, [&](int step, int half, int i) { return active(8 * step + half + member, tiles.loaded(i)); });
             more.add_to(sum);
             each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
                 store_narrow(map, pixel, one, two);
@@ -92,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_forward(const Pix
             int place[AT_ONCE];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) place[i] = tiles.at(i, NARROW_ROW, narrow_place) + member * NARROW_PLANE;
-            multiply<NARROW / 16, LOOK_STEPS, EXACT_ONES>(seen[chunk], weights, [&](int step, int half, int i) {
+            multiply<NARROW / 16, LOOK_STEPS, HOW>(seen[chunk], weights, [&](int step, int half, int i) {
                 return narrow[(8 * step % NARROW + half) * NARROW_PLANE + near_offset(8 * step / NARROW) + place[i]];
             });
         }
@@ -113,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_forward(const Pix
             const Tiles tiles(chunk);
             const OfRows<WIDE / 16> more([&](int map) { return bias[map]; });
             float sum[AT_ONCE][WIDE / 16][4] = {};
-            multiply<WIDE / 16, GROW_STEPS, EXACT_ONES>(sum, weights, [&](int step, int half, int i) {
+            multiply<WIDE / 16, GROW_STEPS, HOW>(sum, weights, [&](int step, int half, int i) {
                 return narrow[(8 * step + half + member) * NARROW_PLANE + tiles.at(i, NARROW_ROW, narrow_place)];
             });
             more.add_to(sum);
@@ -133,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_forward(const Pix
         const Tiles tiles(chunk);
         const OfRows<HEAD / 16> more([&](int channel) { return bias[channel]; });
         float sum[AT_ONCE][HEAD / 16][4] = {};
-        multiply<HEAD / 16, HEAD_STEPS, EXACT_ONES>(sum, weights, [&](int step, int half, int i) { return active(8 * step + half + member, tiles.loaded(i)); });
+        multiply<HEAD / 16, HEAD_STEPS, HOW>(sum, weights, [&](int step, int half, int i) { return active(8 * step + half + member, tiles.loaded(i)); });
         more.add_to(sum);
         each_pair(tiles, sum, [&](int channel, int pixel, float one, float two) {
             if (channel >= CHANNELS) return;
@@ -143,3 +147,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_forward(const Pix
         });
     }
 }
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_forward(const PixelForwardArguments p) { shift<EXACT_ONES, false>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_learn(const PixelForwardArguments p) { shift<ROUGH ? ROUGH_ONES : EXACT_ONES, true>(p); }

@@ -23,8 +23,8 @@ class PackedPixels(NamedTuple):
     """A network's numbers as the kernels want them."""
 
     weights: Tensor
-    biases: Tensor
     transposed: Tensor
+    biases: Tensor
     matrices: Tensor
 
 
@@ -49,7 +49,7 @@ class PixelProgram:
     def __init__(self, shape: PixelShape, masks: Sequence[Tensor], device: torch.device, launcher: Launcher) -> None:
         self.shape, self._launcher, self.device = shape, launcher, device
         layout = pixel_layout(shape, masks)
-        numbers = (layout.forward, layout.biases, layout.backward, layout.matrices)
+        numbers = (layout.forward, layout.backward, layout.biases, layout.matrices)
         self._sizes = [len(part) for part in numbers]
         self._gather = torch.cat(numbers).to(device)
         self._parts = layout.parts
@@ -67,27 +67,31 @@ class PixelProgram:
         """Whether it has room for the inverse, too, which keeps maps of all bottlenecks."""
         return self.shape.inverse_shared <= self._launcher.shared_bytes
 
-    def pack(self, parameters: Sequence[Tensor]) -> PackedPixels:
+    def pack(self, parameters: Sequence[Tensor], learning: bool = False) -> PackedPixels:
         """From all weights and then all biases, in the order of the layers."""
         flat = torch.cat([*(p.flatten() for p in parameters), parameters[0].new_zeros(1)])
-        return PackedPixels(*flat.index_select(0, self._gather).split(self._sizes))
+        numbers = flat.index_select(0, self._gather)
+        if learning and self.shape.rough:  # so that they are rounded, where tensor cores only cut them off
+            numbers[: sum(self._sizes[:2])].view(torch.int32).add_(_HALF_OF_A_LAST_BIT)
+        return PackedPixels(*numbers.split(self._sizes))
 
     def forward(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool, keep: bool) -> Shifted:
-        """z = x + c(x) for images of shape (D, B); ``added`` (B, ...) is what the context adds to maps."""
+        """z = x + c(x) for images of shape (D, B); ``added`` (B, ...) is what the context adds to maps.
+
+        With ``keep``, the numbers must have been packed for learning.
+        """
         batch = x.shape[-1]
         z = torch.empty_like(x)
         kept = x.new_empty((batch, *self.shape.kept)) if keep else None
         arguments = PixelForwardArguments(
             x=x, weights=packed.weights, biases=packed.biases, added=added, z=z, kept=kept, batch=batch, reverse=reverse
         )
-        self._run("pixel_forward", batch, self.shape.forward_shared, arguments)
+        self._run("pixel_learn" if keep else "pixel_forward", batch, self.shape.forward_shared, arguments)
         return Shifted(z, kept)
 
     def backward(self, transposed: Tensor, x: Tensor, kept: Tensor, reverse: bool, grad_z: Tensor) -> PixelGradients:
         """The chain rule through :meth:`forward`, with weights as :meth:`pack` gives them."""
         batch = x.shape[-1]
-        if self.shape.rough:  # what is cut off of a weight is rounded
-            transposed = (transposed.view(torch.int32) + _HALF_OF_A_LAST_BIT).view(torch.float32)
         grad_x, parts = torch.empty_like(x), x.new_empty((batch, TURNS, self._parts))
         arguments = PixelBackwardArguments(
             grad_z=grad_z, x=x, kept=kept, weights=transposed, grad_x=grad_x, parts=parts, batch=batch,

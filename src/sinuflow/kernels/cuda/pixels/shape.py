@@ -26,7 +26,7 @@ class PixelShape:
     width: int
     maps: int  # of a bottleneck
     blocks: int
-    rough: bool = False  # gradients by products of eleven bits
+    rough: bool = False  # eleven bits of every number are enough while it learns
 
     def defines(self, _: Any = None) -> dict[str, str]:
         """The shape as the preprocessor takes it."""
