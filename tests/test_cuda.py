@@ -116,7 +116,8 @@ def test_kernels_drop_what_the_formula_says(name, monkeypatch):
     flow = copy.deepcopy(exact).float().cuda().train()
     x = torch.randn(300, flow.features)
     whole = whole_flow(flow.bijection, x.cuda().mT)
-    assert whole is not None and whole.learns()  # a trial, which takes no dropout
+    assert whole is not None
+    assert whole.learns()  # a trial, which takes no dropout
     dropout = Dropout(0.3, torch.tensor([3, -4], dtype=torch.int32))
     monkeypatch.setattr(whole, "dropout", lambda: dropout._replace(seed=dropout.seed.cuda()))
     dropping_like([m for m in exact.modules() if isinstance(m, MADE)], dropout, whole.shape.units)
@@ -214,8 +215,12 @@ def test_networks_of_images_are_what_plain_pytorch_says(shape, rough, monkeypatc
         assert (z.double().cpu() - truth).abs().max() <= (1e-3 if rough else 1e-5) * (1 + truth.abs().max())
         grads = torch.autograd.grad((z + 1).square().sum(), [seen, *network.parameters()])
         expected = torch.autograd.grad((truth + 1).square().sum(), [exactly, *exact.parameters()])
+        if rough:  # of a unit next to zero, rounding decides whether it is active: so all are judged together
+            ours, theirs = (torch.cat([t.flatten().double().cpu() for t in g]) for g in (grads, expected))
+            assert (ours - theirs).norm() <= 0.03 * theirs.norm()
+            continue
         for ours, theirs in zip(grads, expected, strict=True):
-            assert (ours.double().cpu() - theirs).abs().max() <= (5e-2 if rough else 1e-4) * (1 + theirs.abs().max())
+            assert (ours.double().cpu() - theirs).abs().max() <= 1e-4 * (1 + theirs.abs().max())
     with torch.no_grad():
         z = plain_shift(x.double(), c.double(), exact.numbers(), shape, False)
         back = fused_inverse(program, network, z.float().cuda(), c.cuda())
