@@ -23,7 +23,7 @@ _SHOWN = {"full": (5, 20, 70), "quick": (2, 10, 70), "smoke": (1, 3, 70)}
 #: Images for Algorithm 1, for the certified solver, for the same in float64, and how many are shown.
 _COUNTS = {"full": (128, 10_000, 1_000), "quick": (32, 64, 32), "smoke": (16, 32, 16)}
 _COLUMNS = 12
-_AT_ONCE = 128
+_AT_ONCE = 500
 
 _COLOURS = {"mnist": OURS, "cifar10": OTHER}
 
