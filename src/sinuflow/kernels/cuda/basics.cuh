@@ -45,8 +45,9 @@ __device__ __forceinline__ void wait_for_partner() {
 }
 // Into the cache that all share.
 __device__ __forceinline__ void call_nearer(const float* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
-// What is read but once, past the cache that is near.
+// What is read or written but once, past the cache that is near.
 __device__ __forceinline__ float2 far_away(const float2* at) { return __ldcg(at); }
+__device__ __forceinline__ void send_away(float2* to, float2 pair) { __stcs(to, pair); }
 template <int LATEST>  // all but so many groups have arrived
 __device__ __forceinline__ void wait_for_groups() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LATEST) : "memory");

@@ -180,9 +180,6 @@ __device__ __forceinline__ void add_up_looks(float* to, float* sums, Left left, 
     }
 }
 
-// What was kept is asked for before the sums, if places differ by constants: else there are not enough registers.
-constexpr bool EARLY = REGULAR;
-
 // Which units passed anything on is told from what was kept of them: of a warp's tiles, asked for before it is needed.
 template <int TALL>
 struct Activity {
@@ -250,8 +247,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
 
     auto store_narrow = [&](int map, int pixel, float one, float two) {
         float* to = narrow + map * NARROW_PLANE;
-        if (pixel < PIXELS) to[mirrored_place(pixel)] = stored(one);
-        if (pixel + 1 < PIXELS) to[mirrored_place(pixel + 1)] = stored(two);
+        if (PIXELS % 8 == 0 || pixel < PIXELS) to[mirrored_place(pixel)] = stored(one);
+        if (PIXELS % 8 == 0 || pixel + 1 < PIXELS) to[mirrored_place(pixel + 1)] = stored(two);
     };
     auto of_output = [&](int channel, int pixel) {
         return channel < CHANNELS && pixel < PIXELS ? x[channel * X_PLANE + x_place(pixel)] : 0.0f;
@@ -296,15 +293,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
         if (block) call(first - KEPT_BLOCK, KEPT_BLOCK);
 
         // Back to the narrow maps.
-        Activity<NARROW / 16> passed[CHUNKS];
-#pragma unroll
-        for (int chunk = 0; chunk < (EARLY ? CHUNKS : 0); chunk++) passed[chunk].ask(Tiles(chunk), kept + (first + WIDE + NARROW) * KEPT_PLANE);
         add_up<WIDE / 16, NARROW / 8, 4>(matrices + SHRINK_PART + LOOK_PART, sums + 2 * NARROW, wides, kept_from(first + WIDE + NARROW), kept_at);
-#pragma unroll(EARLY ? CHUNKS : 1)
+#pragma unroll 1
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const Tiles tiles(chunk);
-            Activity<NARROW / 16>& active = passed[EARLY ? chunk : 0];
-            if (!EARLY) active.ask(tiles, kept + (first + WIDE + NARROW) * KEPT_PLANE);
+            Activity<NARROW / 16> active;
+            active.ask(tiles, kept + (first + WIDE + NARROW) * KEPT_PLANE);
             float sum[AT_ONCE][NARROW / 16][4] = {};
             multiply<NARROW / 16, WIDE / 8, GRADIENTS>(sum, weights, [&](int step, int half, int i) { return of_wide(8 * step + half + member, tiles.loaded(i)); });
             active.apply(sum);
@@ -316,8 +310,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
         // Back to whatever was looked at.
         auto seen_from = [&](int place, int map, int pixel) { return pair_at(narrow + map * NARROW_PLANE - near_offset(place), pixel, mirrored_place); };
         auto looked_at = [&](int map, int pixel) { return kept_at(kept + (first + WIDE + map) * KEPT_PLANE, pixel); };
-#pragma unroll
-        for (int chunk = 0; chunk < (EARLY ? CHUNKS : 0); chunk++) passed[chunk].ask(Tiles(chunk), kept + (first + WIDE) * KEPT_PLANE);
         if (warp % GROUPS < 2)
             add_up_looks<4, 0>(matrices + SHRINK_PART, sums + NARROW, seen_from, looked_at);
         else
@@ -326,8 +318,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const Tiles tiles(chunk);
-            Activity<NARROW / 16>& active = passed[EARLY ? chunk : 0];
-            if (!EARLY) active.ask(tiles, kept + (first + WIDE) * KEPT_PLANE);
+            Activity<NARROW / 16> active;
+            active.ask(tiles, kept + (first + WIDE) * KEPT_PLANE);
             int place[AT_ONCE];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) place[i] = tiles.at(i, NARROW_ROW, mirrored_place) + member * NARROW_PLANE;
@@ -337,24 +329,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
             active.apply(seen[chunk]);
         }
         weights += LOOK_STEPS * NARROW * 8;
-        Activity<WIDE / 16> active;
-        if (EARLY) active.ask(Tiles(0), kept + first * KEPT_PLANE);
         __syncthreads();
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; chunk++) each_pair(Tiles(chunk), seen[chunk], store_narrow);
         __syncwarp();
 
         // Back to the wide maps; what went past the bottleneck is there already.
-#pragma unroll(EARLY ? CHUNKS : 1)
+#pragma unroll 1
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const Tiles tiles(chunk);
-            if (!EARLY) active.ask(tiles, kept + first * KEPT_PLANE);
+            Activity<WIDE / 16> active;
+            active.ask(tiles, kept + first * KEPT_PLANE);
             float sum[AT_ONCE][WIDE / 16][4] = {};
             multiply<WIDE / 16, NARROW / 8, GRADIENTS>(sum, weights, [&](int step, int half, int i) {
                 return narrow[(8 * step + half + member) * NARROW_PLANE + tiles.at(i, NARROW_ROW, mirrored_place)];
             });
             active.apply(sum);
-            if (EARLY && chunk + 1 < CHUNKS) active.ask(Tiles(chunk + 1), kept + first * KEPT_PLANE);
             each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
                 float2* at = reinterpret_cast<float2*>(wide + map * WIDE_PLANE + pixel);
                 *at = make_float2(stored(at->x + one), stored(at->y + two));

@@ -36,8 +36,10 @@ __device__ __forceinline__ void shift(const PixelForwardArguments& p) {
     auto stored = [](float x) { return HOW == ROUGH_ONES ? rounded(x) : x; };
     auto keep = [&](int map, int pixel, float one, float two) {  // what is beyond the last pixel must be a number
         if (!KEEPS) return;
-        const bool both = pixel + 1 < PIXELS;
-        *reinterpret_cast<float2*>(kept + map * KEPT_PLANE + pixel) = make_float2(pixel < PIXELS ? rectified(one) : 0.0f, both ? rectified(two) : 0.0f);
+        float2 pair = make_float2(rectified(one), rectified(two));
+        if (PIXELS % 8 && pixel >= PIXELS) pair.x = 0.0f;
+        if (PIXELS % 8 && pixel + 1 >= PIXELS) pair.y = 0.0f;
+        send_away(reinterpret_cast<float2*>(kept + map * KEPT_PLANE + pixel), pair);
     };
     // The wide maps at two pixels, of which the second may be one too many: there is room for it.
     auto store_wide = [&](int map, int pixel, float one, float two) {
@@ -45,8 +47,8 @@ __device__ __forceinline__ void shift(const PixelForwardArguments& p) {
     };
     auto store_narrow = [&](int map, int pixel, float one, float two) {
         float* to = narrow + map * NARROW_PLANE;
-        if (pixel < PIXELS) to[narrow_place(pixel)] = stored(rectified(one));
-        if (pixel + 1 < PIXELS) to[narrow_place(pixel + 1)] = stored(rectified(two));
+        if (PIXELS % 8 == 0 || pixel < PIXELS) to[narrow_place(pixel)] = stored(rectified(one));
+        if (PIXELS % 8 == 0 || pixel + 1 < PIXELS) to[narrow_place(pixel + 1)] = stored(rectified(two));
     };
     auto active = [&](int map, int pixel) { return rectified(wide[map * WIDE_PLANE + pixel]); };
 
