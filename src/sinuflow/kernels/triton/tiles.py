@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Numbers in a tile, and features at most.
-_TILE, _MOST_FEATURES = 512, 64
+#: Numbers in a tile; features of which a tile has all; and features in a tile where there are more, so that it has many
+#: rows, and numbers that all rows share are worth reading.
+_TILE, _MOST_FEATURES, _FEW_FEATURES = 512, 64, 8
 
 
 class Tiling(NamedTuple):
@@ -43,7 +44,7 @@ def on_its_device(wrapper: Wrapper) -> Wrapper:
 def tiling(x: Tensor) -> Tiling:
     """The tiles of a feature-major batch; there is at least one."""
     features, rows = x.shape
-    width = min(triton.next_power_of_2(features), _MOST_FEATURES)
+    width = triton.next_power_of_2(features) if features <= _MOST_FEATURES else _FEW_FEATURES
     height = _TILE // width
     return Tiling((max(1, triton.cdiv(rows, height)), triton.cdiv(features, width)), width, height)
 
