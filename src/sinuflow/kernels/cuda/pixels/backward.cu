@@ -230,6 +230,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
     float* parts = p.parts + (static_cast<long>(image) * TURNS + warp / GROUPS) * PARTS;  // of this warp's turn
     float* of_biases = parts + WEIGHT_PARTS;
 
+    // What was kept is far away: so it is called nearer before it is needed.
+    auto call = [&](int map, int maps) {
+        for (int e = threadIdx.x; e < maps * KEPT_PLANE / 32; e += THREADS) call_nearer(kept + map * KEPT_PLANE + 32 * e);
+    };
+    const int last = BLOCKS * KEPT_BLOCK;
+    call(last, WIDE);
     auto load_image = [&](const float* from) {
 #pragma unroll 8
         for (int e = threadIdx.x; e < NUMBERS; e += THREADS)
@@ -260,16 +266,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
     auto kept_from = [&](int first) { return [=](int map) { return kept + (first + map) * KEPT_PLANE; }; };
     auto kept_at = [](const float* map, int pixel) { return far_away(reinterpret_cast<const float2*>(map + pixel)); };
 
-    // What was kept is far away: so it is called nearer before it is needed.
-    auto call = [&](int map, int maps) {
-        for (int e = threadIdx.x; e < maps * KEPT_PLANE / 32; e += THREADS) call_nearer(kept + map * KEPT_PLANE + 32 * e);
-    };
-
     // The head.
     const float* weights = p.weights;
-    const int last = BLOCKS * KEPT_BLOCK;
     if (BLOCKS) call(last - KEPT_BLOCK, KEPT_BLOCK);
-    add_up<HEAD / 16, WIDE / 8, 4>(parts + WEIGHT_PARTS - HEAD_PART, of_biases + WIDE + BLOCKS * BIAS_BLOCK, outputs, kept_from(last), kept_at);
+    add_up<HEAD / 16, WIDE / 8, 8>(parts + WEIGHT_PARTS - HEAD_PART, of_biases + WIDE + BLOCKS * BIAS_BLOCK, outputs, kept_from(last), kept_at);
 #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         const Tiles tiles(chunk);
@@ -293,7 +293,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
         if (block) call(first - KEPT_BLOCK, KEPT_BLOCK);
 
         // Back to the narrow maps.
-        add_up<WIDE / 16, NARROW / 8, 4>(matrices + SHRINK_PART + LOOK_PART, sums + 2 * NARROW, wides, kept_from(first + WIDE + NARROW), kept_at);
+        add_up<WIDE / 16, NARROW / 8, 8>(matrices + SHRINK_PART + LOOK_PART, sums + 2 * NARROW, wides, kept_from(first + WIDE + NARROW), kept_at);
 #pragma unroll 1
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const Tiles tiles(chunk);
