@@ -23,8 +23,6 @@ from .base import LayerInverse
 from .inverse_ops import _first_order_only
 from .pixel_shift import added_maps, from_images, kernels_for, to_images
 
-#: Images that the kernels invert at a time.
-_IMAGES = 256
 #: Rounding that may be left, in ulps of the largest number: outputs are sums of hundreds of products, added up in
 #: another order than by the forward map.
 _ULPS = 32.0
@@ -66,19 +64,11 @@ def _substitute(
 def _substitute_by_kernels(
     program: PixelProgram, z: Tensor, context: Tensor | None, numbers: PixelWeights
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same, for a context (K, B); a few images at a time, because the forward map leaves all of its units."""
+    """The same, for a context (K, B)."""
     packed = program.pack([*numbers.weights, *numbers.biases])
-    found = []
-    for start in range(0, max(1, z.shape[-1]), _IMAGES):
-        part = z[:, start : start + _IMAGES].contiguous()
-        given = None if context is None else context[:, start : start + _IMAGES]
-        added = None if given is None else added_maps(program.shape, given, numbers.given)
-        x = program.inverse(packed, part, added)
-        again, kept = program.forward(packed, x, added, reverse=False, keep=True)
-        assert kept is not None
-        found.append((x, again, kept.amax((1, 2))))
-    x, again, largest = (torch.cat(parts, -1) for parts in zip(*found, strict=True))
-    return x, again, largest
+    added = None if context is None else added_maps(program.shape, context, numbers.given)
+    x = program.inverse(packed, z.contiguous(), added)
+    return x, *program.check(packed, x, added)
 
 
 def _certified(z: Tensor, x: Tensor, again: Tensor, largest: Tensor) -> Answer:

@@ -84,11 +84,11 @@ class _FusedShift(torch.autograd.Function):
         depth = len(masks)
         packed = program.pack(numbers[: 2 * depth], learning)
         added = None if context is None else added_maps(program.shape, context, numbers[2 * depth :])
-        z, kept = program.forward(packed, x.contiguous(), added, reverse, keep=learning)
-        if learning:
-            assert kept is not None
-            ctx.program, ctx.masks, ctx.reverse, ctx.conditional = program, masks, reverse, context is not None
-            ctx.save_for_backward(packed.transposed, kept, x, *([] if context is None else [context]), *numbers)
+        if not learning:
+            return program.forward(packed, x.contiguous(), added, reverse)
+        z, kept = program.learn(packed, x.contiguous(), added, reverse)
+        ctx.program, ctx.masks, ctx.reverse, ctx.conditional = program, masks, reverse, context is not None
+        ctx.save_for_backward(packed.transposed, kept, x, *([] if context is None else [context]), *numbers)
         return z
 
     @staticmethod

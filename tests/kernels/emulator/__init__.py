@@ -24,6 +24,7 @@ KERNELS = {
     "wave_gradients": "WaveArguments",
     "flow_inverse": "InverseArguments",
     "pixel_forward": "PixelForwardArguments",
+    "pixel_check": "PixelForwardArguments",
     "pixel_learn": "PixelForwardArguments",
     "pixel_backward": "PixelBackwardArguments",
     "pixel_inverse": "PixelInverseArguments",

@@ -22,6 +22,7 @@ FILES = {
     "wave_gradients": "parameters.cu",
     "prepare": "parameters.cu",
     "pixel_forward": "pixels/forward.cu",
+    "pixel_check": "pixels/forward.cu",
     "pixel_learn": "pixels/forward.cu",
     "pixel_backward": "pixels/backward.cu",
     "pixel_inverse": "pixels/inverse.cu",

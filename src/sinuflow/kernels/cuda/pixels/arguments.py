@@ -10,7 +10,7 @@ _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 
 
 class PixelForwardArguments(Arguments):
-    """Of pixel_forward."""
+    """Of pixel_forward, pixel_check and pixel_learn."""
 
     _fields_ = (
         ("x", _POINTER),
@@ -19,6 +19,7 @@ class PixelForwardArguments(Arguments):
         ("added", _POINTER),
         ("z", _POINTER),
         ("kept", _POINTER),
+        ("largest", _POINTER),
         ("batch", _INT),
         ("reverse", _INT),
     )

@@ -1,5 +1,7 @@
-// z = x + c(x) for a batch of images, where c is the network: exactly; or while it learns, with numbers that are rounded
-// if they may be ROUGH, and all that gradients need is kept.
+// z = x + c(x) for a batch of images, where c is the network: exactly, with the largest unit beside it if a CHECK wants
+// to know what rounding to expect; or while it learns, with numbers that are rounded if they may be ROUGH, and all that
+// gradients need is kept.
+enum Purpose { SCORE, CHECK, LEARN };
 
 struct PixelForwardArguments {
     const float* x;        // [NUMBERS][batch]
@@ -8,10 +10,11 @@ struct PixelForwardArguments {
     const float* added;    // by the context, [batch][ADDED]; or null
     float* z;              // [NUMBERS][batch]
     float* kept;           // [batch][KEPT_MAPS][KEPT_PLANE], by pixel_learn
+    float* largest;        // [batch][WARPS], by pixel_check
     int batch, reverse;
 };
 
-template <Products HOW, bool KEEPS>
+template <Products HOW, Purpose WHAT>
 __device__ __forceinline__ void shift(const PixelForwardArguments& p) {
     DYNAMIC_SHARED(memory);
     float* wide = memory;  // before its activation
@@ -20,7 +23,7 @@ __device__ __forceinline__ void shift(const PixelForwardArguments& p) {
     int* far = reinterpret_cast<int*>(x + CHANNELS * X_PLANE);  // where the columns of the first convolution are, from a pixel
     const int image = blockIdx.x, lane = threadIdx.x % 32, member = lane % 4;
     const float* added = p.added ? p.added + static_cast<long>(image) * ADDED : nullptr;
-    float* kept = KEEPS ? p.kept + static_cast<long>(image) * KEPT_MAPS * KEPT_PLANE : nullptr;
+    float* kept = WHAT == LEARN ? p.kept + static_cast<long>(image) * KEPT_MAPS * KEPT_PLANE : nullptr;
 
     for (int e = threadIdx.x; e < NARROW * NARROW_PLANE + CHANNELS * X_PLANE; e += THREADS) narrow[e] = 0.0f;
     for (int k = threadIdx.x; k < 8 * FIRST_STEPS; k += THREADS) {
@@ -34,8 +37,10 @@ __device__ __forceinline__ void shift(const PixelForwardArguments& p) {
     __syncthreads();
 
     auto stored = [](float x) { return HOW == ROUGH_ONES ? rounded(x) : x; };
+    float most = 0.0f;
     auto keep = [&](int map, int pixel, float one, float two) {  // what is beyond the last pixel must be a number
-        if (!KEEPS) return;
+        if (WHAT == CHECK) most = fmaxf(most, fmaxf(one, two));
+        if (WHAT != LEARN) return;
         float2 pair = make_float2(rectified(one), rectified(two));
         if (PIXELS % 8 && pixel >= PIXELS) pair.x = 0.0f;
         if (PIXELS % 8 && pixel + 1 >= PIXELS) pair.y = 0.0f;
@@ -148,7 +153,13 @@ __device__ __forceinline__ void shift(const PixelForwardArguments& p) {
             if (pixel + 1 < PIXELS) p.z[number_of(channel, pixel + 1, p.reverse) * p.batch + image] = at[x_place(pixel + 1)] + two;
         });
     }
+    if (WHAT == CHECK) {
+#pragma unroll
+        for (int distance = 16; distance; distance /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, distance));
+        if (lane == 0) p.largest[image * WARPS + threadIdx.x / 32] = most;
+    }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_forward(const PixelForwardArguments p) { shift<EXACT_ONES, false>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_learn(const PixelForwardArguments p) { shift<ROUGH ? ROUGH_ONES : EXACT_ONES, true>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_forward(const PixelForwardArguments p) { shift<EXACT_ONES, SCORE>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_check(const PixelForwardArguments p) { shift<EXACT_ONES, CHECK>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_learn(const PixelForwardArguments p) { shift<ROUGH ? ROUGH_ONES : EXACT_ONES, LEARN>(p); }

@@ -28,11 +28,11 @@ class PackedPixels(NamedTuple):
     matrices: Tensor
 
 
-class Shifted(NamedTuple):
+class Learnt(NamedTuple):
     """z (D, B), and what is kept for the gradients."""
 
     z: Tensor
-    kept: Tensor | None
+    kept: Tensor
 
 
 class PixelGradients(NamedTuple):
@@ -75,22 +75,41 @@ class PixelProgram:
             numbers[: sum(self._sizes[:2])].view(torch.int32).add_(_HALF_OF_A_LAST_BIT)
         return PackedPixels(*numbers.split(self._sizes))
 
-    def forward(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool, keep: bool) -> Shifted:
-        """z = x + c(x) for images of shape (D, B); ``added`` (B, ...) is what the context adds to maps.
+    def forward(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> Tensor:
+        """z = x + c(x) for images of shape (D, B); ``added`` (B, ...) is what the context adds to maps."""
+        return self._shift("pixel_forward", packed, x, added, reverse)
 
-        With ``keep``, the numbers must have been packed for learning.
-        """
+    def learn(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> Learnt:
+        """The same with numbers that have been packed for learning, and all that the gradients need."""
+        kept = x.new_empty((x.shape[-1], *self.shape.kept))
+        return Learnt(self._shift("pixel_learn", packed, x, added, reverse, kept=kept), kept)
+
+    def check(self, packed: PackedPixels, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
+        """z, and the largest unit of every image on the way, (B,)."""
+        largest = x.new_empty((x.shape[-1], WARPS))
+        return self._shift("pixel_check", packed, x, added, False, largest=largest), largest.amax(1)
+
+    def _shift(
+        self,
+        name: str,
+        packed: PackedPixels,
+        x: Tensor,
+        added: Tensor | None,
+        reverse: bool,
+        kept: Tensor | None = None,
+        largest: Tensor | None = None,
+    ) -> Tensor:
         batch = x.shape[-1]
         z = torch.empty_like(x)
-        kept = x.new_empty((batch, *self.shape.kept)) if keep else None
         arguments = PixelForwardArguments(
-            x=x, weights=packed.weights, biases=packed.biases, added=added, z=z, kept=kept, batch=batch, reverse=reverse
-        )
-        self._run("pixel_learn" if keep else "pixel_forward", batch, self.shape.forward_shared, arguments)
-        return Shifted(z, kept)
+            x=x, weights=packed.weights, biases=packed.biases, added=added, z=z, kept=kept, largest=largest,
+            batch=batch, reverse=reverse,
+        )  # fmt: skip
+        self._run(name, batch, self.shape.forward_shared, arguments)
+        return z
 
     def backward(self, transposed: Tensor, x: Tensor, kept: Tensor, reverse: bool, grad_z: Tensor) -> PixelGradients:
-        """The chain rule through :meth:`forward`, with weights as :meth:`pack` gives them."""
+        """The chain rule through :meth:`learn`."""
         batch = x.shape[-1]
         grad_x, parts = torch.empty_like(x), x.new_empty((batch, TURNS, self._parts))
         arguments = PixelBackwardArguments(
