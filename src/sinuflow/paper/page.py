@@ -37,9 +37,9 @@ five seeds. On the small sets, flows can be compared with each other only. Ours 
 included; zuko's flows have the settings of the same loop, no dropout, and stop early. MAF's mean is what single rows
 far from the data make of it. On BSDS300, zuko's NSF has five transforms with the hidden layers of ours and was trained
 by the same loop for as long; its step takes nine times as long, so it was 14,832 steps, and its validation was still
-falling. The `best` recipes let every wave depend on the features before (POWER: ten blocks without dropout; BSDS300: eight
-blocks with a dropout of 0.2); both overfit after a quarter to a half of their steps, so there is more to be had. Who
-has the files can run GAS, HEPMASS and MINIBOONE.""",
+falling. The `best` recipes let every wave depend on the features before (POWER: ten blocks, no dropout; BSDS300: eight
+blocks, a dropout of 0.2); both overfit after a quarter to a half of their steps, so there is more to be had. Who has
+the files can run GAS, HEPMASS and MINIBOONE.""",
     "ldu": "Drawn by `flow.draw()` from the flow of POWER's recipe, with the masks that it has.",
     "contraction": """The paper proves it; these are measurements on flows that were trained for 3,000 steps at ten
 times the paper's learning rate, so that the waves become strong. G is that of each scale, which is what Proposition 1
