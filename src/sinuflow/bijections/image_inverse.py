@@ -65,7 +65,7 @@ def _substitute_by_kernels(
     program: PixelProgram, z: Tensor, context: Tensor | None, numbers: PixelWeights
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same, for a context (K, B)."""
-    packed = program.pack([*numbers.weights, *numbers.biases])
+    packed = program.pack([*numbers.weights, *numbers.biases], "invert")
     added = None if context is None else added_maps(program.shape, context, numbers.given)
     x = program.inverse(packed, z.contiguous(), added)
     return x, *program.check(packed, x, added)

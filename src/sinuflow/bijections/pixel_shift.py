@@ -63,7 +63,7 @@ def fused_shift(program: PixelProgram, network: PixelCNN, x: Tensor, context: Te
 def fused_inverse(program: PixelProgram, network: PixelCNN, z: Tensor, context: Tensor | None) -> Tensor:
     """x, given z = x + c(x), by kernels; without gradients."""
     layers = network.layers
-    packed = program.pack([*(layer.weight for layer in layers), *(layer.bias for layer in layers)])
+    packed = program.pack([*(layer.weight for layer in layers), *(layer.bias for layer in layers)], "invert")
     added = None if context is None else added_maps(program.shape, context, network.context_maps)
     return program.inverse(packed, z.contiguous(), added)
 
@@ -82,23 +82,23 @@ class _FusedShift(torch.autograd.Function):
     ) -> Tensor:
         learning = grad_enabled and any(ctx.needs_input_grad)
         depth = len(masks)
-        packed = program.pack(numbers[: 2 * depth], learning)
+        packed = program.pack(numbers[: 2 * depth], "learn" if learning else "score")
         added = None if context is None else added_maps(program.shape, context, numbers[2 * depth :])
         if not learning:
             return program.forward(packed, x.contiguous(), added, reverse)
         z, kept = program.learn(packed, x.contiguous(), added, reverse)
         ctx.program, ctx.masks, ctx.reverse, ctx.conditional = program, masks, reverse, context is not None
-        ctx.save_for_backward(packed.transposed, kept, x, *([] if context is None else [context]), *numbers)
+        ctx.save_for_backward(packed.backward, kept, x, *([] if context is None else [context]), *numbers)
         return z
 
     @staticmethod
     def backward(ctx: Any, grad_z: Tensor) -> tuple[Any, ...]:
         program, depth = ctx.program, len(ctx.masks)
-        transposed, kept, x, *saved = ctx.saved_tensors
+        weights, kept, x, *saved = ctx.saved_tensors
         context, numbers = (saved[0], saved[1:]) if ctx.conditional else (None, saved)
         if torch.is_grad_enabled():
             return None, None, None, None, *_differentiable(ctx, x, context, numbers, grad_z)
-        found = program.backward(transposed, x.contiguous(), kept, ctx.reverse, grad_z.contiguous())
+        found = program.backward(weights, x.contiguous(), kept, ctx.reverse, grad_z.contiguous())
         pieces = found.parameters.split([p.numel() for p in numbers[: 2 * depth]])
         of_parameters = [piece.view_as(p) for piece, p in zip(pieces, numbers, strict=False)]
         of_context, of_maps = None, []

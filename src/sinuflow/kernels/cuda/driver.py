@@ -23,13 +23,17 @@ FILES = {
     "prepare": "parameters.cu",
     "pixel_forward": "pixels/forward.cu",
     "pixel_check": "pixels/forward.cu",
-    "pixel_learn": "pixels/forward.cu",
+    "pixel_learn": "pixels/learn.cu",
     "pixel_backward": "pixels/backward.cu",
     "pixel_inverse": "pixels/inverse.cu",
 }
 _COMMON = ("basics.cuh", "common.cuh", "products.cuh", "waves.cuh")
-#: What only one of them needs besides.
-_PARTS = {"inverse.cu": ("search.cuh", "groups.cuh")}
+#: What only some of them need besides.
+_PARTS = {
+    "inverse.cu": ("search.cuh", "groups.cuh"),
+    "pixels/forward.cu": ("pixels/exact.cuh",),
+    "pixels/learn.cu": ("pixels/exact.cuh",),
+}
 #: What those of images need instead.
 _PIXELS = ("basics.cuh", "pixels/network.cuh")
 #: The driver's number for "most bytes of dynamic shared memory".
@@ -94,8 +98,8 @@ def _module(shape: Shape, block: Block, file: str, device: int) -> ctypes.c_void
 def source(file: str) -> str:
     """A file of kernels with all that it needs, as one text."""
     folder = Path(__file__).parent
-    needed = _PIXELS if file.startswith("pixels/") else (*_COMMON, *_PARTS.get(file, ()))
-    return "\n".join((folder / name).read_text() for name in (*needed, file))
+    needed = _PIXELS if file.startswith("pixels/") else _COMMON
+    return "\n".join((folder / name).read_text() for name in (*needed, *_PARTS.get(file, ()), file))
 
 
 @lru_cache(maxsize=1)

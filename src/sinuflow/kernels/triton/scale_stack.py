@@ -205,7 +205,8 @@ def _inverse(
             left = tl.max(tl.max(tl.where(stop, 0, 1), 1), 0)
             step, low, high = next_guess(x, gap, slope, curvature, lowest, low, high, last)
             last = residual
-            x = tl.where(stop, x, step)
+            # What is good enough takes a last step, because what is left of the residual grows in the layers to come.
+            x = tl.where(stop, tl.where(done, x - gap / slope, x), step)
         log_slope += tl.log(slope)
         worst = tl.maximum(worst, tl.where(residual == residual, residual, float("inf")))
         good = good & done

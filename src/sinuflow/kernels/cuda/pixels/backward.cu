@@ -236,19 +236,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
     };
     const int last = BLOCKS * KEPT_BLOCK;
     call(last, WIDE);
-    auto load_image = [&](const float* from) {
-#pragma unroll 8
-        for (int e = threadIdx.x; e < NUMBERS; e += THREADS)
-            x[e / PIXELS * X_PLANE + x_place(e % PIXELS)] = stored(from[number_of(e / PIXELS, e % PIXELS, p.reverse) * p.batch + image]);
-    };
+    auto store_image = [&](int place, float value) { x[place] = stored(value); };
     for (int e = threadIdx.x; e < NARROW * NARROW_PLANE; e += THREADS) narrow[e] = 0.0f;
     for (int e = threadIdx.x; e < CHANNELS * X_PLANE; e += THREADS) x[e] = 0.0f;
-    for (int k = threadIdx.x; k < 8 * FIRST_STEPS; k += THREADS) {
-        const int place = min(k / CHANNELS, FAR_PLACES - 1);
-        far[k] = k % CHANNELS * X_PLANE + far_offset(place);
-    }
+    note_columns(far);
     __syncthreads();
-    load_image(p.grad_z);
+    load_image(p.grad_z, p.batch, image, p.reverse, store_image);
     __syncthreads();
 
     auto store_narrow = [&](int map, int pixel, float one, float two) {
@@ -357,7 +350,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
     }
 
     // The first convolution.
-    load_image(p.x);
+    load_image(p.x, p.batch, image, p.reverse, store_image);
     __syncthreads();
     add_up<WIDE / 16, FIRST_STEPS, 1>(parts, of_biases, wides, [&](int column) { return x + far[column]; }, [&](const float* from, int pixel) { return pair_at(from, pixel, x_place); });
     // Its transpose, by rows of the image, a warp for each: what the pixels of a row pass on to every column and

@@ -19,10 +19,11 @@ from .shape import FAR, FAR_PLACES, FAR_SIDE, NEAR_PLACES, PixelShape
 class PixelLayout(NamedTuple):
     """Which parameter every number of the kernels' is, and which of their sums every parameter's gradient is."""
 
-    forward: Tensor  # weights of pixel_forward
-    biases: Tensor
+    columns: Tensor  # weights of the exact kernels
+    forward: Tensor  # weights of pixel_learn, by tensor cores
     backward: Tensor  # weights of pixel_backward
     matrices: Tensor  # weights of pixel_inverse
+    biases: Tensor
     gradient: Tensor  # for every parameter, where its gradient is among an image's parts; -1: nowhere, it is 0
     parts: int
 
@@ -42,6 +43,7 @@ def pixel_layout(shape: PixelShape, masks: Sequence[Tensor]) -> PixelLayout:
         first_bias += len(mask)
 
     matrices = [_matrix(w, shape, i, len(weights), zero) for i, w in enumerate(weights)]
+    columns = torch.cat([m.mT.flatten() for m in matrices])
     forward = torch.cat([_fragments(m) for m in matrices])
     backward = torch.cat([_fragments(m) for m in _transposed(weights, shape, zero)])
     heights = [len(m) for m in matrices]
@@ -50,7 +52,7 @@ def pixel_layout(shape: PixelShape, masks: Sequence[Tensor]) -> PixelLayout:
     positions = torch.cat([plain, all_biases])
     gradient = torch.full((zero + 1,), -1)
     gradient[positions] = torch.arange(len(positions))
-    return PixelLayout(forward, all_biases, backward, plain, gradient[:zero], len(positions))
+    return PixelLayout(columns, forward, backward, plain, all_biases, gradient[:zero], len(positions))
 
 
 def _matrix(weight: Tensor, shape: PixelShape, layer: int, layers: int, zero: int) -> Tensor:

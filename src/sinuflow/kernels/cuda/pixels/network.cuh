@@ -45,19 +45,30 @@ __device__ __forceinline__ long number_of(int channel, int pixel, bool reverse) 
     return reverse ? NUMBERS - 1 - i : i;
 }
 
-// ---------------------------------------------------------------- products
+// Where the columns of the first convolution are, from a pixel; beyond the last there are weights of zero.
+__device__ __forceinline__ void note_columns(int* far) {
+    for (int k = threadIdx.x; k < 8 * FIRST_STEPS; k += THREADS) far[k] = k % CHANNELS * X_PLANE + far_offset(min(k / CHANNELS, FAR_PLACES - 1));
+}
 
-// Tensor cores take eleven bits of a number, and truncate sums. So there are three kinds of products: of the numbers'
-// first parts alone; of both parts; of both parts, with those of the first ones added by ordinary means.
-enum Products { ROUGH_ONES, FINE_ONES, EXACT_ONES };
+// An image of the batch, number by number: `store` gets its place.
+template <class Store>
+__device__ __forceinline__ void load_image(const float* from, int batch, int image, bool reverse, Store store) {
+#pragma unroll 8
+    for (int e = threadIdx.x; e < NUMBERS; e += THREADS)
+        store(e / PIXELS * X_PLANE + x_place(e % PIXELS), from[number_of(e / PIXELS, e % PIXELS, reverse) * batch + image]);
+}
+
+// ---------------------------------------------------------------- products by tensor cores
+
+// Tensor cores take eleven bits of a number. So there are two kinds of products: of the numbers' first parts alone, and
+// of both parts.
+enum Products { ROUGH_ONES, FINE_ONES };
 
 // TALL times sixteen rows by COUNT tiles of pixels, on top of what `sum` holds. Weights are stored as the lanes want
 // them, [STEPS][TALL][lane][4]; `load` gives a number of the other operand: (step, 0 or 4 for the half, tile).
 template <int TALL, int STEPS, Products HOW, int COUNT, class Load>
 __device__ __forceinline__ void multiply(float (&sum)[COUNT][TALL][4], const float* weights, Load load) {
-    constexpr bool EXACT = HOW == EXACT_ONES;
     const float4* mine = reinterpret_cast<const float4*>(weights) + threadIdx.x % 32;
-    float apart[EXACT ? COUNT : 1][TALL][4] = {};
     float4 next[TALL];  // weights are asked for a step early
 #pragma unroll
     for (int m = 0; m < TALL; m++) next[m] = __ldg(mine + m * 32);
@@ -74,34 +85,20 @@ __device__ __forceinline__ void multiply(float (&sum)[COUNT][TALL][4], const flo
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             float high[2] = {load(step, 0, i), load(step, 4, i)}, low[2];
-            if (HOW != ROUGH_ONES) {
+            if (HOW == FINE_ONES) {
                 split(high[0], high[0], low[0]);
                 split(high[1], high[1], low[1]);
             }
 #pragma unroll
             for (int m = 0; m < TALL; m++) {
-                float(&cross)[4] = EXACT ? apart[EXACT ? i : 0][m] : sum[i][m];
-                if (HOW != ROUGH_ONES) {
-                    mma_tf32(cross, above[m], low);
-                    mma_tf32(cross, below[m], high);
+                if (HOW == FINE_ONES) {
+                    mma_tf32(sum[i][m], above[m], low);
+                    mma_tf32(sum[i][m], below[m], high);
                 }
-                if (EXACT) {
-                    float fresh[4];
-                    new_mma_tf32(fresh, above[m], high);
-#pragma unroll
-                    for (int c = 0; c < 4; c++) sum[i][m][c] += fresh[c];
-                } else {
-                    mma_tf32(cross, above[m], high);
-                }
+                mma_tf32(sum[i][m], above[m], high);
             }
         }
     }
-#pragma unroll
-    for (int i = 0; i < (EXACT ? COUNT : 0); i++)
-#pragma unroll
-        for (int m = 0; m < TALL; m++)
-#pragma unroll
-            for (int c = 0; c < 4; c++) sum[i][m][c] += apart[i][m][c];
 }
 
 // Tiles that a warp takes at once: as many as it has registers for.

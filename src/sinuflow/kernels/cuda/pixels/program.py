@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,21 +11,24 @@ from torch import Tensor
 from ..arguments import Arguments
 from ..blocks import ANY_BLOCK, Launcher
 from .arguments import PixelBackwardArguments, PixelForwardArguments, PixelInverseArguments
-from .layout import pixel_layout
+from .layout import PixelLayout, pixel_layout
 from .shape import TURNS, WARPS, PixelShape
 
 _THREADS = 32 * WARPS
 #: Tensor cores take eleven bits of a number.
 _HALF_OF_A_LAST_BIT = 0x1000
 
+Purpose = Literal["score", "learn", "invert"]
+
 
 class PackedPixels(NamedTuple):
-    """A network's numbers as the kernels want them."""
+    """A network's numbers as the kernels want them: those that some purpose needs."""
 
-    weights: Tensor
-    transposed: Tensor
     biases: Tensor
-    matrices: Tensor
+    columns: Tensor | None = None
+    forward: Tensor | None = None
+    backward: Tensor | None = None
+    matrices: Tensor | None = None
 
 
 class Learnt(NamedTuple):
@@ -43,15 +46,28 @@ class PixelGradients(NamedTuple):
     parts: Tensor
 
 
+class _Gather(NamedTuple):
+    """Which of all numbers go where, for one purpose."""
+
+    names: tuple[str, ...]
+    sizes: list[int]
+    index: Tensor
+
+    @classmethod
+    def of(cls, layout: PixelLayout, names: tuple[str, ...], device: torch.device) -> _Gather:
+        parts = [getattr(layout, name) for name in names]
+        return cls(names, [len(part) for part in parts], torch.cat(parts).to(device))
+
+
 class PixelProgram:
     """The kernels of networks of one shape, and the tables that they work with."""
 
     def __init__(self, shape: PixelShape, masks: Sequence[Tensor], device: torch.device, launcher: Launcher) -> None:
         self.shape, self._launcher, self.device = shape, launcher, device
         layout = pixel_layout(shape, masks)
-        numbers = (layout.forward, layout.backward, layout.biases, layout.matrices)
-        self._sizes = [len(part) for part in numbers]
-        self._gather = torch.cat(numbers).to(device)
+        learning = ("forward" if shape.rough else "columns", "backward", "biases")
+        wanted = {"score": ("columns", "biases"), "learn": learning, "invert": ("columns", "matrices", "biases")}
+        self._gathers = {purpose: _Gather.of(layout, names, device) for purpose, names in wanted.items()}
         self._parts = layout.parts
         self._gradient = torch.where(layout.gradient < 0, layout.parts, layout.gradient).to(device)
         first = layout.parts - len(layout.biases)  # the sums of the biases are also those of what is added to them
@@ -67,53 +83,57 @@ class PixelProgram:
         """Whether it has room for the inverse, too, which keeps maps of all bottlenecks."""
         return self.shape.inverse_shared <= self._launcher.shared_bytes
 
-    def pack(self, parameters: Sequence[Tensor], learning: bool = False) -> PackedPixels:
-        """From all weights and then all biases, in the order of the layers."""
+    def pack(self, parameters: Sequence[Tensor], purpose: Purpose) -> PackedPixels:
+        """What a purpose needs, from all weights and then all biases, in the order of the layers."""
         flat = torch.cat([*(p.flatten() for p in parameters), parameters[0].new_zeros(1)])
-        numbers = flat.index_select(0, self._gather)
-        if learning and self.shape.rough:  # so that they are rounded, where tensor cores only cut them off
-            numbers[: sum(self._sizes[:2])].view(torch.int32).add_(_HALF_OF_A_LAST_BIT)
-        return PackedPixels(*numbers.split(self._sizes))
+        gather = self._gathers[purpose]
+        numbers = flat.index_select(0, gather.index)
+        if purpose == "learn" and self.shape.rough:  # so that they are rounded, where tensor cores only cut them off
+            numbers[: sum(gather.sizes[:2])].view(torch.int32).add_(_HALF_OF_A_LAST_BIT)
+        return PackedPixels(**dict(zip(gather.names, numbers.split(gather.sizes), strict=True)))
 
     def forward(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> Tensor:
         """z = x + c(x) for images of shape (D, B); ``added`` (B, ...) is what the context adds to maps."""
-        return self._shift("pixel_forward", packed, x, added, reverse)
+        return self._shift("pixel_forward", packed.columns, packed.biases, x, added, reverse)
 
     def learn(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> Learnt:
-        """The same with numbers that have been packed for learning, and all that the gradients need."""
+        """The same, and all that the gradients need."""
         kept = x.new_empty((x.shape[-1], *self.shape.kept))
-        return Learnt(self._shift("pixel_learn", packed, x, added, reverse, kept=kept), kept)
+        weights = packed.forward if self.shape.rough else packed.columns
+        return Learnt(self._shift("pixel_learn", weights, packed.biases, x, added, reverse, kept=kept), kept)
 
     def check(self, packed: PackedPixels, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
         """z, and the largest unit of every image on the way, (B,)."""
         largest = x.new_empty((x.shape[-1], WARPS))
-        return self._shift("pixel_check", packed, x, added, False, largest=largest), largest.amax(1)
+        return self._shift("pixel_check", packed.columns, packed.biases, x, added, largest=largest), largest.amax(1)
 
     def _shift(
         self,
         name: str,
-        packed: PackedPixels,
+        weights: Tensor | None,
+        biases: Tensor,
         x: Tensor,
         added: Tensor | None,
-        reverse: bool,
+        reverse: bool = False,
         kept: Tensor | None = None,
         largest: Tensor | None = None,
     ) -> Tensor:
+        assert weights is not None
         batch = x.shape[-1]
         z = torch.empty_like(x)
         arguments = PixelForwardArguments(
-            x=x, weights=packed.weights, biases=packed.biases, added=added, z=z, kept=kept, largest=largest,
-            batch=batch, reverse=reverse,
+            x=x, weights=weights, biases=biases, added=added, z=z, kept=kept, largest=largest, batch=batch,
+            reverse=reverse,
         )  # fmt: skip
         self._run(name, batch, self.shape.forward_shared, arguments)
         return z
 
-    def backward(self, transposed: Tensor, x: Tensor, kept: Tensor, reverse: bool, grad_z: Tensor) -> PixelGradients:
+    def backward(self, weights: Tensor, x: Tensor, kept: Tensor, reverse: bool, grad_z: Tensor) -> PixelGradients:
         """The chain rule through :meth:`learn`."""
         batch = x.shape[-1]
         grad_x, parts = torch.empty_like(x), x.new_empty((batch, TURNS, self._parts))
         arguments = PixelBackwardArguments(
-            grad_z=grad_z, x=x, kept=kept, weights=transposed, grad_x=grad_x, parts=parts, batch=batch,
+            grad_z=grad_z, x=x, kept=kept, weights=weights, grad_x=grad_x, parts=parts, batch=batch,
             reverse=reverse,
         )  # fmt: skip
         self._run("pixel_backward", batch, self.shape.backward_shared, arguments)
@@ -126,6 +146,7 @@ class PixelProgram:
 
     def inverse(self, packed: PackedPixels, z: Tensor, added: Tensor | None) -> Tensor:
         """x, given z = x + c(x), both of shape (D, B)."""
+        assert packed.matrices is not None
         batch = z.shape[-1]
         x = torch.empty_like(z)
         arguments = PixelInverseArguments(

@@ -1,0 +1,195 @@
+// The network by ordinary products, which round to nearest: a thread has two pixels at a time, and all of their maps.
+// Tensor cores are no faster here if their products are to be as exact, and they truncate.
+
+// What a pass is for: z alone; the largest unit besides, for who wants to know what rounding to expect; or all that
+// gradients need.
+enum Purpose { SCORE, CHECK, LEARN };
+
+struct PixelForwardArguments {
+    const float* x;        // [NUMBERS][batch]
+    const float* weights;  // of the layers, column by column; or as tensor cores want them, to learn roughly
+    const float* biases;   // of the layers, one after the other
+    const float* added;    // by the context, [batch][ADDED]; or null
+    float* z;              // [NUMBERS][batch]
+    float* kept;           // [batch][KEPT_MAPS][KEPT_PLANE], to LEARN
+    float* largest;        // [batch][WARPS], for a CHECK
+    int batch, reverse;
+};
+
+// Two pixels of a thread, of which the second may not exist: then it repeats the last one, and is not stored.
+struct Two {
+    int pixel[2];
+    bool both;
+
+    __device__ __forceinline__ Two(int first) : pixel{first, min(first + THREADS, PIXELS - 1)}, both(first + THREADS < PIXELS) {}
+};
+constexpr int PAIRS = (PIXELS + 2 * THREADS - 1) / (2 * THREADS);
+
+// Maps of a layer at two pixels, so many that there are registers for: `load` gives what a column is multiplied with
+// (column, which pixel).
+template <int MAPS_NOW, int ROWS, int COLUMNS, class Load>
+__device__ __forceinline__ void add_columns(float (&sum)[2][MAPS_NOW], const float* weights, Load load) {
+#pragma unroll 2
+    for (int column = 0; column < COLUMNS; column++) {
+        const float4* from = reinterpret_cast<const float4*>(weights + column * ROWS);
+        const float value[2] = {load(column, 0), load(column, 1)};
+#pragma unroll
+        for (int m = 0; m < MAPS_NOW; m += 4) {
+            const float4 w = __ldg(from + m / 4);
+            const float four[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) sum[i][m + c] = fmaf(four[c], value[i], sum[i][m + c]);
+        }
+    }
+}
+constexpr int WIDE_NOW = WIDE % 32 ? 16 : 32, HEAD_NOW = padded(CHANNELS, 4);
+
+template <Purpose WHAT>
+__device__ __forceinline__ void shift_exactly(const PixelForwardArguments& p) {
+    DYNAMIC_SHARED(memory);
+    float* wide = memory;  // before its activation
+    float* narrow = wide + WIDE * WIDE_PLANE;
+    float* x = narrow + NARROW * NARROW_PLANE;
+    int* far = reinterpret_cast<int*>(x + CHANNELS * X_PLANE);
+    const int image = blockIdx.x;
+    const float* added = p.added ? p.added + static_cast<long>(image) * ADDED : nullptr;
+    float* kept = WHAT == LEARN ? p.kept + static_cast<long>(image) * KEPT_MAPS * KEPT_PLANE : nullptr;
+
+    for (int e = threadIdx.x; e < NARROW * NARROW_PLANE + CHANNELS * X_PLANE; e += THREADS) narrow[e] = 0.0f;
+    note_columns(far);
+    if (WHAT == LEARN)  // what is beyond the last pixel must be a number
+        for (int map = threadIdx.x; map < KEPT_MAPS; map += THREADS)
+            for (int pixel = PIXELS; pixel < KEPT_PLANE; pixel++) kept[map * KEPT_PLANE + pixel] = 0.0f;
+    __syncthreads();
+    load_image(p.x, p.batch, image, p.reverse, [&](int place, float value) { x[place] = value; });
+    __syncthreads();
+
+    float most = 0.0f;
+    auto keep = [&](int map, int pixel, float value) {
+        if (WHAT == CHECK) most = fmaxf(most, value);
+        if (WHAT == LEARN) kept[map * KEPT_PLANE + pixel] = rectified(value);
+    };
+
+    const float *weights = p.weights, *bias = p.biases;
+#pragma unroll 1
+    for (int start = threadIdx.x; start < PIXELS; start += 2 * THREADS) {
+        const Two at(start);
+        const int place[2] = {x_place(at.pixel[0]), x_place(at.pixel[1])};
+#pragma unroll 1
+        for (int first = 0; first < WIDE; first += WIDE_NOW) {
+            float sum[2][WIDE_NOW] = {};
+            add_columns<WIDE_NOW, WIDE, FAR_PLACES * CHANNELS>(sum, weights + first, [&](int column, int i) { return x[far[column] + place[i]]; });
+#pragma unroll
+            for (int m = 0; m < WIDE_NOW; m++) {
+                const int map = first + m;
+                const float more = __ldg(bias + map) + (added ? added[map] : 0.0f);
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    if (i && !at.both) continue;
+                    const float value = sum[i][m] + more;
+                    wide[map * WIDE_PLANE + at.pixel[i]] = value;
+                    keep(map, at.pixel[i], value);
+                }
+            }
+        }
+    }
+    weights += 8 * FIRST_STEPS * WIDE, bias += WIDE;
+
+#pragma unroll 1
+    for (int block = 0; block < BLOCKS; block++) {
+        const int maps = block * KEPT_BLOCK + WIDE;  // that are kept before those of this bottleneck
+#pragma unroll 1
+        for (int start = threadIdx.x; start < PIXELS; start += 2 * THREADS) {
+            const Two at(start);
+            float sum[2][NARROW] = {};
+            add_columns<NARROW, NARROW, WIDE>(sum, weights, [&](int map, int i) { return rectified(wide[map * WIDE_PLANE + at.pixel[i]]); });
+#pragma unroll
+            for (int map = 0; map < NARROW; map++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    if (i && !at.both) continue;
+                    const float value = sum[i][map] + __ldg(bias + map);
+                    narrow[map * NARROW_PLANE + narrow_place(at.pixel[i])] = rectified(value);
+                    keep(maps + map, at.pixel[i], value);
+                }
+        }
+        weights += WIDE * NARROW, bias += NARROW;
+        __syncthreads();
+
+        // All have looked before anybody writes to where they look.
+        float seen[PAIRS][2][NARROW] = {};
+#pragma unroll
+        for (int pair = 0; pair < PAIRS; pair++) {
+            const Two at(min(static_cast<int>(threadIdx.x) + 2 * THREADS * pair, PIXELS - 1));
+            const int place[2] = {narrow_place(at.pixel[0]), narrow_place(at.pixel[1])};
+#pragma unroll 1
+            for (int from = 0; from < NEAR_PLACES; from++)
+                add_columns<NARROW, NARROW, NARROW>(seen[pair], weights + from * NARROW * NARROW, [&](int map, int i) { return narrow[map * NARROW_PLANE + near_offset(from) + place[i]]; });
+        }
+        __syncthreads();
+#pragma unroll
+        for (int pair = 0; pair < PAIRS; pair++) {
+            const int start = threadIdx.x + 2 * THREADS * pair;
+            if (start >= PIXELS) continue;
+            const Two at(start);
+#pragma unroll
+            for (int map = 0; map < NARROW; map++) {
+                const float more = __ldg(bias + map) + (added ? added[WIDE + block * NARROW + map] : 0.0f);
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    if (i && !at.both) continue;
+                    const float value = seen[pair][i][map] + more;
+                    narrow[map * NARROW_PLANE + narrow_place(at.pixel[i])] = rectified(value);
+                    keep(maps + NARROW + map, at.pixel[i], value);
+                }
+            }
+        }
+        weights += NEAR_PLACES * NARROW * NARROW, bias += NARROW;
+
+#pragma unroll 1
+        for (int start = threadIdx.x; start < PIXELS; start += 2 * THREADS) {
+            const Two at(start);
+            const int place[2] = {narrow_place(at.pixel[0]), narrow_place(at.pixel[1])};
+#pragma unroll 1
+            for (int first = 0; first < WIDE; first += WIDE_NOW) {
+                float sum[2][WIDE_NOW] = {};
+                add_columns<WIDE_NOW, WIDE, NARROW>(sum, weights + first, [&](int map, int i) { return narrow[map * NARROW_PLANE + place[i]]; });
+#pragma unroll
+                for (int m = 0; m < WIDE_NOW; m++) {
+                    const int map = first + m;
+                    const float more = __ldg(bias + map);
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        if (i && !at.both) continue;
+                        float& to = wide[map * WIDE_PLANE + at.pixel[i]];
+                        to += sum[i][m] + more;
+                        keep(maps + 2 * NARROW + map, at.pixel[i], to);
+                    }
+                }
+            }
+        }
+        weights += NARROW * WIDE, bias += WIDE;
+        // Nobody looks at narrow maps now, and those of the next block are of the own pixels alone.
+        __syncthreads();
+    }
+
+#pragma unroll 1
+    for (int start = threadIdx.x; start < PIXELS; start += 2 * THREADS) {
+        const Two at(start);
+        float sum[2][HEAD_NOW] = {};
+        add_columns<HEAD_NOW, HEAD, WIDE>(sum, weights, [&](int map, int i) { return rectified(wide[map * WIDE_PLANE + at.pixel[i]]); });
+#pragma unroll
+        for (int channel = 0; channel < CHANNELS; channel++)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                if (!i || at.both)
+                    p.z[number_of(channel, at.pixel[i], p.reverse) * p.batch + image] = x[channel * X_PLANE + x_place(at.pixel[i])] + (sum[i][channel] + __ldg(bias + channel));
+    }
+    if (WHAT == CHECK) {
+#pragma unroll
+        for (int distance = 16; distance; distance /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, distance));
+        if (threadIdx.x % 32 == 0) p.largest[image * WARPS + threadIdx.x / 32] = most;
+    }
+}
