@@ -15,6 +15,8 @@ _PATIENCE = 12
 _SMALL = 4096
 #: With this many elements that stay together, one of them nearly always needs one evaluation more.
 _MANY = 512
+#: A step within which waves of any reasonable frequency do not turn.
+_SHORT = 2e-4
 
 
 def newton(function: MonotoneFunction, target: Tensor, max_iterations: int = 200) -> Root:
@@ -29,7 +31,8 @@ def newton(function: MonotoneFunction, target: Tensor, max_iterations: int = 200
     leaves the interval which the mean value theorem allows. Most elements are done after three
     evaluations, and when few are left they go on alone. What has not arrived after a dozen is
     safeguarded: it bisects a proven bracket whenever a step leaves it or fails to halve the
-    residual, so that it must arrive as well.
+    residual, so that it must arrive as well. What has arrived takes a last step, by the evaluation that
+    said so: in a chain of such functions a residual grows.
     """
     return _sprint(function, target, function.guess(target), 0, max_iterations)
 
@@ -52,7 +55,12 @@ def _sprint(function: MonotoneFunction, target: Tensor, x: Tensor, used: int, ma
                 break
         divisor = _twice_divisor(gap, slope, curvature, lowest, highest, divisor)
         x.addcdiv_(gap, divisor, value=-2)
-    root = Root(x, slope.clone(), torch.full_like(x, used, dtype=torch.int32), residual, converged)
+    root = Root(
+        *_last_step(converged, x, gap, slope, curvature),
+        torch.full_like(x, used, dtype=torch.int32),
+        residual,
+        converged,
+    )
     if left and used < max_iterations:
         pick = _Pick(converged)
         chosen = function.select(pick.rows, pick.columns)
@@ -91,6 +99,14 @@ def _twice_divisor(
     return root.add_(slope).clamp_(lowest, highest)
 
 
+def _last_step(converged: Tensor, x: Tensor, gap: Tensor, slope: Tensor, curvature: Tensor) -> tuple[Tensor, Tensor]:
+    """What has converged, better still, and the slope there; but where the function bends within rounding, x stays."""
+    step = gap / slope
+    straight = ((step * curvature).abs_() <= 0.01 * slope) & (step.abs() <= _SHORT)
+    after = torch.where(converged & straight, x - step, x)
+    return after, torch.addcmul(slope, curvature, after - x)
+
+
 def _safeguarded(function: MonotoneFunction, target: Tensor, x: Tensor, used: int, max_iterations: int) -> Root:
     """The same steps inside a bracket that every evaluation narrows."""
     lowest, highest = function.lowest_slope, function.highest_slope
@@ -103,7 +119,7 @@ def _safeguarded(function: MonotoneFunction, target: Tensor, x: Tensor, used: in
         residual = gap.abs()
         converged = residual <= working_precision(x, target)
         if used >= max_iterations or bool((converged | ~residual.isfinite()).all()):
-            return Root(x, slope.clone(), iterations, residual, converged)
+            return Root(*_last_step(converged, x, gap, slope, curvature), iterations, residual, converged)
         used += 1
         iterations = torch.where(converged, iterations, used)
         above = gap > 0

@@ -241,7 +241,13 @@ inline void search(const Waves& waves, int size, Strip& x, int count, int limit,
             low[r] = bottom;
             high[r] = top;
             last[r] = residual;
-            x[r] = stop ? at : next;
+            // What is good enough takes a last step, because what is left of the residual grows in the layers to come;
+            // but not where the function bends within rounding.
+            const float rest = gap / slope;
+            const int32_t straight = (std::fabs(rest * curvature[r]) <= 0.01f * slope ? 1 : 0) & (std::fabs(rest) <= 2e-4f ? 1 : 0);
+            const float after = now & straight ? at - rest : at;
+            found.slope[r] = slope + curvature[r] * (after - at);
+            x[r] = stop ? after : next;
         }
         if (left == 0) return;
     }

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..waves import ALPHA_MAX, FREQUENCY_MIN, SLOW
 from .arithmetic import sigmoid, sin_cos, softplus, tanh, wave_products
-from .search import next_guess, working_precision
+from .search import last_step, next_guess, working_precision
 from .tiles import by_row, on_its_device, own_row, tile, tiling
 
 
@@ -259,7 +259,8 @@ def _inverse(
             left = tl.max(tl.max(tl.where(stop, 0, 1), 1), 0)
             step, low, high = next_guess(x, gap, slope, alpha * bow, lowest, low, high, last)
             last = residual
-            x = tl.where(stop, x, step)
+            after, slope = last_step(done, x, gap, slope, alpha * bow)
+            x = tl.where(stop, after, step)
         whole_slope *= slope
         worst = tl.maximum(worst, tl.where(residual == residual, residual, float("inf")))
         good = good & done

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..waves import ALPHA_MAX, SLOW, Waves
 from .arithmetic import wave_products
-from .search import next_guess, working_precision
+from .search import last_step, next_guess, working_precision
 from .tiles import by_row, on_its_device, own_row, tile, tiling
 
 
@@ -205,8 +205,8 @@ def _inverse(
             left = tl.max(tl.max(tl.where(stop, 0, 1), 1), 0)
             step, low, high = next_guess(x, gap, slope, curvature, lowest, low, high, last)
             last = residual
-            # What is good enough takes a last step, because what is left of the residual grows in the layers to come.
-            x = tl.where(stop, tl.where(done, x - gap / slope, x), step)
+            after, slope = last_step(done, x, gap, slope, curvature)
+            x = tl.where(stop, after, step)
         log_slope += tl.log(slope)
         worst = tl.maximum(worst, tl.where(residual == residual, residual, float("inf")))
         good = good & done

@@ -29,3 +29,14 @@ def next_guess(x, gap, slope, curvature, lowest, low, high, last):
     step = x - 2.0 * gap / divisor
     trusted = (step >= low) & (step <= high) & (tl.abs(gap) <= 0.5 * last)
     return tl.where(trusted, step, 0.5 * (low + high)), low, high
+
+
+@triton.jit
+def last_step(done, x, gap, slope, curvature):
+    """From where the residual is good enough, further, and the slope there: what is left of a residual would grow in
+    the layers to come. Where the function bends within rounding, x stays.
+    """
+    step = gap / slope
+    straight = (tl.abs(step * curvature) <= 0.01 * slope) & (tl.abs(step) <= 2e-4)
+    after = tl.where(done & straight, x - step, x)
+    return after, slope + curvature * (after - x)

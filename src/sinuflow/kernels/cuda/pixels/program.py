@@ -51,7 +51,7 @@ class _Gather(NamedTuple):
 
     names: tuple[str, ...]
     sizes: list[int]
-    index: Tensor
+    where: Tensor
 
     @classmethod
     def of(cls, layout: PixelLayout, names: tuple[str, ...], device: torch.device) -> _Gather:
@@ -87,7 +87,7 @@ class PixelProgram:
         """What a purpose needs, from all weights and then all biases, in the order of the layers."""
         flat = torch.cat([*(p.flatten() for p in parameters), parameters[0].new_zeros(1)])
         gather = self._gathers[purpose]
-        numbers = flat.index_select(0, gather.index)
+        numbers = flat.index_select(0, gather.where)
         if purpose == "learn" and self.shape.rough:  # so that they are rounded, where tensor cores only cut them off
             numbers[: sum(gather.sizes[:2])].view(torch.int32).add_(_HALF_OF_A_LAST_BIT)
         return PackedPixels(**dict(zip(gather.names, numbers.split(gather.sizes), strict=True)))
