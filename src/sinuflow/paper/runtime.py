@@ -144,6 +144,7 @@ def _paint(flow: ImageFlow, timed: list[Timed], options: Options) -> None:
             axes[0, column].set_title(f"{task} {_COUNTS[options.size]} images, {flow.set}")
             axes[1, column].set_xlabel("iterations that each layer may take")
         for place in axes[0]:
+            place.set_yscale("log", subs=(2, 5))
             place.yaxis.set_major_formatter("{x:g}")
             place.yaxis.set_minor_formatter("{x:g}")
             place.tick_params(axis="y", which="minor", labelsize=7)
