@@ -105,6 +105,15 @@ def test_inverses_are_certified(scales, features, waves, rows, seed):
     close(slope.log().sum(0), ladj.double(), 1e-2)
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_what_is_solved_takes_a_last_step(seed):
+    numbers, z = shared_waves(1, 5, 4, seed), 3 * randn(5, 2000, seed=seed)
+    x = scale_stack.inverse(z, numbers, 200)[0]
+    left = (plain_stack.reference(x.double(), *double(numbers))[0] - z).abs()
+    good_enough = 8 * torch.finfo(torch.float32).eps * torch.maximum(x.abs(), z.abs())
+    assert (left <= 0.5 * good_enough).all()
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_cannot_be_inverted_is_said_row_by_row(bad):
     numbers = shared_waves(2, 3, 4, 0)

@@ -14,6 +14,8 @@ from sinuflow.bijections.pixel_shift import agrees, fused_inverse, fused_shift, 
 from sinuflow.conditioners.pixelcnn import PixelCNN
 from sinuflow.kernels.cuda.pixels.program import PixelProgram
 from sinuflow.kernels.cuda.pixels.shape import PixelShape
+from sinuflow.kernels.pixel_network import pixel_network
+from sinuflow.solvers import SolverOptions
 from tests.kernels.emulator import EmulatorLauncher
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -114,6 +116,34 @@ def test_second_derivatives_are_those_of_the_definition():
     found = penalty(lambda x: fused_shift(program, network, x, None, True), x.clone().requires_grad_())
     expected = penalty(lambda x: plain_shift(x, None, exact.numbers(), exact.shape, True), x.double().requires_grad_())
     assert error(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["colour", "many tiles to a warp", "one pixel"])
+def test_a_check_tells_the_largest_unit(name):
+    network, exact, program = emulated(name)
+    x, context = draw(network, 3)
+    numbers, units = exact.numbers(), []
+    given = None if context is None else context.double()
+    seen = pixel_shift.to_images(x.double(), network.shape)
+    shift = pixel_shift.from_images(pixel_network(seen, None if given is None else given.mT, numbers, units))
+    packed = program.pack([*(la.weight for la in network.layers), *(la.bias for la in network.layers)], "invert")
+    added = None if context is None else pixel_shift.added_maps(program.shape, context, network.context_maps)
+    z, largest = program.check(packed, x, added)
+    assert error(z, x.double() + shift) < 1e-6
+    torch.testing.assert_close(largest.double(), torch.stack([u.amax((1, 2, 3)) for u in units]).amax(0).detach())
+
+
+def test_certificates_are_exact_even_while_training_is_rough(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    network, exact, program = emulated("colour")
+    assert program.shape.rough
+    x, context = draw(network)
+    z = plain_shift(x.double(), context.double(), exact.numbers(), exact.shape, False).float()
+    monkeypatch.setattr(image_inverse, "kernels_for", lambda *_: program)
+    with torch.no_grad():
+        found = image_inverse.image_inverse(network, z, context, SolverOptions())
+    assert found.converged.all()
+    assert found.residual.max() < 1e-5
 
 
 def test_only_training_is_rough(monkeypatch):

@@ -44,6 +44,15 @@ def test_newton_always_arrives(seed, scale, dtype, rows):
     assert (root.iterations <= 60).all()
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_what_has_arrived_takes_a_last_step(seed):
+    function, _, target, _ = problem(seed, 1.0, torch.float32)
+    exactly, _, _, _ = problem(seed, 1.0)
+    root = _safeguarded(function, target, function.guess(target), 0, 300)
+    left = (exactly.evaluate(root.x.double())[0] - target).abs() / working_precision(root.x, target)
+    assert left.max() < 0.7  # where residuals are at most 1
+
+
 @given(seed=st.integers(0, 10**6), scale=st.sampled_from([1e-3, 1.0, 1e5]))
 def test_the_safeguard_alone_arrives_from_anywhere(seed, scale):
     function, x, target, _ = problem(seed, scale)
