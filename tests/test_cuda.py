@@ -212,6 +212,9 @@ def test_networks_of_images_are_what_plain_pytorch_says(shape, rough, monkeypatc
         truth = plain_shift(exactly, c.double(), exact.numbers(), shape, reverse)
         seen = x.cuda().requires_grad_()
         z = fused_shift(program, network, seen, c.cuda(), reverse)
+        with torch.no_grad():
+            scored = fused_shift(program, network, seen, c.cuda(), reverse)
+        assert (scored.double().cpu() - truth).abs().max() <= 1e-5 * (1 + truth.abs().max())
         assert (z.double().cpu() - truth).abs().max() <= (1e-3 if rough else 1e-5) * (1 + truth.abs().max())
         grads = torch.autograd.grad((z + 1).square().sum(), [seen, *network.parameters()])
         expected = torch.autograd.grad((truth + 1).square().sum(), [exactly, *exact.parameters()])
@@ -223,8 +226,9 @@ def test_networks_of_images_are_what_plain_pytorch_says(shape, rough, monkeypatc
             assert (ours.double().cpu() - theirs).abs().max() <= 1e-4 * (1 + theirs.abs().max())
     with torch.no_grad():
         z = plain_shift(x.double(), c.double(), exact.numbers(), shape, False)
-        back = fused_inverse(program, network, z.float().cuda(), c.cuda())
+        back, again, _ = fused_inverse(program, z.float().cuda(), c.cuda(), network.numbers())
     assert (back.cpu() - x).abs().max() <= 1e-4
+    assert (again.cpu() - z).abs().max() <= 1e-5 * (1 + z.abs().max())
 
 
 def test_a_flow_of_images_is_fitted_and_sampled_on_the_gpu():

@@ -114,6 +114,14 @@ def test_what_is_solved_takes_a_last_step(seed):
     assert (left <= 0.5 * good_enough).all()
 
 
+def test_a_row_is_inverted_the_same_alone_and_among_others():
+    numbers, z = shared_waves(3, 4, 4, 0), 3 * randn(4, 100)
+    together = scale_stack.inverse(z, numbers, 200)
+    alone = [scale_stack.inverse(z[:, i : i + 1].contiguous(), numbers, 200) for i in range(100)]
+    for whole, parts in zip(together, zip(*alone, strict=True), strict=True):
+        assert whole.equal(torch.cat(parts, -1))
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_cannot_be_inverted_is_said_row_by_row(bad):
     numbers = shared_waves(2, 3, 4, 0)

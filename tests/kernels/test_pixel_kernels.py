@@ -161,21 +161,57 @@ def test_an_empty_batch_is_an_empty_answer():
     assert fused_shift(program, network, x.requires_grad_(), None, False).shape == (20, 0)
 
 
-def test_kernels_that_err_are_found_out():
+@pytest.mark.parametrize("rough", [False, True])
+def test_kernels_that_err_are_found_out(rough, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", rough)
     network, _, program = emulated("one column")
     assert agrees(program, network)
-    plain = program.backward
 
-    def wrong(*arguments):
-        found = plain(*arguments)
-        return found._replace(x=1.1 * found.x)
+    def one_wrong(tensor):
+        tensor[0, 0] += 0.1
+        return tensor
 
-    program.backward = wrong
-    assert not agrees(program, network)
-    program.backward = plain
+    wrong = {
+        "forward": lambda plain: lambda *a: one_wrong(plain(*a)),
+        "learn": lambda plain: lambda *a: plain(*a)._replace(z=1.1 * plain(*a).z),
+        "backward": lambda plain: lambda *a: plain(*a)._replace(x=1.1 * plain(*a).x),
+        "inverse": lambda plain: lambda *a: one_wrong(plain(*a)),
+        "check": lambda plain: lambda *a: (one_wrong(plain(*a)[0]), plain(*a)[1]),
+    }
+    for name, spoiled in wrong.items():
+        plain = getattr(program, name)
+        setattr(program, name, spoiled(plain))
+        assert not agrees(program, network), name
+        setattr(program, name, plain)
     assert agrees(program, network)
-    program.inverse = lambda packed, z, added: 1.1 * z
-    assert not agrees(program, network)
+
+
+@pytest.mark.parametrize("layer", range(5))
+def test_what_is_no_number_stays_none_however_rough(layer, monkeypatch):
+    """The NaN of a GPU has all bits set, and would become zero by rounding up."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    network, _, program = emulated("grey")
+    assert len(network.layers) == 5
+    nan = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
+    weight = network.layers[layer].weight
+    weight.data.view(-1)[int(network.layers[layer].mask.flatten().nonzero()[0])] = nan
+    x, _ = draw(network)
+    assert fused_shift(program, network, x.requires_grad_(), None, False).isnan().any()
+    with torch.no_grad():
+        assert fused_shift(program, network, x, None, False).isnan().any()
+
+
+def test_tf32_may_be_forbidden_in_the_new_way_too(monkeypatch):
+    class Told:
+        @property
+        def allow_tf32(self):
+            raise RuntimeError("mix of the legacy and new APIs")
+
+        conv = type("conv", (), {"fp32_precision": "ieee"})
+
+    network = PixelCNN((1, 4, 4), channels=4)
+    monkeypatch.setattr(torch.backends, "cudnn", Told())
+    assert not pixel_shape(network).rough
 
 
 def test_images_that_are_too_large_for_a_block_are_left_to_plain_pytorch():
@@ -191,11 +227,11 @@ def test_images_that_are_too_large_for_a_block_are_left_to_plain_pytorch():
 def test_the_inverse_is_the_inverse(name):
     network, exact, program = emulated(name)
     x, context = draw(network)
-    rough = None if context is None else context.double()
+    given = None if context is None else context.double()
     with torch.no_grad():
-        z = plain_shift(x.double(), rough, exact.numbers(), exact.shape, False).float()
-        found = fused_inverse(program, network, z, context)
-        again = plain_shift(found.double(), rough, exact.numbers(), exact.shape, False)
+        z = plain_shift(x.double(), given, exact.numbers(), exact.shape, False).float()
+        found = fused_inverse(program, z, context, network.numbers())[0]
+        again = plain_shift(found.double(), given, exact.numbers(), exact.shape, False)
     assert error(again, z.double()) < 1e-6
     assert error(found, x.double()) < 1e-5
 

@@ -35,9 +35,7 @@ def test_newton_always_arrives(seed, scale, dtype, rows):
     assert root.converged.all()
     assert (root.residual <= working_precision(root.x, target)).all()
     value, slope, _ = function.evaluate(root.x)
-    torch.testing.assert_close(
-        root.residual, (value - target).abs(), rtol=0.5, atol=4 * float(working_precision(x, target).max())
-    )
+    assert ((value - target).abs() <= 1.5 * working_precision(root.x, target)).all()
     torch.testing.assert_close(root.slope, slope, rtol=1e-3, atol=1e-3)
     assert ((root.x - x).abs() <= 3 * working_precision(x, target) / function.lowest_slope).all()
     assert (root.iterations >= 1).all()

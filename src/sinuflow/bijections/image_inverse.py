@@ -21,7 +21,7 @@ from ..solvers import SolverOptions, parallel_sweeps
 from ..solvers.wavefront import Activations, PixelNetwork, ordered_pixels, ordered_pixels_adjoint
 from .base import LayerInverse
 from .inverse_ops import _first_order_only
-from .pixel_shift import added_maps, from_images, kernels_for, to_images
+from .pixel_shift import from_images, fused_inverse, kernels_for, to_images
 
 #: Rounding that may be left, in ulps of the largest number: outputs are sums of hundreds of products, added up in
 #: another order than by the forward map.
@@ -59,16 +59,6 @@ def _substitute(
         again = x + from_images(pixel_network(to_images(x, shape), context, numbers, active))
         largest = torch.stack([t.amax((1, 2, 3)) for t in active]).amax(0)
     return x.clone(), again.clone(), largest.clone()
-
-
-def _substitute_by_kernels(
-    program: PixelProgram, z: Tensor, context: Tensor | None, numbers: PixelWeights
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The same, for a context (K, B)."""
-    packed = program.pack([*numbers.weights, *numbers.biases], "invert")
-    added = None if context is None else added_maps(program.shape, context, numbers.given)
-    x = program.inverse(packed, z.contiguous(), added)
-    return x, *program.check(packed, x, added)
 
 
 def _certified(z: Tensor, x: Tensor, again: Tensor, largest: Tensor) -> Answer:
@@ -175,7 +165,7 @@ class _ImageInverse(torch.autograd.Function):
             answer = _image_inverse(*inputs)
         else:
             weights = PixelWeights(*(list(part) for part in inputs[2:5]))
-            answer = _certified(z, *_substitute_by_kernels(program, z, context, weights))
+            answer = _certified(z, *fused_inverse(program, z, context, weights))
         _image_context(ctx, inputs, answer)
         ctx.mark_non_differentiable(*answer[1:])
         return answer

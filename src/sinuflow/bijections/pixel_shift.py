@@ -20,8 +20,9 @@ from ..kernels.paths import whole_flow_path
 from ..kernels.pixel_network import PixelWeights, pixel_network
 from .trial import trusted
 
-#: For the trial that new kernels are put to: far above rounding, fine or rough, and below any mistake.
-_TRIAL_IMAGES, _TRIAL_TOLERANCE, _ROUGH_TOLERANCE = 3, 1e-2, 5e-2
+#: For the trial that new kernels are put to: how far their numbers may be from those of plain PyTorch, and their
+#: gradients, those of parameters together; in rough ones, a unit next to zero is active or not as rounding has it.
+_TRIAL_IMAGES, _TOLERANCE, _OF_GRADIENTS, _OF_ROUGH_GRADIENTS = 3, 1e-4, 1e-3, 3e-2
 
 
 def to_images(x: Tensor, shape: Sequence[int]) -> Tensor:
@@ -60,12 +61,17 @@ def fused_shift(program: PixelProgram, network: PixelCNN, x: Tensor, context: Te
     return z
 
 
-def fused_inverse(program: PixelProgram, network: PixelCNN, z: Tensor, context: Tensor | None) -> Tensor:
-    """x, given z = x + c(x), by kernels; without gradients."""
-    layers = network.layers
-    packed = program.pack([*(layer.weight for layer in layers), *(layer.bias for layer in layers)], "invert")
-    added = None if context is None else added_maps(program.shape, context, network.context_maps)
-    return program.inverse(packed, z.contiguous(), added)
+def fused_inverse(
+    program: PixelProgram, z: Tensor, context: Tensor | None, numbers: PixelWeights
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x, given z = x + c(x); what the forward map makes of it; and the largest unit on the way, image by image.
+
+    By kernels, and without gradients; the context is (K, B).
+    """
+    packed = program.pack([*numbers.weights, *numbers.biases], "invert")
+    added = None if context is None else added_maps(program.shape, context, numbers.given)
+    x = program.inverse(packed, z.contiguous(), added)
+    return x, *program.check(packed, x, added)
 
 
 class _FusedShift(torch.autograd.Function):
@@ -154,8 +160,17 @@ def pixel_shape(network: PixelCNN) -> PixelShape:
 
     While it is trained, they are as rough as PyTorch's convolutions may be; without gradients, they are exact anyway.
     """
-    rough = torch.backends.cudnn.allow_tf32 and (network.training or not torch.is_grad_enabled())
+    rough = (network.training or not torch.is_grad_enabled()) and _tf32_allowed()
     return PixelShape(*network.shape, maps=network.channels, blocks=len(network.blocks), rough=rough)
+
+
+def _tf32_allowed() -> bool:
+    """For convolutions, by either of the two ways in which PyTorch is told."""
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # it was told in the new way
+        told: Any = torch.backends.cudnn
+        return bool(told.conv.fp32_precision == "tf32")
 
 
 @lru_cache(maxsize=32)
@@ -193,17 +208,32 @@ def agrees(program: PixelProgram, network: PixelCNN) -> bool:
     for parameter in network.parameters():  # the head of a fresh network is zero
         parameter.data += 0.05 * drawn(*parameter.shape)
     wanted = [x, *([] if context is None else [context]), *network.parameters()]
-    pairs: list[tuple[Tensor, Tensor]] = []
-    with torch.enable_grad():
-        for reverse in (False, True):
+    near, gradients_near = _TOLERANCE, _OF_ROUGH_GRADIENTS if shape.rough else _OF_GRADIENTS
+    for reverse in (False, True):
+        with torch.enable_grad():
             fused = fused_shift(program, network, x, context, reverse)
             plain = plain_shift(x, context, network.numbers(), network.shape, reverse)
             # Without the one, a bias' gradient might happen to be next to nothing, and all of it an error.
             gradients = [torch.autograd.grad((z + 1).square().sum(), wanted) for z in (fused, plain)]
-            pairs += [(fused, plain), *zip(*gradients, strict=True)]
-    if program.inverts():
         with torch.no_grad():
-            z = plain_shift(x, context, network.numbers(), network.shape, False)
-            pairs.append((fused_inverse(program, network, z, context), x))
-    tolerance = _ROUGH_TOLERANCE if shape.rough else _TRIAL_TOLERANCE
-    return all(bool((a - b).norm() <= tolerance * (1e-6 + b.norm())) for a, b in pairs)
+            exact = fused_shift(program, network, x, context, reverse)
+        (of_x, *ours), (plain_of_x, *theirs) = gradients
+        flat, plain_flat = (torch.cat([g.flatten() for g in each]) for each in (ours, theirs))
+        compared = [
+            (exact, plain, near),
+            (fused, plain, max(near, gradients_near / 10)),
+            (of_x, plain_of_x, gradients_near),
+            (flat, plain_flat, gradients_near),
+        ]
+        if not all(_close(*each) for each in compared):
+            return False
+    if not program.inverts():
+        return True
+    with torch.no_grad():
+        z = plain_shift(x, context, network.numbers(), network.shape, False)
+        found, again, _ = fused_inverse(program, z, context, network.numbers())
+    return _close(found, x, near) and _close(again, z, near)
+
+
+def _close(ours: Tensor, theirs: Tensor, tolerance: float) -> bool:
+    return bool((ours - theirs).norm() <= tolerance * (1e-6 + theirs.norm()))

@@ -14,7 +14,7 @@ class Root(NamedTuple):
     x: Tensor
     slope: Tensor  # f'(x)
     iterations: Tensor  # evaluations of f that were spent on the element
-    residual: Tensor  # |f(x) - target|
+    residual: Tensor  # |f - target|, before the last step
     converged: Tensor  # whether the residual is within the tolerance
 
 

@@ -58,13 +58,13 @@ __device__ __forceinline__ void wait_for_all() {
     wait_for_groups<0>();
 }
 
-// To the eleven bits that tensor cores take.
-__device__ __forceinline__ float rounded(float x) { return __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u); }
-
 __device__ __forceinline__ void split(float x, float& high, float& low) {
-    high = rounded(x);
+    high = __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u);
     low = x - high;
 }
+
+// To the eleven bits that tensor cores take; the GPU's NaN has all bits set, and must not become a zero.
+__device__ __forceinline__ float rounded(float x) { return x == x ? __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u) : x; }
 
 // What the tensor cores drop of a number: they take 11 bits.
 __device__ __forceinline__ float dropped(float x) { return x - __uint_as_float(__float_as_uint(x) & 0xffffe000u); }

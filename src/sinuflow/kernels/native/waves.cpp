@@ -188,7 +188,7 @@ struct Search {
 // Solve tau(x) = target for a strip; `x` holds the targets, and then the solutions. `count` rows matter.
 template <class Waves>
 inline void search(const Waves& waves, int size, Strip& x, int count, int limit, Search& found) {
-    Strip target, low, high, lowest, last, value, curvature, centre, radius, tilt, spread;
+    Strip target, low, high, lowest, last, value, slopes, curvature, centre, radius, tilt, spread;
     int32_t finished[LANES];
     FOR_LANES { centre[r] = waves.shift; radius[r] = 0.0f; tilt[r] = 1.0f; spread[r] = 0.0f; }
     for (int k = 0; k < size; k++)
@@ -211,9 +211,12 @@ inline void search(const Waves& waves, int size, Strip& x, int count, int limit,
         x[r] = (goal - waves.shift) / tilt[r];
         finished[r] = r >= count;
         found.used[r] = 0;
+        found.done[r] = 1;
+        found.residual[r] = 0.0f;
+        found.slope[r] = 1.0f;
     }
     for (int evaluations = 1;; evaluations++) {
-        evaluate(waves, size, x, value, found.slope, &curvature);
+        evaluate(waves, size, x, value, slopes, &curvature);
         int32_t left = 0;
         const int32_t final = evaluations >= limit;
 #pragma omp simd reduction(+ : left)
@@ -222,12 +225,13 @@ inline void search(const Waves& waves, int size, Strip& x, int count, int limit,
             const float size_x = std::fabs(at), size_t = std::fabs(target[r]);
             const int32_t was = finished[r], now = residual <= 8.0f * EPSILON * (size_x > size_t ? size_x : size_t) ? 1 : 0;
             const int32_t stop = was | now | final | (residual == residual ? 0 : 1);
-            found.residual[r] = residual;
+            // What is found stays as it is, however long others search: so a row's answer is its own.
+            found.residual[r] = was ? found.residual[r] : residual;
             found.used[r] = was ? found.used[r] : evaluations;
-            found.done[r] = now;
+            found.done[r] = was ? found.done[r] : now;
             finished[r] = stop;
             left += 1 - stop;
-            const float slope = found.slope[r], least = lowest[r], greatest = 2.0f - least;
+            const float slope = slopes[r], least = lowest[r], greatest = 2.0f - least;
             const float near = at - gap / greatest, far = at - gap / least;
             const float under = gap > 0 ? far : near, over = gap > 0 ? near : far;
             const float bottom = low[r] > under ? low[r] : under, top = high[r] < over ? high[r] : over;
@@ -246,8 +250,8 @@ inline void search(const Waves& waves, int size, Strip& x, int count, int limit,
             const float rest = gap / slope;
             const int32_t straight = (std::fabs(rest * curvature[r]) <= 0.01f * slope ? 1 : 0) & (std::fabs(rest) <= 2e-4f ? 1 : 0);
             const float after = now & straight ? at - rest : at;
-            found.slope[r] = slope + curvature[r] * (after - at);
-            x[r] = stop ? after : next;
+            found.slope[r] = was ? found.slope[r] : slope + curvature[r] * (after - at);
+            x[r] = was ? at : (stop ? after : next);
         }
         if (left == 0) return;
     }

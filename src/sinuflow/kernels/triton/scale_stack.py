@@ -192,21 +192,27 @@ def _inverse(
         residual = last
         slope = last
         done = used > 0
+        settled = done
         evaluations = 0
         left = 1
         while left > 0:
-            value, slope, curvature = _evaluate(x, a_at, p_at, q_at, d_at, j * features + feature, here, WAVES)
-            evaluations += 1
+            value, here_slope, curvature = _evaluate(x, a_at, p_at, q_at, d_at, j * features + feature, here, WAVES)
             gap = value - target
-            residual = tl.abs(gap)
-            used = tl.where(done, used, evaluations)
-            done = residual <= working_precision(x, target, EPSILON)
-            stop = done | (residual != residual) | (evaluations >= limit)
-            left = tl.max(tl.max(tl.where(stop, 0, 1), 1), 0)
-            step, low, high = next_guess(x, gap, slope, curvature, lowest, low, high, last)
-            last = residual
-            after, slope = last_step(done, x, gap, slope, curvature)
-            x = tl.where(stop, after, step)
+            evaluations += 1
+            off = tl.abs(gap)
+            good_now = off <= working_precision(x, target, EPSILON)
+            stop = good_now | (off != off) | (evaluations >= limit)
+            after, after_slope = last_step(good_now, x, gap, here_slope, curvature)
+            step, low, high = next_guess(x, gap, here_slope, curvature, lowest, low, high, last)
+            last = off
+            # What is settled stays as it is, however long others search: so a row's answer is its own.
+            residual = tl.where(settled, residual, off)
+            slope = tl.where(settled, slope, after_slope)
+            done = tl.where(settled, done, good_now)
+            used = tl.where(settled, used, evaluations)
+            x = tl.where(settled, x, tl.where(stop, after, step))
+            settled = settled | stop
+            left = tl.max(tl.max(tl.where(settled, 0, 1), 1), 0)
         log_slope += tl.log(slope)
         worst = tl.maximum(worst, tl.where(residual == residual, residual, float("inf")))
         good = good & done

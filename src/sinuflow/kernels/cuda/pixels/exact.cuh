@@ -171,8 +171,7 @@ __device__ __forceinline__ void shift_exactly(const PixelForwardArguments& p) {
             }
         }
         weights += NARROW * WIDE, bias += WIDE;
-        // Nobody looks at narrow maps now, and those of the next block are of the own pixels alone.
-        __syncthreads();
+        // Nobody waits: all that follows is of the own pixels, until the next block is looked at.
     }
 
 #pragma unroll 1

@@ -15,8 +15,8 @@ from .layout import PixelLayout, pixel_layout
 from .shape import TURNS, WARPS, PixelShape
 
 _THREADS = 32 * WARPS
-#: Tensor cores take eleven bits of a number.
-_HALF_OF_A_LAST_BIT = 0x1000
+#: Tensor cores take eleven bits of a number. So many are left by Veltkamp's splitting with this factor.
+_ELEVEN_BITS = 2.0**13 + 1
 
 Purpose = Literal["score", "learn", "invert"]
 
@@ -89,7 +89,9 @@ class PixelProgram:
         gather = self._gathers[purpose]
         numbers = flat.index_select(0, gather.where)
         if purpose == "learn" and self.shape.rough:  # so that they are rounded, where tensor cores only cut them off
-            numbers[: sum(gather.sizes[:2])].view(torch.int32).add_(_HALF_OF_A_LAST_BIT)
+            weights = numbers[: sum(gather.sizes[:2])]
+            scaled = _ELEVEN_BITS * weights
+            torch.sub(scaled, scaled - weights, out=weights)
         return PackedPixels(**dict(zip(gather.names, numbers.split(gather.sizes), strict=True)))
 
     def forward(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> Tensor:

@@ -1,0 +1,88 @@
+"""How exactly a trained flow of images brings test images back from noise, in float32 and at best.
+
+    python round_trip.py SET WEIGHTS DATA [--images N] [--exact M] [--json FILE]
+
+WEIGHTS is a flow's state, as `sinuflow reproduce images` leaves it (weights.safetensors), and DATA the folder that has
+the set. Errors are the largest ones in logits. Beside those of float32, for the first M images: what is lost if exact
+noise (of float64) is rounded to float32 and inverted exactly, which no solver in float32 can better; and float64's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+import sinuflow
+from sinuflow.data.image_sets import image_set, load_image_set
+from sinuflow.paper.record import hardware, versions
+from sinuflow.pixels import PixelMap
+from sinuflow.training import ImageRows
+
+_AT_ONCE = 100
+
+
+@torch.no_grad()
+def measured(flow: sinuflow.SinusoidalFlow, x: torch.Tensor, exact: int) -> dict[str, Any]:
+    """All figures."""
+    far, residual, certified = 0.0, 0.0, 0
+    for part in x.split(_AT_ONCE):
+        found = flow.invert(flow.bijection(part)[0], on_failure="return")
+        far = max(far, float((found.x - part).abs().max()))
+        residual = max(residual, float(found.residual.max()))
+        certified += int(found.converged.sum())
+    doubled, rounded, double = copy.deepcopy(flow).double(), 0.0, 0.0
+    for part in x[:exact].double().split(_AT_ONCE):
+        z, _ = doubled.bijection(part)
+        rounded = max(rounded, float((doubled.invert(z.float().double(), on_failure="return").x - part).abs().max()))
+        double = max(double, float((doubled.invert(z, on_failure="return").x - part).abs().max()))
+    return {
+        "images": len(x),
+        "float32_error": far,
+        "float32_residual": residual,
+        "certified": certified,
+        "images_in_float64": min(exact, len(x)),
+        "error_of_rounded_noise": rounded,
+        "float64_error": double,
+    }
+
+
+def main() -> None:
+    """Print everything, and add it to a record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("set")
+    parser.add_argument("weights", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--images", type=int, default=10_000)
+    parser.add_argument("--exact", type=int, default=512)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    start, about = time.perf_counter(), image_set(arguments.set)
+    flow = sinuflow.SinusoidalFlow.image(about.shape)
+    flow.load_state_dict(load_file(arguments.weights))
+    images = torch.from_numpy(load_image_set(arguments.set, arguments.data).test[: arguments.images])
+    x = torch.cat([batch.x for batch in ImageRows(images, PixelMap(about.alpha)).in_order(1000)])
+    found = measured(flow.eval(), x, arguments.exact)
+    print(arguments.set, found)
+    if arguments.json:
+        record = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
+        record[arguments.set] = {
+            "command": f"python round_trip.py {arguments.set} WEIGHTS DATA --images {len(x)} --exact {arguments.exact}",
+            "seed": 0,
+            "hardware": hardware("cpu"),
+            "versions": versions(),
+            "seconds": round(time.perf_counter() - start, 1),
+            "comparable_with_paper": "no: the paper shows a picture",
+            **found,
+        }
+        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
