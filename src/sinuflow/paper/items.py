@@ -104,7 +104,9 @@ ITEMS = {
             "contraction", "Proposition 1", "Lipschitz constants, and iterations of both solvers", "1 min", "5 min",
             ("sets", "models", "seeds"),
         ),
-        Item("images", 'Table "mnist_cifar10"', "test bits per dimension of images", "6 min", "45 min", (*_ALL, "data")),
+        Item(
+            "images", 'Table "mnist_cifar10"', "test bits per dimension of images", "6 min", "45 min", (*_ALL, "data"),
+        ),
         Item(
             "samples", "Not in the paper", "samples of trained flows beside test images", "10 s", "1 min",
             (*_ALL, "data"), after="images",

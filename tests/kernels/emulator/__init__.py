@@ -28,6 +28,8 @@ KERNELS = {
     "pixel_learn": "PixelForwardArguments",
     "pixel_backward": "PixelBackwardArguments",
     "pixel_inverse": "PixelInverseArguments",
+    "pixel_pack": "PixelPackArguments",
+    "pixel_sum": "PixelSumArguments",
 }
 
 

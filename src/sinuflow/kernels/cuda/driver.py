@@ -26,6 +26,8 @@ FILES = {
     "pixel_learn": "pixels/learn.cu",
     "pixel_backward": "pixels/backward.cu",
     "pixel_inverse": "pixels/inverse.cu",
+    "pixel_pack": "pixels/parameters.cu",
+    "pixel_sum": "pixels/parameters.cu",
 }
 _COMMON = ("basics.cuh", "common.cuh", "products.cuh", "waves.cuh")
 #: What only some of them need besides.

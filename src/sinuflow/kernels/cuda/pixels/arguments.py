@@ -51,3 +51,27 @@ class PixelInverseArguments(Arguments):
         ("x", _POINTER),
         ("batch", _INT),
     )
+
+
+class PixelPackArguments(Arguments):
+    """Of pixel_pack."""
+
+    _fields_ = (
+        ("parameters", _POINTER),
+        ("source", _POINTER),
+        ("packed", _POINTER),
+        ("count", _INT),
+        ("rough", _INT),
+    )
+
+
+class PixelSumArguments(Arguments):
+    """Of pixel_sum."""
+
+    _fields_ = (
+        ("parts", _POINTER),
+        ("to", _POINTER),
+        ("gradient", _POINTER),
+        ("rows", _INT),
+        ("columns", _INT),
+    )

@@ -2,7 +2,7 @@
 
 Parameters are counted one after the other: all weights (of the first convolution, of every bottleneck's three, of the
 head), then all biases in the same order. A matrix of such numbers says which parameter is where; what is
-masked, or added to fill a tile, is ``zero``, a number that is always 0.
+masked, or added to fill a tile, is none of them, ``NONE``: there the kernels have 0.
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ from torch import Tensor
 
 from .shape import FAR, FAR_PLACES, FAR_SIDE, NEAR_PLACES, PixelShape
 
+#: No parameter at all.
+NONE = -1
+
 
 class PixelLayout(NamedTuple):
-    """Which parameter every number of the kernels' is, and which of their sums every parameter's gradient is."""
+    """Which parameter every number of the kernels' is, or whose gradient."""
 
     columns: Tensor  # weights of the exact kernels
     forward: Tensor  # weights of pixel_learn, by tensor cores
     backward: Tensor  # weights of pixel_backward
     matrices: Tensor  # weights of pixel_inverse
     biases: Tensor
-    gradient: Tensor  # for every parameter, where its gradient is among an image's parts; -1: nowhere, it is 0
-    parts: int
+    parts: Tensor  # for every number that an image contributes to the gradients, to which
+    parameters: int  # how many there are
 
 
 def pixel_layout(shape: PixelShape, masks: Sequence[Tensor]) -> PixelLayout:
@@ -33,62 +36,59 @@ def pixel_layout(shape: PixelShape, masks: Sequence[Tensor]) -> PixelLayout:
     starts = [0]
     for mask in masks:
         starts.append(starts[-1] + mask.numel())
-    weights, zero = [], starts[-1] + sum(len(mask) for mask in masks)
+    weights = []
     for mask, start in zip(masks, starts, strict=False):
         numbers = torch.arange(mask.numel()).view(mask.shape) + start
-        weights.append(torch.where(mask.cpu() > 0, numbers, zero))
+        weights.append(torch.where(mask.cpu() > 0, numbers, NONE))
     biases, first_bias = [], starts[-1]
     for mask in masks:
         biases.append(torch.arange(len(mask)) + first_bias)
         first_bias += len(mask)
 
-    matrices = [_matrix(w, shape, i, len(weights), zero) for i, w in enumerate(weights)]
+    matrices = [_matrix(w, shape, i, len(weights)) for i, w in enumerate(weights)]
     columns = torch.cat([m.mT.flatten() for m in matrices])
     forward = torch.cat([_fragments(m) for m in matrices])
-    backward = torch.cat([_fragments(m) for m in _transposed(weights, shape, zero)])
+    backward = torch.cat([_fragments(m) for m in _transposed(weights, shape)])
     heights = [len(m) for m in matrices]
-    all_biases = torch.cat([_filled(b, (h,), zero) for b, h in zip(biases, heights, strict=True)])
+    all_biases = torch.cat([_filled(b, (h,)) for b, h in zip(biases, heights, strict=True)])
     plain = torch.cat([m.flatten() for m in matrices])
-    positions = torch.cat([plain, all_biases])
-    gradient = torch.full((zero + 1,), -1)
-    gradient[positions] = torch.arange(len(positions))
-    return PixelLayout(columns, forward, backward, plain, all_biases, gradient[:zero], len(positions))
+    return PixelLayout(columns, forward, backward, plain, all_biases, torch.cat([plain, all_biases]), first_bias)
 
 
-def _matrix(weight: Tensor, shape: PixelShape, layer: int, layers: int, zero: int) -> Tensor:
+def _matrix(weight: Tensor, shape: PixelShape, layer: int, layers: int) -> Tensor:
     """A layer's matrix: rows are maps, columns are [place][map]."""
     outputs, inputs = weight.shape[:2]
     if layer == 0:
         seen = weight.flatten(2)[:, :, :FAR_PLACES].transpose(1, 2).reshape(outputs, -1)
-        return _filled(seen, (shape.wide, shape.columns), zero)
+        return _filled(seen, (shape.wide, shape.columns))
     if layer == layers - 1:
-        return _filled(weight.view(outputs, inputs), (shape.head, shape.wide), zero)
+        return _filled(weight.view(outputs, inputs), (shape.head, shape.wide))
     kind = (layer - 1) % 3
     if kind == 1:
         seen = weight.flatten(2)[:, :, :NEAR_PLACES].transpose(1, 2)
-        return _filled(seen, (shape.narrow, NEAR_PLACES, shape.narrow), zero).flatten(1)
+        return _filled(seen, (shape.narrow, NEAR_PLACES, shape.narrow)).flatten(1)
     height, width = (shape.narrow, shape.wide) if kind == 0 else (shape.wide, shape.narrow)
-    return _filled(weight.view(outputs, inputs), (height, width), zero)
+    return _filled(weight.view(outputs, inputs), (height, width))
 
 
-def _transposed(weights: list[Tensor], shape: PixelShape, zero: int) -> list[Tensor]:
+def _transposed(weights: list[Tensor], shape: PixelShape) -> list[Tensor]:
     """The matrices of the backward pass, in its order."""
     first, *blocks, head = weights
-    found = [_filled(head.flatten(1).mT, (shape.wide, -(-shape.channels // 8) * 8), zero)]
+    found = [_filled(head.flatten(1).mT, (shape.wide, -(-shape.channels // 8) * 8))]
     for block in range(shape.blocks - 1, -1, -1):
         shrink, look, grow = blocks[3 * block : 3 * block + 3]
-        found.append(_filled(grow.flatten(1).mT, (shape.narrow, shape.wide), zero))
+        found.append(_filled(grow.flatten(1).mT, (shape.narrow, shape.wide)))
         seen = look.flatten(2)[:, :, :NEAR_PLACES].permute(1, 2, 0)
-        found.append(_filled(seen, (shape.narrow, NEAR_PLACES, shape.narrow), zero).flatten(1))
-        found.append(_filled(shrink.flatten(1).mT, (shape.wide, shape.narrow), zero))
+        found.append(_filled(seen, (shape.narrow, NEAR_PLACES, shape.narrow)).flatten(1))
+        found.append(_filled(shrink.flatten(1).mT, (shape.wide, shape.narrow)))
     for down in range(FAR + 1):  # the rows of the kernel, from the centre's up
         row = first[:, :, FAR - down].permute(2, 1, 0).reshape(FAR_SIDE * shape.channels, -1)
-        found.append(_filled(row, (shape.stripe, shape.wide), zero))
+        found.append(_filled(row, (shape.stripe, shape.wide)))
     return found
 
 
-def _filled(numbers: Tensor, shape: Sequence[int], zero: int) -> Tensor:
-    found = torch.full(tuple(shape), zero)
+def _filled(numbers: Tensor, shape: Sequence[int]) -> Tensor:
+    found = torch.full(tuple(shape), NONE)
     found[tuple(slice(n) for n in numbers.shape)] = numbers
     return found
 

@@ -10,13 +10,19 @@ from torch import Tensor
 
 from ..arguments import Arguments
 from ..blocks import ANY_BLOCK, Launcher
-from .arguments import PixelBackwardArguments, PixelForwardArguments, PixelInverseArguments
+from .arguments import (
+    PixelBackwardArguments,
+    PixelForwardArguments,
+    PixelInverseArguments,
+    PixelPackArguments,
+    PixelSumArguments,
+)
 from .layout import PixelLayout, pixel_layout
 from .shape import TURNS, WARPS, PixelShape
 
 _THREADS = 32 * WARPS
-#: Tensor cores take eleven bits of a number. So many are left by Veltkamp's splitting with this factor.
-_ELEVEN_BITS = 2.0**13 + 1
+#: Threads of the kernels for parameters, and columns that a block adds up.
+_FEW_THREADS, _COLUMNS = 256, 32
 
 Purpose = Literal["score", "learn", "invert"]
 
@@ -56,7 +62,7 @@ class _Gather(NamedTuple):
     @classmethod
     def of(cls, layout: PixelLayout, names: tuple[str, ...], device: torch.device) -> _Gather:
         parts = [getattr(layout, name) for name in names]
-        return cls(names, [len(part) for part in parts], torch.cat(parts).to(device))
+        return cls(names, [len(part) for part in parts], torch.cat(parts).to(device, torch.int32))
 
 
 class PixelProgram:
@@ -68,9 +74,8 @@ class PixelProgram:
         learning = ("forward" if shape.rough else "columns", "backward", "biases")
         wanted = {"score": ("columns", "biases"), "learn": learning, "invert": ("columns", "matrices", "biases")}
         self._gathers = {purpose: _Gather.of(layout, names, device) for purpose, names in wanted.items()}
-        self._parts = layout.parts
-        self._gradient = torch.where(layout.gradient < 0, layout.parts, layout.gradient).to(device)
-        first = layout.parts - len(layout.biases)  # the sums of the biases are also those of what is added to them
+        self._parts, self._parameters = layout.parts.to(device, torch.int32), layout.parameters
+        first = len(layout.parts) - len(layout.biases)  # the sums of the biases are also those of what is added to them
         of_look = [first + shape.wide + i * (2 * shape.narrow + shape.wide) + shape.narrow for i in range(shape.blocks)]
         added = [torch.arange(shape.wide) + first, *(torch.arange(shape.narrow) + start for start in of_look)]
         self._added = torch.cat(added).to(device)
@@ -85,13 +90,15 @@ class PixelProgram:
 
     def pack(self, parameters: Sequence[Tensor], purpose: Purpose) -> PackedPixels:
         """What a purpose needs, from all weights and then all biases, in the order of the layers."""
-        flat = torch.cat([*(p.flatten() for p in parameters), parameters[0].new_zeros(1)])
         gather = self._gathers[purpose]
-        numbers = flat.index_select(0, gather.where)
-        if purpose == "learn" and self.shape.rough:  # so that they are rounded, where tensor cores only cut them off
-            weights = numbers[: sum(gather.sizes[:2])]
-            scaled = _ELEVEN_BITS * weights
-            torch.sub(scaled, scaled - weights, out=weights)
+        flat = torch.cat([p.flatten() for p in parameters])
+        numbers = flat.new_empty(len(gather.where))
+        # Rounded, where tensor cores would only cut them off.
+        rough = sum(gather.sizes[:2]) if purpose == "learn" and self.shape.rough else 0
+        arguments = PixelPackArguments(
+            parameters=flat, source=gather.where, packed=numbers, count=len(numbers), rough=rough
+        )
+        self._launcher.launch("pixel_pack", ANY_BLOCK, (-(-len(numbers) // _FEW_THREADS),), _FEW_THREADS, 0, arguments)
         return PackedPixels(**dict(zip(gather.names, numbers.split(gather.sizes), strict=True)))
 
     def forward(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> Tensor:
@@ -133,14 +140,23 @@ class PixelProgram:
     def backward(self, weights: Tensor, x: Tensor, kept: Tensor, reverse: bool, grad_z: Tensor) -> PixelGradients:
         """The chain rule through :meth:`learn`."""
         batch = x.shape[-1]
-        grad_x, parts = torch.empty_like(x), x.new_empty((batch, TURNS, self._parts))
+        grad_x, parts = torch.empty_like(x), x.new_empty((batch, TURNS, len(self._parts)))
         arguments = PixelBackwardArguments(
             grad_z=grad_z, x=x, kept=kept, weights=weights, grad_x=grad_x, parts=parts, batch=batch,
             reverse=reverse,
         )  # fmt: skip
         self._run("pixel_backward", batch, self.shape.backward_shared, arguments)
-        total = torch.cat([parts.flatten(0, 1).sum(0), parts.new_zeros(1)])
-        return PixelGradients(grad_x, total.index_select(0, self._gradient), parts)
+        return PixelGradients(grad_x, self._added_up(parts), parts)
+
+    def _added_up(self, parts: Tensor) -> Tensor:
+        """The gradient of all parameters."""
+        gradient, columns = parts.new_zeros(self._parameters), parts.shape[-1]
+        arguments = PixelSumArguments(
+            parts=parts, to=self._parts, gradient=gradient, rows=parts.numel() // columns, columns=columns
+        )
+        blocks, shared = -(-columns // _COLUMNS), 4 * _FEW_THREADS
+        self._launcher.launch("pixel_sum", ANY_BLOCK, (blocks,), _FEW_THREADS, shared, arguments)
+        return gradient
 
     def of_added(self, parts: Tensor) -> Tensor:
         """The gradient of what the context adds to the maps of an image, (B, ...)."""
