@@ -1,6 +1,6 @@
 """How exactly a trained flow of images brings test images back from noise, in float32 and at best.
 
-    python round_trip.py SET WEIGHTS DATA [--images N] [--exact M] [--json FILE]
+    python benchmarks/round_trip.py SET WEIGHTS DATA [--images N] [--exact M] [--json FILE]
 
 WEIGHTS is a flow's state, as `sinuflow reproduce images` leaves it (weights.safetensors), and DATA the folder that has
 the set. Errors are the largest ones in logits. Beside those of float32, for the first M images: what is lost if exact
@@ -73,7 +73,7 @@ def main() -> None:
     if arguments.json:
         record = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
         record[arguments.set] = {
-            "command": f"python round_trip.py {arguments.set} WEIGHTS DATA --images {len(x)} --exact {arguments.exact}",
+            "command": f"python benchmarks/round_trip.py {arguments.set} WEIGHTS DATA --images {len(x)} --exact {arguments.exact}",
             "seed": 0,
             "hardware": hardware("cpu"),
             "versions": versions(),
