@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("set")
     parser.add_argument("weights", type=Path)
     parser.add_argument("data", type=Path)
-    parser.add_argument("--images", type=int, default=10_000)
+    parser.add_argument("--images", type=int)
     parser.add_argument("--exact", type=int, default=512)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -73,7 +73,7 @@ def main() -> None:
     if arguments.json:
         record = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
         record[arguments.set] = {
-            "command": f"python benchmarks/round_trip.py {arguments.set} WEIGHTS DATA --images {len(x)} --exact {arguments.exact}",
+            "command": f"python benchmarks/round_trip.py {arguments.set} WEIGHTS DATA --exact {arguments.exact}",
             "seed": 0,
             "hardware": hardware("cpu"),
             "versions": versions(),
