@@ -146,6 +146,22 @@ def test_certificates_are_exact_even_while_training_is_rough(monkeypatch):
     assert found.residual.max() < 1e-5
 
 
+def test_rough_numbers_are_rounded_and_not_cut_off(monkeypatch):
+    """What is cut off makes all shifts smaller by some 3e-4, always; what is rounded leaves noise."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    shrinkage = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        network, exact, program = emulated("many tiles to a warp")
+        x, _ = draw(network, 4)
+        z = fused_shift(program, network, x.requires_grad_(), None, False).detach().double()
+        truth = plain_shift(x.detach().double(), None, exact.numbers(), exact.shape, False).detach()
+        ours, theirs = (t - x.detach() for t in (z, truth))
+        ours, theirs = ours - ours.mean(), theirs - theirs.mean()
+        shrinkage.append(1 - float((ours * theirs).sum() / theirs.square().sum()))
+    assert abs(sum(shrinkage) / 3) < 1.5e-4
+
+
 def test_only_training_is_rough(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     network = PixelCNN((1, 4, 4), channels=4)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..waves import ALPHA_MAX, SLOW, Waves
 from .arithmetic import wave_products
-from .search import last_step, next_guess, working_precision
+from .search import advance
 from .tiles import by_row, on_its_device, own_row, tile, tiling
 
 
@@ -199,19 +199,10 @@ def _inverse(
             value, here_slope, curvature = _evaluate(x, a_at, p_at, q_at, d_at, j * features + feature, here, WAVES)
             gap = value - target
             evaluations += 1
-            off = tl.abs(gap)
-            good_now = off <= working_precision(x, target, EPSILON)
-            stop = good_now | (off != off) | (evaluations >= limit)
-            after, after_slope = last_step(good_now, x, gap, here_slope, curvature)
-            step, low, high = next_guess(x, gap, here_slope, curvature, lowest, low, high, last)
-            last = off
-            # What is settled stays as it is, however long others search: so a row's answer is its own.
-            residual = tl.where(settled, residual, off)
-            slope = tl.where(settled, slope, after_slope)
-            done = tl.where(settled, done, good_now)
-            used = tl.where(settled, used, evaluations)
-            x = tl.where(settled, x, tl.where(stop, after, step))
-            settled = settled | stop
+            x, low, high, last, settled, residual, slope, done, used = advance(
+                x, target, gap, here_slope, curvature, lowest, low, high, last, settled, residual, slope, done, used,
+                evaluations, limit, EPSILON,
+            )  # fmt: skip
             left = tl.max(tl.max(tl.where(settled, 0, 1), 1), 0)
         log_slope += tl.log(slope)
         worst = tl.maximum(worst, tl.where(residual == residual, residual, float("inf")))
