@@ -15,7 +15,7 @@ from sinuflow.kernels.triton import conditional_waves, constrain, flat_adam, sca
 
 TARGET = GPUTarget("cuda", 90, 32)
 CONSTANTS = {
-    "SCALES": 2, "WAVES": 3, "FEATURES": 4, "ROWS": 16, "KEEP": True, "BLOCK": 128, "PART": 4096,
+    "SCALES": 2, "WAVES": 3, "PADDED": 4, "FEATURES": 4, "ROWS": 16, "KEEP": True, "BLOCK": 128, "PART": 4096,
     "ALPHA_MAX": 0.999, "FREQUENCY_MIN": 1e-4, "SLOW": 0.1, "SIGN": -1, "CLIPPED": True, "CLIP": 5.0, "FAR": 30.0,
     "SLACK": 1.0, "LEARNING": 20, "MEMORY": 0.98, "LOG_BETA1": -0.1, "LOG_BETA2": -0.001, "BETA1": 0.9,
     "BETA2": 0.999, "DECAY": 0.01, "DECOUPLED": True, "AVERAGED": True, "EPSILON": 1e-7,

@@ -7,29 +7,37 @@ import triton.language as tl
 
 
 @triton.jit
+def _near_zero(u):
+    """Sine and cosine of r in [-π/4, π/4] by polynomials, and n, where u = r + n π/2. All of it in float32."""
+    # Added to 1.5 * 2^23, a number is rounded to a whole one, which is in the last bits then.
+    rounded = u * 0.6366197723675814 + 12582912.0
+    quarter = rounded - 12582912.0
+    # π/2 in three parts, so that the remainder keeps its digits.
+    r = u - quarter * 1.5707964
+    r = r - quarter * -4.371139e-08
+    r = r - quarter * -1.7151245e-15
+    # Beyond 2^22 quarters the remainder is noise: hold it in range, so that slopes stay positive.
+    r = tl.where(r < -0.7853982, -0.7853982, r)  # NaN stays
+    r = tl.where(r > 0.7853982, 0.7853982, r)
+    s = r * r
+    sine = r + r * s * (-1.6666654611e-1 + s * (8.3321608736e-3 + s * -1.9515295891e-4))
+    cosine = 1.0 - 0.5 * s + s * s * (4.166664568298827e-2 + s * (-1.388731625493765e-3 + s * 2.443315711809948e-5))
+    return sine, cosine, rounded.to(tl.int32, bitcast=True)
+
+
+@triton.jit
 def sin_cos(u):
-    """Sine and cosine. In float32 by a polynomial on [-π/4, π/4], good to about one unit in the last place."""
+    """Sine and cosine, in float32 good to about one unit in the last place."""
     if u.dtype == tl.float64:
         sine = tl.sin(u)
         cosine = tl.cos(u)
     else:
-        quarter = tl.floor(u * 0.6366197723675814 + 0.5)
-        # π/2 in three parts, so that the remainder keeps its digits.
-        r = u - quarter * 1.5707964
-        r = r - quarter * -4.371139e-08
-        r = r - quarter * -1.7151245e-15
-        # Beyond 2^24 the remainder is noise: hold it in range, so that slopes stay positive.
-        r = tl.where(r < -0.7853982, -0.7853982, r)  # NaN stays
-        r = tl.where(r > 0.7853982, 0.7853982, r)
-        turn = (quarter - 4.0 * tl.floor(quarter * 0.25)).to(tl.int32)
-        s = r * r
-        low = r + r * s * (-1.6666654611e-1 + s * (8.3321608736e-3 + s * -1.9515295891e-4))
-        high = 1.0 - 0.5 * s + s * s * (4.166664568298827e-2 + s * (-1.388731625493765e-3 + s * 2.443315711809948e-5))
+        low, high, turn = _near_zero(u)
         odd = (turn & 1) == 1
         sine = tl.where(odd, high, low)
         cosine = tl.where(odd, low, high)
-        sine = tl.where(turn >= 2, -sine, sine)
-        cosine = tl.where((turn == 1) | (turn == 2), -cosine, cosine)
+        sine = tl.where((turn & 2) == 2, -sine, sine)
+        cosine = tl.where(((turn + 1) & 2) == 2, -cosine, cosine)
     return sine, cosine
 
 
@@ -67,6 +75,17 @@ def tanh(x):
 
 @triton.jit
 def wave_products(x, a):
-    """sin² u and sin u cos u for u = a x."""
-    sine, cosine = sin_cos(a * x)
-    return sine * sine, sine * cosine
+    """sin² u and sin u cos u for u = a x: of the quarters of a turn, only whether they are odd matters."""
+    u = a * x
+    if u.dtype == tl.float64:
+        sine = tl.sin(u)
+        square = sine * sine
+        product = sine * tl.cos(u)
+    else:
+        sine, cosine, turn = _near_zero(u)
+        odd = (turn & 1) == 1
+        side = tl.where(odd, cosine, sine)
+        square = side * side
+        product = sine * cosine
+        product = tl.where(odd, -product, product)
+    return square, product

@@ -16,6 +16,9 @@ from .arithmetic import wave_products
 from .search import advance
 from .tiles import by_row, on_its_device, own_row, tile, tiling
 
+#: Rows that a warp of the backward pass takes at least, and at most.
+_WARP, _MOST_ROWS = 32, 128
+
 
 @on_its_device
 def forward(x: Tensor, waves: Waves, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -37,17 +40,20 @@ def backward(inputs: Tensor, waves: Waves, grad_z: Tensor, grad_ladj: Tensor) ->
     """The chain rule through :func:`forward`: gradients of x and of the waves."""
     count, features, width, _ = waves.frequency.shape
     grad_z, grad_ladj = grad_z.contiguous(), grad_ladj.contiguous()
-    grad_x = torch.empty_like(grad_z)
-    grid, padded, height = tiling(grad_z)
-    # One sum over its rows from every program: they are added up in a fixed order, so that results repeat.
-    sums = grad_z.new_empty((grid[0], count, 3 * width + 1, features))
-    _backward[grid](
-        inputs, *_contiguous(waves), grad_z, grad_ladj, grad_x, sums, grad_z.shape[-1], features,
-        SCALES=count, WAVES=width, FEATURES=padded, ROWS=height,
+    grad_x, rows = torch.empty_like(grad_z), grad_z.shape[-1]
+    # A warp has one feature of some rows, so that its sums over rows need nobody else. They are added up in a fixed
+    # order, so that results repeat.
+    height = min(_MOST_ROWS, max(_WARP, triton.next_power_of_2(rows)))
+    parts = max(1, triton.cdiv(rows, height))
+    sums = grad_z.new_empty((parts, (3 * width + 1) * count * features))
+    _backward[(features, parts)](
+        inputs, *_contiguous(waves)[:3], grad_z, grad_ladj, grad_x, sums, rows, features,
+        SCALES=count, WAVES=width, PADDED=triton.next_power_of_2(width), ROWS=height, num_warps=1,
     )  # fmt: skip
-    total = sums.sum(0)
-    of_a, of_p, of_q = (total[:, i * width : (i + 1) * width].mT.unsqueeze(-1).contiguous() for i in range(3))
-    return grad_x, Waves(of_a, of_p, of_q, total[:, -1].unsqueeze(-1))
+    total = sums[0] if parts == 1 else sums.sum(0)
+    *of_waves, of_d = total.split([waves.frequency.numel()] * 3 + [waves.shift.numel()])
+    of_a, of_p, of_q = (t.view(waves.frequency.shape) for t in of_waves)
+    return grad_x, Waves(of_a, of_p, of_q, of_d.view(waves.shift.shape))
 
 
 @on_its_device
@@ -118,36 +124,47 @@ def _forward(
 
 @triton.jit(do_not_specialize=["rows"])
 def _backward(
-    inputs_at, a_at, p_at, q_at, d_at, grad_z_at, grad_ladj_at, grad_x_at, sums_at, rows, features,
-    SCALES: tl.constexpr, WAVES: tl.constexpr, FEATURES: tl.constexpr, ROWS: tl.constexpr,
+    inputs_at, a_at, p_at, q_at, grad_z_at, grad_ladj_at, grad_x_at, sums_at, rows, features,
+    SCALES: tl.constexpr, WAVES: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    feature, row, place, inside = tile(rows, features, FEATURES, ROWS)
-    here = feature < features
+    feature = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = row < rows
+    size = features * rows.to(tl.int64)
+    place = feature * rows.to(tl.int64) + row
     grad = tl.load(grad_z_at + place, inside, 0.0)
-    of_ladj = tl.where(inside, tl.load(grad_ladj_at + row, row < rows, 0.0)[None, :], 0.0)
-    program = tl.program_id(0).to(tl.int64)
+    of_ladj = tl.load(grad_ladj_at + row, inside, 0.0)
+    wave = tl.arange(0, PADDED)
+    exists = wave < WAVES
+    count = SCALES * features * WAVES  # of numbers of one kind
+    sums = sums_at + tl.program_id(1).to(tl.int64) * (3 * count + SCALES * features)
     for backwards in range(SCALES):
         j = SCALES - 1 - backwards
-        x = tl.load(inputs_at + j * features * rows.to(tl.int64) + place, inside, 0.0)
-        _, slope, curvature = _evaluate(x, a_at, p_at, q_at, d_at, j * features + feature, here, WAVES)
+        x = tl.load(inputs_at + j * size + place, inside, 0.0)
+        at = (j * features + feature) * WAVES + wave
+        a = tl.load(a_at + at, exists, 1.0)
+        p = tl.load(p_at + at, exists, 0.0)[:, None]
+        q = tl.load(q_at + at, exists, 0.0)[:, None]
+        shrink = (1.0 / a)[:, None]
+        a = a[:, None]
+        square, product = wave_products(x[None, :], a)
+        cosine = 1.0 - 2.0 * square
+        # By u = a x, the slope changes by twice the turn, and the rise by minus the bend over a.
+        turn = q * cosine + 2.0 * p * product
+        bend = p * cosine - 2.0 * q * product
+        rise = (q * square - p * product) * shrink
+        slope = 1.0 - tl.sum(bend, 0)
         of_slope = of_ladj / slope
-        sums = sums_at + (program * SCALES + j) * (3 * WAVES + 1) * features + feature
-        for k in tl.static_range(WAVES):
-            a, p, q = _wave(a_at, p_at, q_at, (j * features + feature) * WAVES + k, here)
-            square, product = wave_products(x, a)
-            cosine = 1.0 - 2.0 * square
-            # By u = a x, the slope changes by the turn, and the rise by minus the bend over a.
-            turn = 2.0 * (q * cosine + 2.0 * p * product)
-            bend = p * cosine - 2.0 * q * product
-            rise = (q * square - p * product) / a
-            of_a = of_slope * x * turn - grad * (x * bend + rise) / a
-            of_p = -(grad * product / a + of_slope * cosine)
-            of_q = grad * square / a + 2.0 * of_slope * product
-            tl.store(sums + k * features, tl.sum(of_a, 1), here)
-            tl.store(sums + (WAVES + k) * features, tl.sum(of_p, 1), here)
-            tl.store(sums + (2 * WAVES + k) * features, tl.sum(of_q, 1), here)
-        tl.store(sums + 3 * WAVES * features, tl.sum(grad, 1), here)
-        grad = grad * slope + of_slope * curvature
+        of_rise = grad[None, :] * shrink
+        of_turn = 2.0 * of_slope * x
+        of_a = of_turn[None, :] * turn - of_rise * (x[None, :] * bend + rise)
+        of_p = -(of_rise * product + of_slope[None, :] * cosine)
+        of_q = of_rise * square + 2.0 * of_slope[None, :] * product
+        tl.store(sums + at, tl.sum(of_a, 1), exists)
+        tl.store(sums + count + at, tl.sum(of_p, 1), exists)
+        tl.store(sums + 2 * count + at, tl.sum(of_q, 1), exists)
+        tl.store(sums + 3 * count + j * features + feature, tl.sum(grad, 0))
+        grad = grad * slope + of_slope * tl.sum(2.0 * a * turn, 0)
     tl.store(grad_x_at + place, grad, inside)
 
 
