@@ -201,9 +201,25 @@ inline float2 __ldg(const float2* p) { return *p; }
 inline float4 __ldg(const float4* p) { return *p; }
 inline int __ldg(const int* p) { return *p; }
 inline unsigned __ldg(const unsigned* p) { return *p; }
-inline void call_nearer(const float*) {}
-inline float2 far_away(const float2* p) { return *p; }
-inline void send_away(float2* p, float2 pair) { *p = pair; }
+inline void call_nearer(const void*) {}
+template <int WORDS>
+inline void read_once(unsigned (&to)[WORDS], const unsigned* from) { std::memcpy(to, from, sizeof to); }
+template <int WORDS>
+inline void write_once(unsigned* to, const unsigned (&from)[WORDS]) { std::memcpy(to, from, sizeof from); }
+inline unsigned in_half(float x) {  // what is not negative, rounded to nearest
+    if (x != x) return 0x7fff;
+    x = std::min(x, 65504.0f);
+    if (x < 0x1p-14f) return static_cast<unsigned>(std::nearbyint(x * 0x1p24f));
+    const int exponent = std::ilogb(x);
+    return ((exponent + 15) << 10) + static_cast<unsigned>(std::nearbyint(std::ldexp(x, 10 - exponent))) - 1024;
+}
+inline float of_half(unsigned bits) {
+    const int exponent = bits >> 10, fraction = bits & 1023;
+    if (exponent == 31) return std::nanf("");
+    return exponent ? std::ldexp(1024.0f + fraction, exponent - 25) : std::ldexp(static_cast<float>(fraction), -24);
+}
+inline unsigned in_halves(float one, float two) { return in_half(one) | in_half(two) << 16; }
+inline float2 of_halves(unsigned both) { return {of_half(both & 0xffff), of_half(both >> 16)}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }

@@ -44,10 +44,47 @@ __device__ __forceinline__ void wait_for_partner() {
     asm volatile("bar.sync %0, 64;" ::"r"(1 + static_cast<int>(threadIdx.x) / 64) : "memory");
 }
 // Into the cache that all share.
-__device__ __forceinline__ void call_nearer(const float* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
-// What is read or written but once, past the cache that is near.
-__device__ __forceinline__ float2 far_away(const float2* at) { return __ldcg(at); }
-__device__ __forceinline__ void send_away(float2* to, float2 pair) { __stcs(to, pair); }
+__device__ __forceinline__ void call_nearer(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+// Some words that are read or written but once, past the cache that is near.
+template <int WORDS>
+__device__ __forceinline__ void read_once(unsigned (&to)[WORDS], const unsigned* from) {
+    static_assert(WORDS == 1 || WORDS == 2 || WORDS % 4 == 0, "as many as travel together");
+    if constexpr (WORDS == 1) {
+        to[0] = __ldcg(from);
+    } else if constexpr (WORDS == 2) {
+        const uint2 two = __ldcg(reinterpret_cast<const uint2*>(from));
+        to[0] = two.x, to[1] = two.y;
+    } else {
+#pragma unroll
+        for (int w = 0; w < WORDS; w += 4) {
+            const uint4 four = __ldcg(reinterpret_cast<const uint4*>(from + w));
+            to[w] = four.x, to[w + 1] = four.y, to[w + 2] = four.z, to[w + 3] = four.w;
+        }
+    }
+}
+template <int WORDS>
+__device__ __forceinline__ void write_once(unsigned* to, const unsigned (&from)[WORDS]) {
+    if constexpr (WORDS == 1) {
+        __stcs(to, from[0]);
+    } else if constexpr (WORDS == 2) {
+        __stcs(reinterpret_cast<uint2*>(to), make_uint2(from[0], from[1]));
+    } else {
+#pragma unroll
+        for (int w = 0; w < WORDS; w += 4)
+            __stcs(reinterpret_cast<uint4*>(to + w), make_uint4(from[w], from[w + 1], from[w + 2], from[w + 3]));
+    }
+}
+// Two numbers in half precision, and back; what is too large becomes the largest one.
+__device__ __forceinline__ unsigned in_halves(float one, float two) {
+    unsigned both;
+    asm("{.reg .f32 a, b; min.NaN.f32 a, %1, 0f477FE000; min.NaN.f32 b, %2, 0f477FE000; cvt.rn.f16x2.f32 %0, b, a;}" : "=r"(both) : "f"(one), "f"(two));
+    return both;
+}
+__device__ __forceinline__ float2 of_halves(unsigned both) {
+    float2 pair;
+    asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}" : "=f"(pair.x), "=f"(pair.y) : "r"(both));
+    return pair;
+}
 template <int LATEST>  // all but so many groups have arrived
 __device__ __forceinline__ void wait_for_groups() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LATEST) : "memory");

@@ -4,7 +4,7 @@
 struct PixelBackwardArguments {
     const float* grad_z;   // [NUMBERS][batch]
     const float* x;        // [NUMBERS][batch]
-    const float* kept;     // [batch][KEPT_MAPS][KEPT_PLANE]
+    const Kept* kept;      // [batch][KEPT_MAPS][KEPT_PLANE]
     const float* weights;  // of the transposed layers, from the last to the first
     float* grad_x;         // [NUMBERS][batch]
     float* parts;          // [batch][TURNS][PARTS]
@@ -31,7 +31,7 @@ constexpr int WEIGHT_PARTS = FIRST_PART + BLOCKS * BLOCK_PART + HEAD_PART;
 constexpr int BIAS_BLOCK = 2 * NARROW + WIDE, PARTS = WEIGHT_PARTS + WIDE + BLOCKS * BIAS_BLOCK + HEAD;
 
 // Sums over pixels: four groups of warps take some columns of the result each, and in each group the warps take turns
-// with the tiles of pixels. What they find lies side by side, and is added up later.
+// with the sets of tiles. What they find lies side by side, and is added up later.
 constexpr int TURNS = 4, GROUPS = WARPS / TURNS;
 
 // The sum of products of pixels' rows and columns, for the pixels of a tile.
@@ -104,78 +104,93 @@ __device__ __forceinline__ void store_tile(float* to, int columns, int first, co
             *reinterpret_cast<float2*>(to + (16 * m + 8 * h + lane / 4) * columns + first + 2 * (lane % 4)) = make_float2(sum[m][2 * h], sum[m][2 * h + 1]);
 }
 
-// All tiles of a warp's turn, AHEAD at a time: `use` gets the tile and its number among them. Only the last ones need
-// to ask whether there are so many.
+// All sets of a warp's turn, AHEAD at a time: `use` gets the set and its number among them.
 template <int AHEAD, class Use>
 __device__ __forceinline__ void each_of_turn(int turn, Use use) {
-    int base = turn;
+    static_assert(SETS % (TURNS * AHEAD) == 0, "no set is left over");
 #pragma unroll 1
-    for (; base + TURNS * (AHEAD - 1) < TILES; base += TURNS * AHEAD)
+    for (int set = turn; set < SETS; set += TURNS * AHEAD)
 #pragma unroll
-        for (int d = 0; d < AHEAD; d++) use(base + TURNS * d, d);
-    if (TILES % (TURNS * AHEAD) == 0) return;
-#pragma unroll
-    for (int d = 0; d < AHEAD - 1; d++)
-        if (base + TURNS * d < TILES) use(base + TURNS * d, d);
+        for (int d = 0; d < AHEAD; d++) use(set + TURNS * d, d);
 }
 
-// A matrix of [TALL * 16] by [COLUMNS8 * 8], and the sums of its rows. `begin` gets a column and says what `right` will
-// get beside the first of two pixels; that is asked for AHEAD tiles early.
-template <int TALL, int COLUMNS8, int AHEAD, class Left, class Begin, class Right>
-__device__ __forceinline__ void add_up(float* to, float* sums, Left left, Begin begin, Right right) {
+// The tiles of a set that exist: `use` gets the first of a lane's two pixels, and the tile's number in the set.
+template <class Use>
+__device__ __forceinline__ void each_tile(int set, Use use) {
+    const int first = set / WARPS * (WARPS * AT_ONCE) + set % WARPS;
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++)
+        if (REGULAR || first + WARPS * i < TILES) use(8 * (first + WARPS * i) + 2 * (static_cast<int>(threadIdx.x) % 4), i);
+}
+
+// A matrix of [TALL * 16] by [COLUMNS8 * 8], and the sums of its rows. `begin` gets a column, and what it says goes to
+// `ask`, AHEAD sets early; of the answer, `pair` takes the numbers of two pixels: (answer, tile, first pixel).
+template <int TALL, int COLUMNS8, int AHEAD, class Left, class Begin, class Ask, class Pair>
+__device__ __forceinline__ void add_up(float* to, float* sums, Left left, Begin begin, Ask ask, Pair pair) {
     constexpr int EACH = (COLUMNS8 + GROUPS - 1) / GROUPS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, turn = warp / GROUPS, group = warp % GROUPS;
     float sum[EACH][TALL][4] = {};
     Rows<TALL> rows;
     decltype(begin(0)) column[EACH];
 #pragma unroll
-    for (int i = 0; i < EACH; i++) column[i] = begin(8 * min(group + GROUPS * i, COLUMNS8 - 1) + lane / 4);
-    float2 ahead[AHEAD][EACH];
-    auto ask = [&](int tile, float2(&answer)[EACH]) {
-        const int pixel = 8 * min(tile, TILES - 1) + 2 * (lane % 4);
+    for (int e = 0; e < EACH; e++) column[e] = begin(8 * min(group + GROUPS * e, COLUMNS8 - 1) + lane / 4);
+    decltype(ask(begin(0), 0)) ahead[AHEAD][EACH];
 #pragma unroll
-        for (int i = 0; i < EACH; i++) answer[i] = right(column[i], pixel);
-    };
+    for (int d = 0; d < AHEAD; d++)
 #pragma unroll
-    for (int d = 0; d < AHEAD; d++) ask(turn + TURNS * d, ahead[d]);
-    each_of_turn<AHEAD>(turn, [&](int tile, int d) {
-        rows.load(left, 8 * tile + 2 * (lane % 4));
-        rows.add();
+        for (int e = 0; e < EACH; e++) ahead[d][e] = ask(column[e], turn + TURNS * d);
+    each_of_turn<AHEAD>(turn, [&](int set, int d) {
+        each_tile(set, [&](int pixel, int i) {
+            rows.load(left, pixel);
+            rows.add();
 #pragma unroll
-        for (int i = 0; i < EACH; i++) add_products(sum[i], rows.value, ahead[d][i]);
-        ask(tile + TURNS * AHEAD, ahead[d]);
+            for (int e = 0; e < EACH; e++) add_products(sum[e], rows.value, pair(ahead[d][e], i, pixel));
+        });
+#pragma unroll
+        for (int e = 0; e < EACH; e++) ahead[d][e] = ask(column[e], min(set + TURNS * AHEAD, SETS - 1));
     });
 #pragma unroll
-    for (int i = 0; i < EACH; i++)
-        if (group + GROUPS * i < COLUMNS8) store_tile(to, 8 * COLUMNS8, 8 * (group + GROUPS * i), sum[i]);
+    for (int e = 0; e < EACH; e++)
+        if (group + GROUPS * e < COLUMNS8) store_tile(to, 8 * COLUMNS8, 8 * (group + GROUPS * e), sum[e]);
     if (group == 0) rows.store(sums);
+}
+
+// The same with columns that were kept, from the map `first` on.
+template <int TALL, int COLUMNS8, class Left>
+__device__ __forceinline__ void add_up_kept(float* to, float* sums, Left left, const Kept* first) {
+    add_up<TALL, COLUMNS8, 2>(
+        to, sums, left, [&](int map) { return first + map * KEPT_PLANE; }, [](const Kept* map, int set) { return kept_at(map, set); },
+        [](const Kept& part, int i, int) { return part.pair(i); });
 }
 
 // The same for a look, with columns [place][map]: rows are seen from every place, beyond the image as zeros. Groups take
 // some maps, and the ODD or the even places. The centre is the last of the even ones: its sums of rows are those of biases.
-template <int AHEAD, int ODD, class Left, class Right>
-__device__ __forceinline__ void add_up_looks(float* to, float* sums, Left left, Right right) {
-    constexpr int TALL = NARROW / 16, HALF = (NEAR_PLACES + 1 - ODD) / 2, MAPS8 = NARROW / 8;
+template <int ODD, class Left>
+__device__ __forceinline__ void add_up_looks(float* to, float* sums, Left left, const Kept* seen) {
+    constexpr int TALL = NARROW / 16, HALF = (NEAR_PLACES + 1 - ODD) / 2, MAPS8 = NARROW / 8, AHEAD = 2;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, turn = warp / GROUPS;
 #pragma unroll 1
     for (int maps = warp % 2; maps < MAPS8; maps += 2) {
         float sum[HALF][TALL][4] = {};
         Rows<TALL> rows;
-        float2 ahead[AHEAD];
-        auto ask = [&](int tile) { return right(8 * maps + lane / 4, 8 * min(tile, TILES - 1) + 2 * (lane % 4)); };
+        const Kept* map = seen + (8 * maps + lane / 4) * KEPT_PLANE;
+        Kept ahead[AHEAD];
 #pragma unroll
-        for (int d = 0; d < AHEAD; d++) ahead[d] = ask(turn + TURNS * d);
-        each_of_turn<AHEAD>(turn, [&](int tile, int d) {
+        for (int d = 0; d < AHEAD; d++) ahead[d] = kept_at(map, turn + TURNS * d);
+        each_of_turn<AHEAD>(turn, [&](int set, int d) {
+            each_tile(set, [&](int pixel, int i) {
+                const float2 column = ahead[d].pair(i);
 #pragma unroll
-            for (int i = 0; i < HALF; i++) {
-                rows.load([&](int row, int pixel) { return left(2 * i + ODD, row, pixel); }, 8 * tile + 2 * (lane % 4));
-                add_products(sum[i], rows.value, ahead[d]);
-            }
-            if (!ODD) rows.add();
-            ahead[d] = ask(tile + TURNS * AHEAD);
+                for (int k = 0; k < HALF; k++) {
+                    rows.load([&](int row, int pixel) { return left(2 * k + ODD, row, pixel); }, pixel);
+                    add_products(sum[k], rows.value, column);
+                }
+                if (!ODD) rows.add();
+            });
+            ahead[d] = kept_at(map, min(set + TURNS * AHEAD, SETS - 1));
         });
 #pragma unroll
-        for (int i = 0; i < HALF; i++) store_tile(to, NEAR_PLACES * NARROW, (2 * i + ODD) * NARROW + 8 * maps, sum[i]);
+        for (int k = 0; k < HALF; k++) store_tile(to, NEAR_PLACES * NARROW, (2 * k + ODD) * NARROW + 8 * maps, sum[k]);
         if (!ODD && maps == 0) rows.store(sums);
     }
 }
@@ -183,17 +198,13 @@ __device__ __forceinline__ void add_up_looks(float* to, float* sums, Left left, 
 // Which units passed anything on is told from what was kept of them: of a warp's tiles, asked for before it is needed.
 template <int TALL>
 struct Activity {
-    float2 kept[AT_ONCE][TALL][2];
+    Kept kept[TALL][2];
 
-    __device__ __forceinline__ void ask(const Tiles& tiles, const float* maps) {
-        const int lane = threadIdx.x % 32;
+    __device__ __forceinline__ Activity(const Tiles& tiles, const Kept* maps) {
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
+        for (int m = 0; m < TALL; m++)
 #pragma unroll
-            for (int m = 0; m < TALL; m++)
-#pragma unroll
-                for (int h = 0; h < 2; h++)
-                    kept[i][m][h] = far_away(reinterpret_cast<const float2*>(maps + (16 * m + 8 * h + lane / 4) * KEPT_PLANE + tiles.pixel(i) + 2 * (lane % 4)));
+            for (int h = 0; h < 2; h++) kept[m][h] = kept_at(maps + (16 * m + 8 * h + static_cast<int>(threadIdx.x) % 32 / 4) * KEPT_PLANE, tiles.set);
     }
     __device__ __forceinline__ void apply(float (&sum)[AT_ONCE][TALL][4]) const {
 #pragma unroll
@@ -201,10 +212,8 @@ struct Activity {
 #pragma unroll
             for (int m = 0; m < TALL; m++)
 #pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    if (!(kept[i][m][h].x > 0.0f)) sum[i][m][2 * h] = 0.0f;
-                    if (!(kept[i][m][h].y > 0.0f)) sum[i][m][2 * h + 1] = 0.0f;
-                }
+                for (int c = 0; c < 4; c++)
+                    if (!kept[m][c / 2].active(i, c % 2)) sum[i][m][c] = 0.0f;
     }
 };
 
@@ -226,13 +235,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
     float* x = narrow + NARROW_ROOM;  // at first, the gradient of the head's output
     int* far = reinterpret_cast<int*>(x + CHANNELS * X_PLANE);
     const int image = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, member = lane % 4;
-    const float* kept = p.kept + static_cast<long>(image) * KEPT_MAPS * KEPT_PLANE;
+    const Kept* kept = p.kept + static_cast<long>(image) * KEPT_MAPS * KEPT_PLANE;
     float* parts = p.parts + (static_cast<long>(image) * TURNS + warp / GROUPS) * PARTS;  // of this warp's turn
     float* of_biases = parts + WEIGHT_PARTS;
 
     // What was kept is far away: so it is called nearer before it is needed.
     auto call = [&](int map, int maps) {
-        for (int e = threadIdx.x; e < maps * KEPT_PLANE / 32; e += THREADS) call_nearer(kept + map * KEPT_PLANE + 32 * e);
+        constexpr int NEARER = 128 / sizeof(Kept);
+        for (int e = threadIdx.x; e < maps * KEPT_PLANE / NEARER; e += THREADS) call_nearer(kept + map * KEPT_PLANE + NEARER * e);
     };
     const int last = BLOCKS * KEPT_BLOCK;
     call(last, WIDE);
@@ -256,18 +266,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
     auto outputs = [&](int channel, int pixel) { return channel < CHANNELS ? pair_at(x + channel * X_PLANE, pixel, x_place) : make_float2(0.0f, 0.0f); };
     auto wides = [&](int map, int pixel) { return *reinterpret_cast<const float2*>(wide + map * WIDE_PLANE + pixel); };
     auto narrows = [&](int map, int pixel) { return pair_at(narrow + map * NARROW_PLANE, pixel, mirrored_place); };
-    auto kept_from = [&](int first) { return [=](int map) { return kept + (first + map) * KEPT_PLANE; }; };
-    auto kept_at = [](const float* map, int pixel) { return far_away(reinterpret_cast<const float2*>(map + pixel)); };
 
     // The head.
     const float* weights = p.weights;
     if (BLOCKS) call(last - KEPT_BLOCK, KEPT_BLOCK);
-    add_up<HEAD / 16, WIDE / 8, 8>(parts + WEIGHT_PARTS - HEAD_PART, of_biases + WIDE + BLOCKS * BIAS_BLOCK, outputs, kept_from(last), kept_at);
+    add_up_kept<HEAD / 16, WIDE / 8>(parts + WEIGHT_PARTS - HEAD_PART, of_biases + WIDE + BLOCKS * BIAS_BLOCK, outputs, kept + last * KEPT_PLANE);
 #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         const Tiles tiles(chunk);
-        Activity<WIDE / 16> active;
-        active.ask(tiles, kept + last * KEPT_PLANE);
+        const Activity<WIDE / 16> active(tiles, kept + last * KEPT_PLANE);
         float sum[AT_ONCE][WIDE / 16][4] = {};
         multiply<WIDE / 16, padded(CHANNELS, 8) / 8, GRADIENTS>(sum, weights, [&](int step, int half, int i) { return of_output(8 * step + half + member, tiles.loaded(i)); });
         active.apply(sum);
@@ -286,12 +293,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
         if (block) call(first - KEPT_BLOCK, KEPT_BLOCK);
 
         // Back to the narrow maps.
-        add_up<WIDE / 16, NARROW / 8, 8>(matrices + SHRINK_PART + LOOK_PART, sums + 2 * NARROW, wides, kept_from(first + WIDE + NARROW), kept_at);
+        add_up_kept<WIDE / 16, NARROW / 8>(matrices + SHRINK_PART + LOOK_PART, sums + 2 * NARROW, wides, kept + (first + WIDE + NARROW) * KEPT_PLANE);
 #pragma unroll 1
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const Tiles tiles(chunk);
-            Activity<NARROW / 16> active;
-            active.ask(tiles, kept + (first + WIDE + NARROW) * KEPT_PLANE);
+            const Activity<NARROW / 16> active(tiles, kept + (first + WIDE + NARROW) * KEPT_PLANE);
             float sum[AT_ONCE][NARROW / 16][4] = {};
             multiply<NARROW / 16, WIDE / 8, GRADIENTS>(sum, weights, [&](int step, int half, int i) { return of_wide(8 * step + half + member, tiles.loaded(i)); });
             active.apply(sum);
@@ -302,17 +308,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
 
         // Back to whatever was looked at.
         auto seen_from = [&](int place, int map, int pixel) { return pair_at(narrow + map * NARROW_PLANE - near_offset(place), pixel, mirrored_place); };
-        auto looked_at = [&](int map, int pixel) { return kept_at(kept + (first + WIDE + map) * KEPT_PLANE, pixel); };
+        const Kept* looked_at = kept + (first + WIDE) * KEPT_PLANE;
         if (warp % GROUPS < 2)
-            add_up_looks<4, 0>(matrices + SHRINK_PART, sums + NARROW, seen_from, looked_at);
+            add_up_looks<0>(matrices + SHRINK_PART, sums + NARROW, seen_from, looked_at);
         else
-            add_up_looks<4, 1>(matrices + SHRINK_PART, sums + NARROW, seen_from, looked_at);
+            add_up_looks<1>(matrices + SHRINK_PART, sums + NARROW, seen_from, looked_at);
         float seen[CHUNKS][AT_ONCE][NARROW / 16][4] = {};
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const Tiles tiles(chunk);
-            Activity<NARROW / 16> active;
-            active.ask(tiles, kept + (first + WIDE) * KEPT_PLANE);
+            const Activity<NARROW / 16> active(tiles, looked_at);
             int place[AT_ONCE];
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) place[i] = tiles.at(i, NARROW_ROW, mirrored_place) + member * NARROW_PLANE;
@@ -331,8 +336,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
 #pragma unroll 1
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const Tiles tiles(chunk);
-            Activity<WIDE / 16> active;
-            active.ask(tiles, kept + first * KEPT_PLANE);
+            const Activity<WIDE / 16> active(tiles, kept + first * KEPT_PLANE);
             float sum[AT_ONCE][WIDE / 16][4] = {};
             multiply<WIDE / 16, NARROW / 8, GRADIENTS>(sum, weights, [&](int step, int half, int i) {
                 return narrow[(8 * step + half + member) * NARROW_PLANE + tiles.at(i, NARROW_ROW, mirrored_place)];
@@ -345,14 +349,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
         }
         weights += NARROW * WIDE;
         __syncthreads();
-        add_up<NARROW / 16, WIDE / 8, 4>(matrices, sums, narrows, kept_from(first), kept_at);
+        add_up_kept<NARROW / 16, WIDE / 8>(matrices, sums, narrows, kept + first * KEPT_PLANE);
         __syncthreads();
     }
 
     // The first convolution.
     load_image(p.x, p.batch, image, p.reverse, store_image);
     __syncthreads();
-    add_up<WIDE / 16, FIRST_STEPS, 1>(parts, of_biases, wides, [&](int column) { return x + far[column]; }, [&](const float* from, int pixel) { return pair_at(from, pixel, x_place); });
+    add_up<WIDE / 16, FIRST_STEPS, 1>(
+        parts, of_biases, wides, [&](int column) { return x + far[column]; }, [](const float* from, int) { return from; },
+        [](const float* from, int, int pixel) { return pair_at(from, pixel, x_place); });
     // Its transpose, by rows of the image, a warp for each: what the pixels of a row pass on to every column and
     // channel of one row of the kernel; then every pixel gathers what is meant for it.
     float* stripe = narrow + warp * padded(SEEN * STRIPE_ROW, 2);

@@ -12,7 +12,7 @@ struct PixelForwardArguments {
     const float* biases;   // of the layers, one after the other
     const float* added;    // by the context, [batch][ADDED]; or null
     float* z;              // [NUMBERS][batch]
-    float* kept;           // [batch][KEPT_MAPS][KEPT_PLANE], to LEARN
+    Kept* kept;            // [batch][KEPT_MAPS][KEPT_PLANE], to LEARN
     float* largest;        // [batch][WARPS], for a CHECK
     int batch, reverse;
 };
@@ -45,6 +45,11 @@ __device__ __forceinline__ void add_columns(float (&sum)[2][MAPS_NOW], const flo
         }
     }
 }
+// Where a pixel is in a map that is kept in full.
+__device__ __forceinline__ int kept_place(int pixel) {
+    const int tile = pixel / 8, turn = tile / WARPS, set = turn / AT_ONCE * WARPS + tile % WARPS;
+    return (4 * set + pixel % 8 / 2) * KEPT_WORDS + 2 * (turn % AT_ONCE) + pixel % 2;
+}
 constexpr int WIDE_NOW = WIDE % 32 ? 16 : 32, HEAD_NOW = padded(CHANNELS, 4);
 
 template <Purpose WHAT>
@@ -56,13 +61,14 @@ __device__ __forceinline__ void shift_exactly(const PixelForwardArguments& p) {
     int* far = reinterpret_cast<int*>(x + CHANNELS * X_PLANE);
     const int image = blockIdx.x;
     const float* added = p.added ? p.added + static_cast<long>(image) * ADDED : nullptr;
-    float* kept = WHAT == LEARN ? p.kept + static_cast<long>(image) * KEPT_MAPS * KEPT_PLANE : nullptr;
+    constexpr int KEPT_MAP = KEPT_PLANE * KEPT_WORDS;
+    unsigned* kept = WHAT == LEARN ? p.kept[static_cast<long>(image) * KEPT_MAPS * KEPT_PLANE].word : nullptr;
 
     for (int e = threadIdx.x; e < NARROW * NARROW_PLANE + CHANNELS * X_PLANE; e += THREADS) narrow[e] = 0.0f;
     note_columns(far);
     if (WHAT == LEARN)  // what is beyond the last pixel must be a number
         for (int map = threadIdx.x; map < KEPT_MAPS; map += THREADS)
-            for (int pixel = PIXELS; pixel < KEPT_PLANE; pixel++) kept[map * KEPT_PLANE + pixel] = 0.0f;
+            for (int pixel = PIXELS; pixel < 8 * TILES; pixel++) kept[map * KEPT_MAP + kept_place(pixel)] = 0u;
     __syncthreads();
     load_image(p.x, p.batch, image, p.reverse, [&](int place, float value) { x[place] = value; });
     __syncthreads();
@@ -70,7 +76,7 @@ __device__ __forceinline__ void shift_exactly(const PixelForwardArguments& p) {
     float most = 0.0f;
     auto keep = [&](int map, int pixel, float value) {
         if (WHAT == CHECK) most = fmaxf(most, value);
-        if (WHAT == LEARN) kept[map * KEPT_PLANE + pixel] = rectified(value);
+        if (WHAT == LEARN) kept[map * KEPT_MAP + kept_place(pixel)] = __float_as_uint(rectified(value));
     };
 
     const float *weights = p.weights, *bias = p.biases;

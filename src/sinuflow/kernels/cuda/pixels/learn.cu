@@ -9,7 +9,7 @@ __device__ __forceinline__ void shift_roughly(const PixelForwardArguments& p) {
     int* far = reinterpret_cast<int*>(x + CHANNELS * X_PLANE);  // where the columns of the first convolution are, from a pixel
     const int image = blockIdx.x, lane = threadIdx.x % 32, member = lane % 4;
     const float* added = p.added ? p.added + static_cast<long>(image) * ADDED : nullptr;
-    float* kept = p.kept + static_cast<long>(image) * KEPT_MAPS * KEPT_PLANE;
+    Kept* kept = p.kept + static_cast<long>(image) * KEPT_MAPS * KEPT_PLANE;
 
     for (int e = threadIdx.x; e < NARROW * NARROW_PLANE + CHANNELS * X_PLANE; e += THREADS) narrow[e] = 0.0f;
     note_columns(far);
@@ -17,12 +17,6 @@ __device__ __forceinline__ void shift_roughly(const PixelForwardArguments& p) {
     load_image(p.x, p.batch, image, p.reverse, [&](int place, float value) { x[place] = value; });
     __syncthreads();
 
-    auto keep = [&](int map, int pixel, float one, float two) {  // what is beyond the last pixel must be a number
-        float2 pair = make_float2(rectified(one), rectified(two));
-        if (PIXELS % 8 && pixel >= PIXELS) pair.x = 0.0f;
-        if (PIXELS % 8 && pixel + 1 >= PIXELS) pair.y = 0.0f;
-        send_away(reinterpret_cast<float2*>(kept + map * KEPT_PLANE + pixel), pair);
-    };
     // The wide maps at two pixels, of which the second may be one too many: there is room for it.
     auto store_wide = [&](int map, int pixel, float one, float two) {
         *reinterpret_cast<float2*>(wide + map * WIDE_PLANE + pixel) = make_float2(rounded(one), rounded(two));
@@ -45,10 +39,8 @@ __device__ __forceinline__ void shift_roughly(const PixelForwardArguments& p) {
         for (int i = 0; i < AT_ONCE; i++) place[i] = tiles.at(i, X_ROW, x_place);
         multiply<WIDE / 16, FIRST_STEPS, ROUGH_ONES>(sum, weights, [&](int step, int half, int i) { return rounded(x[far[8 * step + half + member] + place[i]]); });
         more.add_to(sum);
-        each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
-            store_wide(map, pixel, one, two);
-            keep(map, pixel, one, two);
-        });
+        each_pair(tiles, sum, store_wide);
+        keep(kept, tiles, sum);
     }
     weights += FIRST_STEPS * WIDE * 8, bias += WIDE;
     __syncwarp();
@@ -63,10 +55,8 @@ __device__ __forceinline__ void shift_roughly(const PixelForwardArguments& p) {
             float sum[AT_ONCE][NARROW / 16][4] = {};
             multiply<NARROW / 16, SHRINK_STEPS, ROUGH_ONES>(sum, weights, [&](int step, int half, int i) { return active(8 * step + half + member, tiles.loaded(i)); });
             more.add_to(sum);
-            each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
-                store_narrow(map, pixel, one, two);
-                keep(maps + map, pixel, one, two);
-            });
+            each_pair(tiles, sum, store_narrow);
+            keep(kept + maps * KEPT_PLANE, tiles, sum);
         }
         weights += SHRINK_STEPS * NARROW * 8, bias += NARROW;
         __syncthreads();
@@ -88,10 +78,8 @@ __device__ __forceinline__ void shift_roughly(const PixelForwardArguments& p) {
 #pragma unroll
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             more.add_to(seen[chunk]);
-            each_pair(Tiles(chunk), seen[chunk], [&](int map, int pixel, float one, float two) {
-                store_narrow(map, pixel, one, two);
-                keep(maps + NARROW + map, pixel, one, two);
-            });
+            each_pair(Tiles(chunk), seen[chunk], store_narrow);
+            keep(kept + (maps + NARROW) * KEPT_PLANE, Tiles(chunk), seen[chunk]);
         }
         weights += LOOK_STEPS * NARROW * 8, bias += NARROW;
         __syncwarp();
@@ -105,12 +93,12 @@ __device__ __forceinline__ void shift_roughly(const PixelForwardArguments& p) {
                 return narrow[(8 * step + half + member) * NARROW_PLANE + tiles.at(i, NARROW_ROW, narrow_place)];
             });
             more.add_to(sum);
-            each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
+            each_pair(tiles, sum, [&](int map, int pixel, float& one, float& two) {
                 const float2 before = *reinterpret_cast<const float2*>(wide + map * WIDE_PLANE + pixel);
                 one += before.x, two += before.y;
                 store_wide(map, pixel, one, two);
-                keep(maps + 2 * NARROW + map, pixel, one, two);
             });
+            keep(kept + (maps + 2 * NARROW) * KEPT_PLANE, tiles, sum);
         }
         weights += GROW_STEPS * WIDE * 8, bias += WIDE;
         __syncwarp();

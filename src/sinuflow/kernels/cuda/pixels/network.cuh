@@ -35,7 +35,7 @@ constexpr int GROW_STEPS = NARROW / 8, HEAD_STEPS = WIDE / 8;
 
 // What is kept of an image, map by map: the wide maps before a bottleneck, its narrow ones before and after the look,
 // and again, all rectified; the last wide ones are what the head sees.
-constexpr int KEPT_BLOCK = WIDE + 2 * NARROW, KEPT_MAPS = BLOCKS * KEPT_BLOCK + WIDE, KEPT_PLANE = 8 * TILES;
+constexpr int KEPT_BLOCK = WIDE + 2 * NARROW, KEPT_MAPS = BLOCKS * KEPT_BLOCK + WIDE;
 // What the context adds, image by image: to the wide maps, and to every look.
 constexpr int ADDED = WIDE + BLOCKS * NARROW;
 
@@ -101,8 +101,10 @@ __device__ __forceinline__ void multiply(float (&sum)[COUNT][TALL][4], const flo
     }
 }
 
-// Tiles that a warp takes at once: as many as it has registers for.
-constexpr int AT_ONCE = MINE < 4 ? MINE : 4, CHUNKS = (MINE + AT_ONCE - 1) / AT_ONCE;
+// Tiles that a warp takes at once: as many as it has registers for; no three, which do not travel together.
+constexpr int AT_ONCE = MINE < 3 ? MINE : 4, CHUNKS = (MINE + AT_ONCE - 1) / AT_ONCE;
+// All sets of tiles that a warp takes at once, chunk by chunk and warp by warp.
+constexpr int SETS = CHUNKS * WARPS;
 
 // Whether every warp has as many tiles, all in the same columns of the image: then places differ by constants.
 constexpr int ROWS_APART = 8 * WARPS / WIDTH;
@@ -110,9 +112,9 @@ constexpr bool REGULAR = TILES % (WARPS * AT_ONCE) == 0 && PIXELS % 8 == 0 && 8 
 
 // A warp's tiles, one after the other; beyond the last one it repeats that, and stores nothing.
 struct Tiles {
-    int first;
+    int set, first;
 
-    __device__ __forceinline__ Tiles(int chunk) : first(threadIdx.x / 32 + WARPS * AT_ONCE * chunk) {}
+    __device__ __forceinline__ Tiles(int chunk) : set(threadIdx.x / 32 + WARPS * chunk), first(threadIdx.x / 32 + WARPS * AT_ONCE * chunk) {}
     __device__ __forceinline__ bool exists(int i) const { return REGULAR || first + WARPS * i < TILES; }
     __device__ __forceinline__ int pixel(int i) const { return 8 * (REGULAR ? first + WARPS * i : min(first + WARPS * i, TILES - 1)); }
     // The pixel that this lane loads for a product, one that exists.
@@ -152,7 +154,7 @@ struct OfRows {
 
 // The numbers of a result: `use` gets the row, the first of two neighbouring pixels, and both numbers.
 template <int TALL, int COUNT, class Use>
-__device__ __forceinline__ void each_pair(const Tiles& tiles, const float (&sum)[COUNT][TALL][4], Use use) {
+__device__ __forceinline__ void each_pair(const Tiles& tiles, float (&sum)[COUNT][TALL][4], Use use) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
@@ -163,4 +165,60 @@ __device__ __forceinline__ void each_pair(const Tiles& tiles, const float (&sum)
             for (int h = 0; h < 2; h++)
                 use(16 * m + 8 * h + lane / 4, tiles.pixel(i) + 2 * (lane % 4), sum[i][m][2 * h], sum[i][m][2 * h + 1]);
     }
+}
+
+// ---------------------------------------------------------------- what is kept for the gradients
+
+// A lane's part of a map: two pixels of every tile of a set, as they are in a result, so that they travel together. In
+// half precision if they may be rough: it has the eleven bits that tensor cores take.
+constexpr int KEPT_WORDS = ROUGH ? AT_ONCE : 2 * AT_ONCE;
+// Lanes' parts of a map.
+constexpr int KEPT_PLANE = 4 * SETS;
+struct alignas(4 * (KEPT_WORDS < 4 ? KEPT_WORDS : 4)) Kept {
+    unsigned word[KEPT_WORDS];
+
+    __device__ __forceinline__ void set(int i, float one, float two) {
+        if constexpr (ROUGH)
+            word[i] = in_halves(one, two);
+        else
+            word[2 * i] = __float_as_uint(one), word[2 * i + 1] = __float_as_uint(two);
+    }
+    __device__ __forceinline__ float2 pair(int i) const {
+        if constexpr (ROUGH)
+            return of_halves(word[i]);
+        else
+            return make_float2(__uint_as_float(word[2 * i]), __uint_as_float(word[2 * i + 1]));
+    }
+    // Whether the first or the second of two pixels is above zero; none is below.
+    __device__ __forceinline__ bool active(int i, int which) const {
+        if constexpr (ROUGH)
+            return (word[i] & (which ? 0x7fff0000u : 0x7fffu)) != 0u;
+        else
+            return __uint_as_float(word[2 * i + which]) > 0.0f;
+    }
+};
+
+__device__ __forceinline__ Kept kept_at(const Kept* map, int set) {
+    Kept found;
+    read_once(found.word, map[4 * set + threadIdx.x % 4].word);
+    return found;
+}
+
+// Maps of a set of tiles, rectified, with zeros beyond the last pixel.
+template <int TALL>
+__device__ __forceinline__ void keep(Kept* maps, const Tiles& tiles, const float (&sum)[AT_ONCE][TALL][4]) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < TALL; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            Kept part;
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; i++) {
+                const int pixel = tiles.pixel(i) + 2 * (lane % 4);
+                const bool one = PIXELS % 8 == 0 || pixel < PIXELS, two = PIXELS % 8 == 0 || pixel + 1 < PIXELS;
+                part.set(i, one ? rectified(sum[i][m][2 * h]) : 0.0f, two ? rectified(sum[i][m][2 * h + 1]) : 0.0f);
+            }
+            write_once(maps[(16 * m + 8 * h + lane / 4) * KEPT_PLANE + 4 * tiles.set + lane % 4].word, part.word);
+        }
 }

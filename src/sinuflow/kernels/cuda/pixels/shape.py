@@ -71,8 +71,12 @@ class PixelShape:
 
     @property
     def kept(self) -> tuple[int, int]:
-        """Maps of an image that are kept for the gradients, and numbers of each."""
-        return self.blocks * (self.wide + 2 * self.narrow) + self.wide, round_up(self.pixels, 8)
+        """Maps of an image that are kept for the gradients, and words of each: of two numbers, if they are rough."""
+        tiles = -(-self.pixels // 8)
+        mine = -(-tiles // WARPS)
+        at_once = mine if mine < 3 else 4
+        numbers = round_up(mine, at_once) * WARPS * 8
+        return self.blocks * (self.wide + 2 * self.narrow) + self.wide, numbers // 2 if self.rough else numbers
 
     @property
     def added(self) -> int:
