@@ -36,7 +36,7 @@ constexpr std::size_t STACK = 1 << 18;
 
 struct Barrier { int arrived = 0; long generation = 0; };
 struct Warp { Barrier barrier; float values[32]; uint32_t words[32]; float a[32][4], b[32][2]; };
-struct Copy { float* to; const void* from; };
+struct Copy { float* to; const void* from; int bytes; };
 struct Fiber {
     ucontext_t context;  // for its beginning
     jmp_buf place;       // and for going on: unlike swapcontext, no call to the system
@@ -231,8 +231,9 @@ inline float rectified(float x) { return x < 0.0f ? 0.0f : x; }
 // Asynchronous copies arrive as late as they may.
 inline void copy_async(float* to, const float4* from) {
     if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16) std::abort();
-    emulator::fibers[emulator::current].open.push_back({to, from});
+    emulator::fibers[emulator::current].open.push_back({to, from, 16});
 }
+inline void copy_async(float* to, const float* from) { emulator::fibers[emulator::current].open.push_back({to, from, 4}); }
 inline void copy_or_zero(float* to, const float4* from, bool copies) {
     static const float4 zeros{};
     copy_async(to, copies ? from : &zeros);
@@ -246,7 +247,7 @@ template <int LATEST>
 inline void wait_for_groups() {
     auto& fiber = emulator::fibers[emulator::current];
     for (; fiber.groups.size() > LATEST; fiber.groups.pop_front())
-        for (const auto& copy : fiber.groups.front()) std::memcpy(copy.to, copy.from, 16);
+        for (const auto& copy : fiber.groups.front()) std::memcpy(copy.to, copy.from, copy.bytes);
 }
 
 // A warp's product of a 16 x 8 by an 8 x 8 matrix of tf32 numbers, in the layout of the PTX manual.

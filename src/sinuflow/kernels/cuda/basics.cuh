@@ -30,9 +30,12 @@ __device__ __forceinline__ void new_mma_tf32(float (&c)[4], const float (&a)[4],
         : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
           "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])), "f"(0.0f));
 }
-// Copies of 16 bytes into shared memory that go on while the thread does; they end in the order of their groups.
+// Copies into shared memory that go on while the thread does; they end in the order of their groups.
 __device__ __forceinline__ void copy_async(float* to, const float4* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copy_async(float* to, const float* from) {  // a single number
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from) : "memory");
 }
 __device__ __forceinline__ void copy_or_zero(float* to, const float4* from, bool copies) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from),

@@ -232,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
     DYNAMIC_SHARED(memory);
     float* wide = memory;  // gradients of the wide maps, before their activation
     float* narrow = wide + WIDE * WIDE_PLANE;
-    float* x = narrow + NARROW_ROOM;  // at first, the gradient of the head's output
+    float* x = narrow + NARROW_ROOM;  // at first, the gradient of z, which is that of the head's output
     int* far = reinterpret_cast<int*>(x + CHANNELS * X_PLANE);
     const int image = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, member = lane % 4;
     const Kept* kept = p.kept + static_cast<long>(image) * KEPT_MAPS * KEPT_PLANE;
@@ -246,12 +246,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
     };
     const int last = BLOCKS * KEPT_BLOCK;
     call(last, WIDE);
-    auto store_image = [&](int place, float value) { x[place] = stored(value); };
     for (int e = threadIdx.x; e < NARROW * NARROW_PLANE; e += THREADS) narrow[e] = 0.0f;
     for (int e = threadIdx.x; e < CHANNELS * X_PLANE; e += THREADS) x[e] = 0.0f;
     note_columns(far);
     __syncthreads();
-    load_image(p.grad_z, p.batch, image, p.reverse, store_image);
+    each_number(p.grad_z, p.batch, image, p.reverse, [&](int place, const float* from) { x[place] = stored(*from); });
     __syncthreads();
 
     auto store_narrow = [&](int map, int pixel, float one, float two) {
@@ -284,6 +283,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
     }
     weights += padded(CHANNELS, 8) * WIDE;
     __syncthreads();
+    // The image takes the place of the head's gradient, and has a long way to go.
+    each_number(p.x, p.batch, image, p.reverse, [&](int place, const float* from) { copy_async(x + place, from); });
+    end_group();
 
 #pragma unroll 1
     for (int block = BLOCKS - 1; block >= 0; block--) {
@@ -354,7 +356,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
     }
 
     // The first convolution.
-    load_image(p.x, p.batch, image, p.reverse, store_image);
+    wait_for_groups<0>();
+    each_number(p.x, p.batch, image, p.reverse, [&](int place, const float*) { x[place] = stored(x[place]); });
     __syncthreads();
     add_up<WIDE / 16, FIRST_STEPS, 1>(
         parts, of_biases, wides, [&](int column) { return x + far[column]; }, [](const float* from, int) { return from; },

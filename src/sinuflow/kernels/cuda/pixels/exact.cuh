@@ -70,7 +70,7 @@ __device__ __forceinline__ void shift_exactly(const PixelForwardArguments& p) {
         for (int map = threadIdx.x; map < KEPT_MAPS; map += THREADS)
             for (int pixel = PIXELS; pixel < 8 * TILES; pixel++) kept[map * KEPT_MAP + kept_place(pixel)] = 0u;
     __syncthreads();
-    load_image(p.x, p.batch, image, p.reverse, [&](int place, float value) { x[place] = value; });
+    each_number(p.x, p.batch, image, p.reverse, [&](int place, const float* from) { x[place] = *from; });
     __syncthreads();
 
     float most = 0.0f;

@@ -14,7 +14,7 @@ __device__ __forceinline__ void shift_roughly(const PixelForwardArguments& p) {
     for (int e = threadIdx.x; e < NARROW * NARROW_PLANE + CHANNELS * X_PLANE; e += THREADS) narrow[e] = 0.0f;
     note_columns(far);
     __syncthreads();
-    load_image(p.x, p.batch, image, p.reverse, [&](int place, float value) { x[place] = value; });
+    each_number(p.x, p.batch, image, p.reverse, [&](int place, const float* from) { x[place] = *from; });
     __syncthreads();
 
     // The wide maps at two pixels, of which the second may be one too many: there is room for it.

@@ -50,12 +50,12 @@ __device__ __forceinline__ void note_columns(int* far) {
     for (int k = threadIdx.x; k < 8 * FIRST_STEPS; k += THREADS) far[k] = k % CHANNELS * X_PLANE + far_offset(min(k / CHANNELS, FAR_PLACES - 1));
 }
 
-// An image of the batch, number by number: `store` gets its place.
-template <class Store>
-__device__ __forceinline__ void load_image(const float* from, int batch, int image, bool reverse, Store store) {
+// An image of the batch, number by number, a thread always the same ones: `use` gets its place here, and where it is.
+template <class Use>
+__device__ __forceinline__ void each_number(const float* from, int batch, int image, bool reverse, Use use) {
 #pragma unroll 8
     for (int e = threadIdx.x; e < NUMBERS; e += THREADS)
-        store(e / PIXELS * X_PLANE + x_place(e % PIXELS), from[number_of(e / PIXELS, e % PIXELS, reverse) * batch + image]);
+        use(e / PIXELS * X_PLANE + x_place(e % PIXELS), from + number_of(e / PIXELS, e % PIXELS, reverse) * batch + image);
 }
 
 // ---------------------------------------------------------------- products by tensor cores
