@@ -114,7 +114,8 @@ def main() -> None:
             cells += [f"{r['round_trip_max']:.1e}", r["certified"]]
         print("| " + " | ".join(map(str, cells)) + " |")
     if arguments.json:
-        write_record(arguments.json, "python images.py", start, records)
+        given = "".join(f" --{name} MODEL" for name in SHAPES if getattr(arguments, name))
+        write_record(arguments.json, f"python images.py{given}", start, records)
 
 
 if __name__ == "__main__":
