@@ -23,6 +23,8 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "colour": {"shape": (3, 7, 7), "channels": 16, "residual_blocks": 2, "context": 2},
     "no blocks": {"shape": (1, 8, 8), "channels": 8, "residual_blocks": 0},
     "wide": {"shape": (2, 3, 40), "channels": 20, "residual_blocks": 1},
+    "two tiles to a warp": {"shape": (1, 16, 16), "channels": 3, "residual_blocks": 1},
+    "three tiles to a warp": {"shape": (1, 17, 17), "channels": 3, "residual_blocks": 1},
     "many tiles to a warp": {"shape": (1, 27, 28), "channels": 3, "residual_blocks": 1},
     "places that differ by constants": {"shape": (1, 32, 32), "channels": 3, "residual_blocks": 1},
     "a row of four channels": {"shape": (4, 1, 33), "channels": 17, "residual_blocks": 1},

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
+import sinuflow.kernels.triton
+from sinuflow.bijections import inverse_ops
 from sinuflow.bijections.scalar_inverse import invert_stack
 from sinuflow.bijections.transformers import ConditionalWaves
 from sinuflow.kernels import conditional_waves as plain_conditional
@@ -61,6 +63,7 @@ def close(a, b, tolerance=1e-11):
 
 @few
 @given(**shapes)
+@example(scales=2, features=70, waves=3, rows=300, seed=0)
 def test_the_stack_is_the_reference(scales, features, waves, rows, seed):
     x, numbers = 3 * randn(features, rows, seed=seed), shared_waves(scales, features, waves, seed)
     value, ladj, inputs = scale_stack.forward(x, numbers, keep=True)
@@ -93,6 +96,17 @@ def test_the_inverse_of_the_stack_is_certified(scales, features, waves, rows, se
         assert int(iterations.min()) >= 1
         assert int(iterations.max()) < 40
         assert float(residual.max()) <= 1e-13 * (1 + z.abs().max().item())
+
+
+def test_gradients_of_the_inverse_as_an_operator(monkeypatch):
+    """What a compiled graph calls; its results may not share memory."""
+    x, numbers = randn(3, 9), shared_waves(2, 3, 4, 0)
+    grad_x, grad_ladj = randn(3, 9, seed=1), randn(9, seed=2)
+    expected = inverse_ops._scale_inverse_backward(x, *numbers, grad_x, grad_ladj)
+    monkeypatch.setattr(inverse_ops, "wave_kernels", lambda *_: sinuflow.kernels.triton)
+    found = inverse_ops.scale_inverse_backward_op(x, *numbers, grad_x, grad_ladj)
+    for ours, theirs in zip(found, expected, strict=True):
+        close(ours, theirs, 1e-9)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # NumPy's, in the interpreter

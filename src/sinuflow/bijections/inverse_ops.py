@@ -124,8 +124,16 @@ def _scale_inverse_backward(
     return grad_z, *grads
 
 
+def _scale_inverse_backward_apart(
+    x: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, grad_x: Tensor, grad_ladj: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The same; what an operator returns may not share memory, and gradients of waves may be parts of one tensor."""
+    grad_z, *grads = _scale_inverse_backward(x, a, p, q, d, grad_x, grad_ladj)
+    return grad_z, *(grad.clone() for grad in grads)  # type: ignore[return-value]
+
+
 scale_inverse_backward_op = torch.library.custom_op(
-    "sinuflow::scale_inverse_backward", _scale_inverse_backward, mutates_args=()
+    "sinuflow::scale_inverse_backward", _scale_inverse_backward_apart, mutates_args=()
 )
 
 

@@ -203,9 +203,19 @@ inline int __ldg(const int* p) { return *p; }
 inline unsigned __ldg(const unsigned* p) { return *p; }
 inline void call_nearer(const void*) {}
 template <int WORDS>
-inline void read_once(unsigned (&to)[WORDS], const unsigned* from) { std::memcpy(to, from, sizeof to); }
+inline void must_be_aligned(const unsigned* at) {
+    if (reinterpret_cast<uintptr_t>(at) % (4 * std::min(WORDS, 4))) std::abort();
+}
 template <int WORDS>
-inline void write_once(unsigned* to, const unsigned (&from)[WORDS]) { std::memcpy(to, from, sizeof from); }
+inline void read_once(unsigned (&to)[WORDS], const unsigned* from) {
+    must_be_aligned<WORDS>(from);
+    std::memcpy(to, from, sizeof to);
+}
+template <int WORDS>
+inline void write_once(unsigned* to, const unsigned (&from)[WORDS]) {
+    must_be_aligned<WORDS>(to);
+    std::memcpy(to, from, sizeof from);
+}
 inline unsigned in_half(float x) {  // what is not negative, rounded to nearest
     if (x != x) return 0x7fff;
     x = std::min(x, 65504.0f);

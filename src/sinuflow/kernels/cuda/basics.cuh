@@ -77,7 +77,7 @@ __device__ __forceinline__ void write_once(unsigned* to, const unsigned (&from)[
             __stcs(reinterpret_cast<uint4*>(to + w), make_uint4(from[w], from[w + 1], from[w + 2], from[w + 3]));
     }
 }
-// Two numbers in half precision, and back; what is too large becomes the largest one.
+// Two numbers that are not negative in half precision, and back; what is too large becomes the largest one.
 __device__ __forceinline__ unsigned in_halves(float one, float two) {
     unsigned both;
     asm("{.reg .f32 a, b; min.NaN.f32 a, %1, 0f477FE000; min.NaN.f32 b, %2, 0f477FE000; cvt.rn.f16x2.f32 %0, b, a;}" : "=r"(both) : "f"(one), "f"(two));

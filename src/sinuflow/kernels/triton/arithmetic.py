@@ -8,17 +8,21 @@ import triton.language as tl
 
 @triton.jit
 def _near_zero(u):
-    """Sine and cosine of r in [-π/4, π/4] by polynomials, and n, where u = r + n π/2. All of it in float32."""
+    """Sine and cosine of r = u - n π/2, about [-π/4, π/4], by polynomials; and bits, of which the last two are n's.
+
+    All of it in float32.
+    """
     # Added to 1.5 * 2^23, a number is rounded to a whole one, which is in the last bits then.
     rounded = u * 0.6366197723675814 + 12582912.0
     quarter = rounded - 12582912.0
     # π/2 in three parts, so that the remainder keeps its digits.
-    r = u - quarter * 1.5707964
-    r = r - quarter * -4.371139e-08
-    r = r - quarter * -1.7151245e-15
-    # Beyond 2^22 quarters the remainder is noise: hold it in range, so that slopes stay positive.
-    r = tl.where(r < -0.7853982, -0.7853982, r)  # NaN stays
-    r = tl.where(r > 0.7853982, 0.7853982, r)
+    r = tl.fma(quarter, -1.5707964, u)
+    r = tl.fma(quarter, 4.371139e-08, r)
+    r = tl.fma(quarter, 1.7151245e-15, r)
+    # Beyond 2^22 quarters the remainder is noise: hold it in range, so that slopes stay positive. A little more than
+    # π/4 is in range, because 2/π is rounded, too.
+    r = tl.where(r < -0.8, -0.8, r)  # NaN stays
+    r = tl.where(r > 0.8, 0.8, r)
     s = r * r
     sine = r + r * s * (-1.6666654611e-1 + s * (8.3321608736e-3 + s * -1.9515295891e-4))
     cosine = 1.0 - 0.5 * s + s * s * (4.166664568298827e-2 + s * (-1.388731625493765e-3 + s * 2.443315711809948e-5))

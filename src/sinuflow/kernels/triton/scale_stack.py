@@ -16,8 +16,9 @@ from .arithmetic import wave_products
 from .search import advance
 from .tiles import by_row, on_its_device, own_row, tile, tiling
 
-#: Rows that a warp of the backward pass takes at least, and at most.
-_WARP, _MOST_ROWS = 32, 128
+#: Rows that a warp of the backward pass takes at least, and at most; and bytes of a table of waves by rows, which is in
+#: its registers several times.
+_WARP, _MOST_ROWS, _TABLE = 32, 128, 2048
 
 
 @on_its_device
@@ -43,12 +44,13 @@ def backward(inputs: Tensor, waves: Waves, grad_z: Tensor, grad_ladj: Tensor) ->
     grad_x, rows = torch.empty_like(grad_z), grad_z.shape[-1]
     # A warp has one feature of some rows, so that its sums over rows need nobody else. They are added up in a fixed
     # order, so that results repeat.
-    height = min(_MOST_ROWS, max(_WARP, triton.next_power_of_2(rows)))
+    padded = triton.next_power_of_2(width)
+    height = max(_WARP, min(_MOST_ROWS, triton.next_power_of_2(rows), _TABLE // (padded * grad_z.element_size())))
     parts = max(1, triton.cdiv(rows, height))
     sums = grad_z.new_empty((parts, (3 * width + 1) * count * features))
-    _backward[(features, parts)](
+    _backward[(features * parts,)](
         inputs, *_contiguous(waves)[:3], grad_z, grad_ladj, grad_x, sums, rows, features,
-        SCALES=count, WAVES=width, PADDED=triton.next_power_of_2(width), ROWS=height, num_warps=1,
+        SCALES=count, WAVES=width, PADDED=padded, ROWS=height, num_warps=1,
     )  # fmt: skip
     total = sums[0] if parts == 1 else sums.sum(0)
     *of_waves, of_d = total.split([waves.frequency.numel()] * 3 + [waves.shift.numel()])
@@ -127,8 +129,9 @@ def _backward(
     inputs_at, a_at, p_at, q_at, grad_z_at, grad_ladj_at, grad_x_at, sums_at, rows, features,
     SCALES: tl.constexpr, WAVES: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    feature = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    feature = tl.program_id(0) % features
+    part = (tl.program_id(0) // features).to(tl.int64)
+    row = part * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     size = features * rows.to(tl.int64)
     place = feature * rows.to(tl.int64) + row
@@ -137,7 +140,7 @@ def _backward(
     wave = tl.arange(0, PADDED)
     exists = wave < WAVES
     count = SCALES * features * WAVES  # of numbers of one kind
-    sums = sums_at + tl.program_id(1).to(tl.int64) * (3 * count + SCALES * features)
+    sums = sums_at + part * (3 * count + SCALES * features)
     for backwards in range(SCALES):
         j = SCALES - 1 - backwards
         x = tl.load(inputs_at + j * size + place, inside, 0.0)

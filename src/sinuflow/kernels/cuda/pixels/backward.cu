@@ -11,7 +11,7 @@ struct PixelBackwardArguments {
     int batch, reverse;
 };
 
-// If they may be rough, gradients are rounded when they are stored; of what was kept the rest is cut off.
+// If they may be rough, gradients are rounded when they are stored; what was kept has been.
 constexpr Products GRADIENTS = ROUGH ? ROUGH_ONES : FINE_ONES;
 __device__ __forceinline__ float stored(float x) { return ROUGH ? rounded(x) : x; }
 

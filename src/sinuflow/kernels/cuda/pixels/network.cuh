@@ -110,7 +110,7 @@ constexpr int SETS = CHUNKS * WARPS;
 constexpr int ROWS_APART = 8 * WARPS / WIDTH;
 constexpr bool REGULAR = TILES % (WARPS * AT_ONCE) == 0 && PIXELS % 8 == 0 && 8 * WARPS % WIDTH == 0;
 
-// A warp's tiles, one after the other; beyond the last one it repeats that, and stores nothing.
+// A warp's tiles, one after the other; beyond the last one it repeats that, and nobody looks at what comes of it.
 struct Tiles {
     int set, first;
 
@@ -170,7 +170,7 @@ __device__ __forceinline__ void each_pair(const Tiles& tiles, float (&sum)[COUNT
 // ---------------------------------------------------------------- what is kept for the gradients
 
 // A lane's part of a map: two pixels of every tile of a set, as they are in a result, so that they travel together. In
-// half precision if they may be rough: it has the eleven bits that tensor cores take.
+// half precision if they may be rough: it has the eleven bits that tensor cores take, down to 6e-5, and ends at 65504.
 constexpr int KEPT_WORDS = ROUGH ? AT_ONCE : 2 * AT_ONCE;
 // Lanes' parts of a map.
 constexpr int KEPT_PLANE = 4 * SETS;
@@ -189,12 +189,12 @@ struct alignas(4 * (KEPT_WORDS < 4 ? KEPT_WORDS : 4)) Kept {
         else
             return make_float2(__uint_as_float(word[2 * i]), __uint_as_float(word[2 * i + 1]));
     }
-    // Whether the first or the second of two pixels is above zero; none is below.
+    // Whether the first or the second of two pixels is above zero, or no number; none is below.
     __device__ __forceinline__ bool active(int i, int which) const {
         if constexpr (ROUGH)
             return (word[i] & (which ? 0x7fff0000u : 0x7fffu)) != 0u;
         else
-            return __uint_as_float(word[2 * i + which]) > 0.0f;
+            return !(__uint_as_float(word[2 * i + which]) <= 0.0f);
     }
 };
 
@@ -204,7 +204,8 @@ __device__ __forceinline__ Kept kept_at(const Kept* map, int set) {
     return found;
 }
 
-// Maps of a set of tiles, rectified, with zeros beyond the last pixel.
+// Maps of a set of tiles, rectified, with zeros beyond the last pixel of the last tile. Tiles that do not exist have
+// whatever: nobody asks for them (each_tile, each_pair).
 template <int TALL>
 __device__ __forceinline__ void keep(Kept* maps, const Tiles& tiles, const float (&sum)[AT_ONCE][TALL][4]) {
     const int lane = threadIdx.x % 32;
