@@ -2,9 +2,9 @@
 
     python images.py [--mnist MODEL] [--cifar10 MODEL] [--json FILE]
 
-MODEL is a flow's state, as `sinuflow reproduce images` leaves it (weights.safetensors); without one, parameters are
-drawn. Milliseconds, medians of replays, 128 images; plain PyTorch's samples are timed once. A training step is the
-whole one: noise, gradients, Adam.
+MODEL is the state of a flow of the paper's architecture, as `sinuflow reproduce images` leaves it
+(weights.safetensors); without one, parameters are drawn. Milliseconds, medians of replays, 128 images; plain
+PyTorch's samples are timed once. A training step is the whole one: noise, gradients, Adam.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """How exactly a trained flow of images brings test images back from noise, in float32 and at best.
 
-    python benchmarks/round_trip.py SET WEIGHTS DATA [--images N] [--exact M] [--json FILE]
+    python benchmarks/round_trip.py SET WEIGHTS DATA [--model NAME] [--images N] [--exact M] [--json FILE]
 
-WEIGHTS is a flow's state, as `sinuflow reproduce images` leaves it (weights.safetensors), and DATA the folder that has
-the set. Errors are the largest ones in logits. Beside those of float32, for the first M images: what is lost if exact
-noise (of float64) is rounded to float32 and inverted exactly, which no solver in float32 can better; and float64's.
+WEIGHTS is a flow's state, as `sinuflow reproduce images` leaves it (weights.safetensors), NAME the recipe that it was
+trained by (today), and DATA the folder that has the set. Errors are the largest ones in logits. Beside those of
+float32, for the first M images: what is lost if exact noise (of float64) is rounded to float32 and inverted exactly,
+which no solver in float32 can better; and float64's.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from safetensors.torch import load_file
 
 import sinuflow
 from sinuflow.data.image_sets import image_set, load_image_set
+from sinuflow.paper.recipes import recipes
 from sinuflow.paper.record import hardware, versions
 from sinuflow.pixels import PixelMap
 from sinuflow.training import ImageRows
@@ -59,12 +61,13 @@ def main() -> None:
     parser.add_argument("set")
     parser.add_argument("weights", type=Path)
     parser.add_argument("data", type=Path)
+    parser.add_argument("--model", default="today")
     parser.add_argument("--images", type=int)
     parser.add_argument("--exact", type=int, default=512)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     start, about = time.perf_counter(), image_set(arguments.set)
-    flow = sinuflow.SinusoidalFlow.image(about.shape)
+    flow = sinuflow.SinusoidalFlow.image(about.shape, **recipes(arguments.set)[arguments.model].flow)
     flow.load_state_dict(load_file(arguments.weights))
     images = torch.from_numpy(load_image_set(arguments.set, arguments.data).test[: arguments.images])
     x = torch.cat([batch.x for batch in ImageRows(images, PixelMap(about.alpha)).in_order(1000)])
@@ -72,8 +75,11 @@ def main() -> None:
     print(arguments.set, found)
     if arguments.json:
         record = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
-        record[arguments.set] = {
-            "command": f"python benchmarks/round_trip.py {arguments.set} WEIGHTS DATA --exact {arguments.exact}",
+        words = [f"python benchmarks/round_trip.py {arguments.set} WEIGHTS DATA --exact {arguments.exact}"]
+        words += [f"--model {arguments.model}"] if arguments.model != "today" else []
+        words += [f"--images {arguments.images}"] if arguments.images else []
+        record[arguments.set if arguments.model == "today" else f"{arguments.set}, {arguments.model}"] = {
+            "command": " ".join(words),
             "seed": 0,
             "hardware": hardware("cpu"),
             "versions": versions(),

@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
+import triton
+import triton.language as tl
+
 import sinuflow.kernels.triton
 from sinuflow.bijections import inverse_ops
 from sinuflow.bijections.scalar_inverse import invert_stack
@@ -22,7 +25,7 @@ from sinuflow.kernels import conditional_waves as plain_conditional
 from sinuflow.kernels import constrain as plain_constrain
 from sinuflow.kernels import scale_stack as plain_stack
 from sinuflow.kernels.conditional_waves import Shape
-from sinuflow.kernels.triton import conditional_waves, constrain, scale_stack
+from sinuflow.kernels.triton import arithmetic, conditional_waves, constrain, scale_stack
 from sinuflow.kernels.waves import Waves
 from sinuflow.solvers import SolverOptions
 from tests.processes import unmeasured
@@ -56,6 +59,33 @@ def close(a, b, tolerance=1e-11):
     assert a.shape == b.shape
     scale = 1 + (b.abs().max().item() if b.numel() else 0)
     torch.testing.assert_close(a, b, rtol=0, atol=tolerance * scale)
+
+
+# ---------------------------------------------------------------- sines
+
+
+@triton.jit
+def _sines(u_at, sine_at, cosine_at, square_at, product_at, block: tl.constexpr):
+    place = tl.program_id(0) * block + tl.arange(0, block)
+    u = tl.load(u_at + place)
+    sine, cosine = arithmetic.sin_cos(u)
+    square, product = arithmetic.wave_products(u, 1.0)
+    tl.store(sine_at + place, sine)
+    tl.store(cosine_at + place, cosine)
+    tl.store(square_at + place, square)
+    tl.store(product_at + place, product)
+
+
+def test_sines_in_single_precision():
+    """In every quarter, and far away where multiples of π/2 are exact: there, its second part counts."""
+    quarters = torch.tensor([*range(-7, 8), *(2.0**n for n in range(4, 15)), -(2.0**12)], dtype=DOUBLE)
+    u = (quarters * (math.pi / 2) + torch.linspace(-0.78, 0.78, 64, dtype=DOUBLE).unsqueeze(1)).float().flatten()
+    u = torch.cat([u, u[: -len(u) % 128]]).to(DEVICE)
+    found = [torch.empty_like(u) for _ in range(4)]
+    _sines[(len(u) // 128,)](u, *found, block=128)
+    sine, cosine = u.double().sin(), u.double().cos()
+    for ours, truth in zip(found, (sine, cosine, sine * sine, sine * cosine), strict=True):
+        assert (ours.double() - truth).abs().max() < 1e-6
 
 
 # ---------------------------------------------------------------- waves that all rows share

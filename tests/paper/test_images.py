@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from sinuflow.paper.image_flows import trained_flows
 from sinuflow.paper.images_table import table
 from sinuflow.paper.page import page
 from sinuflow.paper.reconstruction import round_trip
+from sinuflow.paper.record import Figure, write_record
 from sinuflow.paper.tiles import tiles
 
 Found = dict[tuple[str, str, str], dict[str, Any]]
@@ -130,6 +132,19 @@ def test_the_page_shows_what_there_is(options: Options) -> None:
     assert "| Glow | 1.05 | 3.35 |" in shown
 
 
+def test_almost_all_is_not_all(tmp_path: Path) -> None:
+    metric = "images that the certified solver vouches for, percent"
+    figure = Figure("mnist", metric, "today", {0: 99.99})
+    write_record(tmp_path / "reconstruction.json", [figure], "sinuflow reproduce reconstruction", "cpu")
+    assert f"{metric} | 99.99 |" in page(tmp_path)
+
+
+def test_the_best_flow_is_shown_if_it_is_the_only_one(options: Options, tmp_path: Path) -> None:
+    shutil.copytree(options.runs / "mnist" / "today-0", tmp_path / "mnist" / "best-0")  # type: ignore[operator]
+    (flow,) = trained_flows(("mnist",), replace(options, runs=tmp_path))
+    assert flow.model == "best"
+
+
 # ---------------------------------------------------------------- what is not there
 
 
@@ -209,6 +224,7 @@ def test_published_images_are_told_from_others(data: Path) -> None:
     assert _comparable("mnist", "paper", few, full) == "no: other images than the published ones"
     assert _comparable("mnist", "paper", whole, full) == IMAGE_SETS["mnist"].comparable
     assert _comparable("mnist", "today", whole, full).endswith("; trained otherwise than in the paper")
+    assert _comparable("mnist", "best", whole, full).endswith("; a larger flow, trained otherwise than in the paper")
 
 
 # ---------------------------------------------------------------- parts
