@@ -66,8 +66,8 @@ test images; none is left out. What lies beyond black or white is shown as these
 the sum of squares over an image, its pixels between 0 and 1, on average over test images. Iterations are those that
 each transformer and each shift may take, four and two in a block; the paper counts by block. Algorithm 1 has
 tolerance 0, and so takes all of them. An image looks the same if no byte is off by more than one. Largest errors are
-in logits, in which the flow works. All of it is in float32, unless it says float64. In float32 a trained flow of
-MNIST cannot give back every logit: of 512 test images, even the exact inverse of their exact noise, rounded to
+in logits, in which the flow works. All of it is in float32, unless it says float64. In float32 this flow of MNIST
+cannot give back every logit: of 512 test images, even the exact inverse of their exact noise, rounded to
 float32, is off by up to 4e-3 ([record](round_trip.json), which is of a CPU). Algorithm 1 has 128 images, and the
 certified solver all 10,000; of MNIST's it refuses to vouch for one. The record is of revision 83e927c.""",
     "runtime": """The paper shows a picture, and says neither how many images nor on which hardware. Tolerance is both
