@@ -194,8 +194,8 @@ def test_rehearsals_need_no_more_than_one_batch(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", lambda: SimpleNamespace(wait_stream=lambda _: None))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(wait_stream=lambda _: None))
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nothing())
-    monkeypatch.setattr(torch.cuda, "graph", lambda _: nothing())
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "graph", lambda _, pool: nothing())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None, pool=lambda: (0, 1)))
     flow, engine, _, batches = build(DeviceEngine, settings(batch_size=512), MemoryRows(banana(400).double()))
     engine._record = True
     before = [p.detach().clone() for p in flow.parameters()]

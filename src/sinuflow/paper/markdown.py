@@ -9,6 +9,7 @@ from typing import Any
 WORDS = {
     "paper": "Sinusoidal Flow, the paper's recipe",
     "today": "Sinusoidal Flow, the paper's architecture",
+    "stable": "Sinusoidal Flow, the paper's architecture, with stability",
     "best": "Sinusoidal Flow, our best recipe",
     "maf": "MAF (zuko)",
     "nsf": "NSF (zuko)",

@@ -94,6 +94,7 @@ _SHOWN = {
         "images that look the same by the certified solver, percent",
         "images that the certified solver vouches for, percent",
         "largest error of the certified solver in float32, 10,000 images",
+        "largest error of the certified solver in float32, 10,000 images, pixels",
         "largest error of the certified solver in float64, 1,000 images",
     ),
 }
@@ -118,8 +119,8 @@ def page(folder: Path) -> str:
 
 def _section(item: Item, figures: list[dict[str, Any]], folder: Path) -> list[str]:
     parts = [f"## {item.name}", f"{item.paper}: {item.shows}. [Record]({item.name}.json)."]
-    drawn = [name for name in (f"{item.name}.png", f"{item.name}.svg") if (folder / name).exists()]
-    parts += [f"![{item.shows}]({name})" for name in drawn]
+    drawn = [folder / f"{item.name}.png", folder / f"{item.name}.svg", *sorted(folder.glob(f"{item.name}-*.png"))]
+    parts += [f"![{item.shows}]({path.name})" for path in drawn if path.exists()]
     parts.append(_TABLES[item.name](figures).strip() if item.name in _TABLES else _table(item, figures))
     parts.append(DIFFERENCES[item.name])
     return parts

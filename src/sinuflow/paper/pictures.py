@@ -12,6 +12,8 @@ from ..errors import ArgumentError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from .items import Options
+
 #: For what is true, for what was learned, and for what stands beside it.
 TRUE, OURS, OTHER = "#4d4d4d", "#1b6ca8", "#c8553d"
 
@@ -40,3 +42,14 @@ def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
         figure.savefig(path, dpi=160, metadata={"Software": None})
+
+
+def picture_path(name: str, options: Options) -> Path:
+    """Where the picture of trained flows goes: that of a model that was asked for has its name, and replaces no other.
+
+    Example:
+        >>> from sinuflow.paper.items import Options
+        >>> picture_path("samples", Options(Path("results"), models=("best",))).name
+        'samples-best.png'
+    """
+    return options.out / ("-".join([name, *options.models]) + ".png")

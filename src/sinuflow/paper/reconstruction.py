@@ -12,7 +12,7 @@ from ..data.image_sets import IMAGE_SETS
 from .image_data import check_present, images_to_test
 from .image_flows import ImageFlow, trained_flows
 from .items import Options
-from .pictures import OTHER, OURS, picture
+from .pictures import OTHER, OURS, picture, picture_path
 from .record import Figure, hardware
 from .tiles import show, tiles
 
@@ -92,6 +92,9 @@ def reconstruct(flow: ImageFlow, options: Options) -> Found:
         "images that look the same by the certified solver, percent": _indiscernible(flow.images(single.x), images),
         "images that the certified solver vouches for, percent": _percent(single.converged),
         f"largest error of the certified solver in float32, {len(x):,} images": float((single.x - x).abs().max()),
+        f"largest error of the certified solver in float32, {len(x):,} images, pixels": float(
+            _off(flow, single.x, x).abs().max()
+        ),
         f"largest error of the certified solver in float64, {len(double.x):,} images": float(
             (double.x - x[:exact].double()).abs().max()
         ),
@@ -119,10 +122,15 @@ def round_trip(flow: ImageFlow, x: Tensor, device: str, **solver: Any) -> RoundT
 
 
 def _l2(flow: ImageFlow, back: Tensor, x: Tensor) -> Tensor:
-    """The distance of each image from itself, its pixels between 0 and 1; what is no number counts as black."""
-    found, true = (flow.pixels.to_unit(part.nan_to_num(nan=-torch.inf)).value for part in (back, x))
-    distance: Tensor = torch.linalg.vector_norm(found - true, dim=1)
+    """The distance of each image from itself."""
+    distance: Tensor = torch.linalg.vector_norm(_off(flow, back, x), dim=1)
     return distance
+
+
+def _off(flow: ImageFlow, back: Tensor, x: Tensor) -> Tensor:
+    """By how much pixels between 0 and 1 are off; what is no number counts as black."""
+    found, true = (flow.pixels.to_unit(part.nan_to_num(nan=-torch.inf)).value for part in (back, x))
+    return found - true
 
 
 def _indiscernible(found: Tensor, images: Tensor) -> float:
@@ -135,7 +143,7 @@ def _percent(which: Tensor) -> float:
 
 
 def _paint(shown: dict[str, Found], options: Options) -> None:
-    with picture(options.out / "reconstruction.png", 9.4, 2.4 * len(shown)) as figure:
+    with picture(picture_path("reconstruction", options), 9.4, 2.4 * len(shown)) as figure:
         halves: Any = figure.subfigures(1, 2, width_ratios=(1, 2))
         left, right = halves
         _paint_curves(left.subplots(), shown)

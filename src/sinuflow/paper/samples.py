@@ -13,7 +13,7 @@ from ..data.image_sets import IMAGE_SETS
 from .image_data import check_present, images_to_test
 from .image_flows import ImageFlow, trained_flows
 from .items import Options
-from .pictures import picture
+from .pictures import picture, picture_path
 from .record import Figure, hardware
 from .tiles import show, tiles
 
@@ -76,7 +76,7 @@ def draw(flow: ImageFlow, options: Options) -> Drawn:
 
 def _paint(drawn: dict[str, Drawn], options: Options) -> None:
     rows, columns = _GRID[options.size]
-    with picture(options.out / "samples.png", 6.4, 3.4 * len(drawn) * rows / columns) as figure:
+    with picture(picture_path("samples", options), 6.4, 3.4 * len(drawn) * rows / columns) as figure:
         axes = figure.subplots(len(drawn), 2, squeeze=False, gridspec_kw={"wspace": 0.06})
         for (left, right), (title, found) in zip(axes, drawn.items(), strict=True):
             show(left, tiles(found.tested, columns), f"{title.split(',')[0]}: test images")

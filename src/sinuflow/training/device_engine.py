@@ -6,7 +6,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from .flat import FlatParameters
 from .guard import Guard
 from .settings import Settings
 from .sources import Batch, ResidentRows, Taker
+from .stability import Stability
 
 #: Steps before the loop looks at what has become of them, and about how many seconds they may take together.
 _MOST_STEPS, _MOST_SECONDS = 256, 0.5
@@ -73,7 +74,10 @@ class DeviceEngine:
         self._rates = torch.zeros((_MOST_STEPS, 2), dtype=torch.float64, device=values.device)
         self._made = 0
         self._at_once = 8
-        self._graphs: dict[int, tuple[_Inputs, Callable[[], None]]] = {}
+        self._size, self._inputs = 0, _Inputs(values, None)
+        self._runs: dict[int, Callable[[], None]] = {}  # by the turn of what a step does in turns
+        self._pool: Any = None
+        self._stability = None if settings.stability is None else Stability(flow, settings.stability)
         self._resident = _resident(batches, values.device)
         self._rules = Rules(
             weight_decay=settings.weight_decay,
@@ -93,8 +97,8 @@ class DeviceEngine:
         count = most if self._resident is None else self._resident.prepare(most)
         self._begin(step, count)
         rows = 0
-        for _ in range(count):
-            rows += self._resident_step() if self._resident is not None else self._given_step(self._batches.next())
+        for i in range(step, step + count):
+            rows += self._resident_step(i) if self._resident is not None else self._given_step(i, self._batches.next())
         if self._resident is not None:
             self._resident.taken(count)
         brought = self._end(count, rows)
@@ -103,14 +107,14 @@ class DeviceEngine:
         self._at_once = max(1, min(_MOST_STEPS, 2 * self._at_once, int(possible)))
         return brought
 
-    def _resident_step(self) -> int:
+    def _resident_step(self, step: int) -> int:
         assert self._resident is not None
-        _, run = self._step_for(self._resident.size)
+        _, run = self._step_for(self._resident.size, step)
         run()
         return self._resident.size
 
-    def _given_step(self, batch: Batch) -> int:
-        inputs, run = self._step_for(len(batch.x))
+    def _given_step(self, step: int, batch: Batch) -> int:
+        inputs, run = self._step_for(len(batch.x), step)
         inputs.x.copy_(batch.x.mT, non_blocking=True)
         if inputs.context is not None and batch.context is not None:
             inputs.context.copy_(batch.context.mT, non_blocking=True)
@@ -142,41 +146,45 @@ class DeviceEngine:
         guard.bad_in_a_row, guard.skipped = int(told[Slot.BAD_IN_A_ROW]), int(told[Slot.SKIPPED])
         return Advance(count, rows, told[Slot.LOSS], told[Slot.LOSS_SUM], int(told[Slot.LOSS_COUNT]))
 
-    def _step_for(self, size: int) -> tuple[_Inputs, Callable[[], None]]:
-        """The step for batches of a size, recorded when it is first wanted."""
-        if size not in self._graphs:
+    def _step_for(self, size: int, step: int = 0) -> tuple[_Inputs, Callable[[], None]]:
+        """A step for batches of a size, recorded when it is first wanted."""
+        if size != self._size:
             features, context = self._flow.features, self._flow.context
-            inputs = _Inputs(
-                self._flat.values.new_zeros((features, size)),
-                self._flat.values.new_zeros((context, size)) if context else None,
-            )
-            # A new shape needs its own recording; the old ones' memory can go.
-            self._graphs = {size: (inputs, self._recorded(inputs) if self._record else lambda: self._make(inputs))}
-        return self._graphs[size]
+            zeros = self._flat.values.new_zeros
+            self._inputs = _Inputs(zeros((features, size)), zeros((context, size)) if context else None)
+            self._runs, self._pool = {}, None  # a new shape needs its own recording; the old ones' memory can go
+            self._size = size
+        turn = 0 if self._stability is None else step % self._stability.turns
+        if turn not in self._runs:
+            inputs = self._inputs
+            self._runs[turn] = self._recorded(inputs, turn) if self._record else lambda: self._make(inputs, turn)
+        return self._inputs, self._runs[turn]
 
-    def _recorded(self, inputs: _Inputs) -> Callable[[], None]:
+    def _recorded(self, inputs: _Inputs, turn: int) -> Callable[[], None]:
         before = self._everything()
         kept = [t.clone() for t in before]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_REHEARSALS):
-                self._make(inputs)
+                self._make(inputs, turn)
                 for tensor, value in zip(before, kept, strict=True):
                     tensor.copy_(value)  # always the same step: there may be no other batch, and no other rate
         torch.cuda.current_stream().wait_stream(stream)
         graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         run = graph.replay
         try:
-            with torch.cuda.graph(graph):
-                self._make(inputs)
+            # Of all turns, one is made at a time: they can share their memory.
+            with torch.cuda.graph(graph, pool=self._pool):
+                self._make(inputs, turn)
+            self._pool = graph.pool()
         except RuntimeError as error:  # of other libraries' flows, some ask the device for something
             ours = getattr(self._flow, "bijection", None) is not None
             if ours or isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
             torch.cuda.set_stream(here)  # a failed recording may leave another one
             warnings.warn(f"a step cannot be recorded, and is made anew each time: {error}", stacklevel=2)
-            run = lambda: self._make(inputs)  # noqa: E731
+            run = lambda: self._make(inputs, turn)  # noqa: E731
         for tensor, value in zip(before, kept, strict=True):
             tensor.copy_(value)
         return run
@@ -187,11 +195,13 @@ class DeviceEngine:
         tensors += [] if self._mean is None else [self._mean]
         return tensors + ([] if self._resident is None else [self._resident.cursor])
 
-    def _make(self, inputs: _Inputs) -> None:
-        """One step."""
+    def _make(self, inputs: _Inputs, turn: int = 0) -> None:
+        """One step; of what a step does in turns, this one."""
         if self._resident is not None:
             inputs = self._resident.gather()
         losses, sign = self._gradients(inputs)
+        if self._stability is not None:
+            self._add_gradient(self._stability.penalty(inputs.x, inputs.context, turn))
         changed = Flat(self._flat.values, self._gradient, self._first, self._second, self._mean)
         flat_adam.step(self._rules, self._control, self._rates, losses, sign, changed)
 
@@ -212,6 +222,12 @@ class DeviceEngine:
         grads = torch.autograd.grad(loss, self._flat.parameters)
         torch._foreach_copy_(self._flat.views(self._gradient), [g.contiguous() for g in grads])
         return loss.detach().view(1), 1
+
+    def _add_gradient(self, penalty: Tensor) -> None:
+        """Add that of something that depends on a few parameters."""
+        found = torch.autograd.grad(penalty, self._flat.parameters, allow_unused=True)
+        pairs = [(v, g) for v, g in zip(self._flat.views(self._gradient), found, strict=True) if g is not None]
+        torch._foreach_add_([view for view, _ in pairs], [gradient.contiguous() for _, gradient in pairs])
 
     # ---------------------------------------------------------------- state
 
@@ -250,7 +266,7 @@ class DeviceEngine:
         return state
 
     def close(self) -> None:
-        self._graphs.clear()
+        self._runs.clear()
         self._flat.release()
 
 

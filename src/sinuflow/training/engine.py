@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from .batches import Batches
 from .guard import Guard
 from .settings import Settings
+from .stability import Stability
 
 Weights = dict[str, Tensor]
 
@@ -75,6 +76,7 @@ class PlainEngine:
             self._parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
         self.average = copied(flow.state_dict()) if settings.ema else None
+        self._stability = None if settings.stability is None else Stability(flow, settings.stability)
 
     def advance(self, step: int, most: int) -> Advance:
         batch = self._batches.next()
@@ -82,6 +84,9 @@ class PlainEngine:
             group["lr"] = self._rate(step)
         loss = -self._flow(batch.context, validate_args=False).log_prob(batch.x).mean()
         loss.backward()
+        if self._stability is not None:
+            context = None if batch.context is None else batch.context.mT
+            self._stability.penalty(batch.x.mT, context, step % self._stability.turns).backward()
         limit = math.inf if self._settings.clip is None else self._settings.clip
         norm = float(nn.utils.clip_grad_norm_(self._parameters, limit))
         value = float(loss.detach())

@@ -29,6 +29,7 @@ class Settings:
     validate_every: int
     seed: int
     decay: float | None = None
+    stability: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -47,6 +48,8 @@ class Settings:
         )
         decay = self.decay
         self._demand("decay", decay is None or (_is_number(decay) and 0 < decay <= 1), "above 0 and at most 1, or None")
+        stability = self.stability
+        self._demand("stability", stability is None or (_is_number(stability) and stability > 0), "above 0, or None")
         if self.decay is not None and self.schedule != "exponential":
             raise ArgumentError('decay belongs to schedule="exponential"')
         names = get_args(OptimizerName)

@@ -1,0 +1,262 @@
+"""The penalty on errors that grow: its value in closed form, its gradient, and what training with it does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import sinuflow
+from sinuflow import ArgumentError, SinusoidalFlow
+from sinuflow.bijections.image import ImageShift
+from sinuflow.training import ImageRows
+from sinuflow.training import stability as module
+from sinuflow.training.batches import Batches
+from sinuflow.training.device_engine import DeviceEngine
+from sinuflow.training.engine import PlainEngine
+from sinuflow.training.guard import Guard
+from sinuflow.training.stability import Stability, growth_penalty
+from tests.training.test_device_engine import settings
+from tests.training.test_image_rows import PIXELS, images, small_image_flow
+
+WIDTH = 6
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def chain_shift(gain: float, reverse: bool = False) -> ImageShift:
+    """A shift of one row of pixels, z_t = x_t - g x_{t-1}: its inverse multiplies an error by g from pixel to pixel."""
+    shift = ImageShift((1, 1, WIDTH), reverse=reverse, channels=1, residual_blocks=0).double()
+    network = shift.conditioner
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+        network.first.weight[:, 0, -1, 2] = torch.tensor([1.0, -1.0])  # the pixel to the left, and its negative
+        network.head.weight[0, :, 0, 0] = torch.tensor([-gain, gain], dtype=torch.float64)  # x = relu(x) - relu(-x)
+    return shift
+
+
+def penalty_of(shift: ImageShift, x: torch.Tensor, error: torch.Tensor, context=None) -> torch.Tensor:
+    with torch.no_grad():
+        z, _ = shift.transform(x, context)
+    return growth_penalty(shift, x, z, context, error)
+
+
+def quotients(gain: float, error: torch.Tensor) -> torch.Tensor:
+    """q by its formula, of the linear shift, whose u_t is the sum of g^k δ_{t-k}."""
+    u = torch.zeros_like(error)
+    for t in range(WIDTH):
+        u[t] = error[t] + (gain * u[t - 1] if t else 0)
+    return (u**3 * error).sum(0) / (u**4).sum(0)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("gain", [0.0, 0.5, 1.3, 3.0])
+def test_the_value_is_that_of_the_formula(gain, reverse):
+    generator = torch.Generator().manual_seed(0)
+    x, error = (torch.randn((WIDTH, 50), generator=generator, dtype=torch.float64) for _ in range(2))
+    error = 1e-2 * error
+    want = (0.8 - quotients(gain, error.flip(0) if reverse else error)).clamp(min=0).mean()
+    found = penalty_of(chain_shift(gain, reverse), x, error)
+    assert float(found.detach()) == pytest.approx(float(want), abs=1e-9)
+    assert (float(want) > 0) == (gain > 0)
+
+
+def test_the_gradient_is_that_of_the_quotient_with_u_given():
+    generator = torch.Generator().manual_seed(1)
+    x, error = (torch.randn((WIDTH, 9), generator=generator, dtype=torch.float64) for _ in range(2))
+    error, gain = 1e-2 * error, 0.6
+    shift = chain_shift(gain)
+    penalty_of(shift, x, error).backward()
+    up, down = shift.conditioner.head.weight.grad.flatten()
+    with torch.no_grad():
+        u = shift.inverse((shift.transform(x, None)[0] + error).mT)[0].mT - x
+    before = F.pad(u, (0, 0, 1, 0))[:-1]  # [s(x + u) - s(x)]_t = u_t - g u_{t-1}
+    slope = -(u**3 * before).sum(0) / (u**4).sum(0)
+    counted = quotients(gain, error) < 0.8
+    assert 0 < counted.sum() < 9  # both kinds take part
+    want = -torch.where(counted, slope, 0).mean()  # of the penalty, with respect to g
+    # The two weights of the head are -g for positive and g for negative pixels: together they are all of g.
+    assert float(down - up) == pytest.approx(float(want), abs=1e-9)
+    assert float(want) > 0  # so that a step makes the gain smaller
+
+
+@pytest.mark.parametrize(("gain", "want"), [(1e4, 0.8), (1e50, 0.8), (1e80, 0)])
+def test_errors_beyond_all_bounds_have_a_penalty_as_long_as_they_are_numbers(gain, want):
+    x = torch.zeros((WIDTH, 4), dtype=torch.float64)
+    shift = chain_shift(gain)
+    found = penalty_of(shift, x, torch.full_like(x, 1e-2))
+    found.backward()
+    assert float(found.detach()) == pytest.approx(want, abs=1e-3)
+    up, down = shift.conditioner.head.weight.grad.flatten()
+    assert (float(down - up) > 0) == (want > 0)
+    assert all(p.grad.isfinite().all() for p in shift.parameters())
+
+
+def test_it_is_one_block_at_a_time_and_all_of_them_on_average(monkeypatch):
+    flow = SinusoidalFlow.image((1, 5, 5), context=2, blocks=3, scales=1, channels=4, residual_blocks=1).double()
+    torch.manual_seed(0)
+    for parameter in flow.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    stability = Stability(flow, weight=7.0)
+    x, context = (torch.randn((n, 8), dtype=torch.float64) for n in (25, 2))
+    seen: list[tuple[ImageShift, torch.Tensor, torch.Tensor]] = []
+
+    def remembered(shift, x, z, context, error):
+        seen.append((shift, x, z))
+        assert context is not None
+        return growth_penalty(shift, x, z, context, error)
+
+    monkeypatch.setattr(module, "growth_penalty", remembered)
+    inputs, h = [], x
+    with torch.no_grad():
+        for layer in (layer for block in list(flow.bijection)[:3] for layer in block):
+            inputs += [h] if isinstance(layer, ImageShift) else []
+            h, _ = layer.transform(h, context if layer.context else None)
+    for turn in range(stability.turns):
+        parts = []
+        for p in flow.parameters():
+            p.grad = None
+        torch.manual_seed(turn)
+        total = stability.penalty(x, context, turn)
+        total.backward()
+        mine = set(list(flow.bijection)[turn].parameters())
+        assert all(p.grad is None for p in flow.parameters() if p not in mine)
+        assert sum(p.grad is not None for p in mine) > 0
+        torch.manual_seed(turn)
+        parts = [growth_penalty(s, x, z, context, 0.05 * torch.randn_like(z)) for s, x, z in seen[-2:]]
+        assert float(total.detach()) == pytest.approx(7.0 * 3 * float(sum(parts).detach()))
+    assert [shift.reverse for shift, _, _ in seen] == [True, False] * 3
+    for (_, found, _), want in zip(seen, inputs, strict=True):
+        torch.testing.assert_close(found, want)
+
+
+def sketches(count: int, seed: int = 0) -> torch.Tensor:
+    """Bright strokes on black, of the kind whose pixels say a lot about the next ones."""
+    generator = torch.Generator().manual_seed(seed)
+    level = torch.randint(60, 250, (count, 1, 1, 1), generator=generator)
+    rows = torch.arange(10).view(1, 1, -1, 1)
+    columns = torch.arange(10).view(1, 1, 1, -1)
+    centre = torch.randint(2, 8, (count, 1, 1, 1), generator=generator)
+    ink = ((columns - centre).abs() <= 1) & (rows > 0)
+    noise = torch.randint(0, 5, (count, 1, 10, 10), generator=generator)
+    return torch.where(ink, level - noise, noise).to(torch.uint8)
+
+
+def test_training_with_it_lets_errors_grow_less_for_few_bits():
+    data = sketches(600)
+    held = ImageRows(data[500:], sinuflow.pixels.PixelMap(1e-6))
+    bits, growth = {}, {}
+    for weight in (None, 200.0):
+        torch.manual_seed(0)
+        flow = SinusoidalFlow.image((1, 10, 10), blocks=2, scales=2, channels=8, residual_blocks=1)
+        rows = ImageRows(data[:500], sinuflow.pixels.PixelMap(1e-6))
+        result = sinuflow.fit(
+            flow, rows, held, steps=200, batch_size=50, learning_rate=1e-2, stability=weight, progress=False,
+            device="cpu",
+        )  # fmt: skip
+        bits[weight] = held.bits_per_dimension(result.best_nll)
+        flow.double()
+        x = torch.cat([batch.x for batch in held.in_order(100)]).double()
+        with torch.no_grad():
+            z, _ = flow.bijection(x)
+            back, _ = flow.bijection.inverse(z + 1e-7)
+        growth[weight] = float((back - x).abs().amax(1).max()) / 1e-7
+    assert growth[200.0] < growth[None] / 3
+    assert bits[200.0] < bits[None] + 0.1
+
+
+@pytest.mark.parametrize("context", [0, 2])
+def test_the_engine_for_devices_has_the_same_gradient(context, monkeypatch):
+    """Step by step, each of the turns: noise aside, which the two draw at different times."""
+    monkeypatch.setattr(torch, "randn_like", lambda t: torch.linspace(-1, 1, t.numel(), dtype=t.dtype).view(t.shape))
+    labels = F.one_hot(torch.arange(40) % 2, 2).double() if context else None
+    options = settings(batch_size=16, stability=300.0, clip=None)
+    found = {}
+    for kind in (PlainEngine, DeviceEngine):
+        torch.manual_seed(0)
+        flow = SinusoidalFlow.image((1, 7, 7), context, blocks=3, scales=1, channels=4, residual_blocks=1).double()
+        for parameter in flow.parameters():
+            parameter.data += 0.3 * torch.randn(parameter.shape, dtype=torch.float64)
+        source = ImageRows(images(), PIXELS, labels, dtype=torch.float64)
+        monkeypatch.setattr(ImageRows, "taker", lambda _: None)  # the same batches for both
+        batches = Batches(source, options.batch_size, options.seed)
+        more = {"record": False} if kind is DeviceEngine else {}
+        engine = kind(flow, batches, options, Guard(slack=49.0), lambda _: 1e-3, **more)
+        for step in range(5):
+            engine.advance(step, 1)
+        found[kind] = [p.detach().clone() for p in flow.parameters()]
+    for a, b in zip(*found.values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path):
+    def run(folder) -> list[torch.Tensor]:
+        flow = small_image_flow()
+        sinuflow.fit(
+            flow, ImageRows(images(), PIXELS), steps=12, batch_size=16, stability=100.0, progress=False, device="cpu",
+            checkpoint=folder, checkpoint_steps=4, resume=True, schedule="constant", warmup=0,
+        )  # fmt: skip
+        return [p.detach() for p in flow.parameters()]
+
+    whole = run(tmp_path / "whole")
+    calls, penalty = [], Stability.penalty
+
+    def stops(self, *arguments, **named):
+        calls.append(1)
+        if len(calls) == 7:
+            raise InterruptedError
+        return penalty(self, *arguments, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stability, "penalty", stops)
+        with pytest.raises(InterruptedError):
+            run(tmp_path / "parts")
+    again = run(tmp_path / "parts")
+    assert all(torch.equal(a, b) for a, b in zip(whole, again, strict=True))
+
+
+@pytest.mark.parametrize("weight", [0, -1.0, float("nan"), "much", True])
+def test_a_weight_that_is_none_is_refused(weight):
+    with pytest.raises(ArgumentError, match="stability must be above 0, or None"):
+        sinuflow.fit(small_image_flow(), ImageRows(images(), PIXELS), stability=weight, steps=1, progress=False)
+
+
+def test_flows_of_tables_have_no_use_for_it():
+    flow = SinusoidalFlow(2, blocks=1, hidden=(4,))
+    with pytest.raises(ArgumentError, match="stability is for flows of images"):
+        sinuflow.fit(flow, torch.randn(64, 2), steps=2, stability=1.0, progress=False, device="cpu")
+
+
+@pytest.mark.gpu
+@gpu
+def test_on_a_gpu_the_penalty_is_the_same():
+    torch.manual_seed(0)
+    shift = ImageShift((1, 28, 28), channels=16, residual_blocks=2)
+    for parameter in shift.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    x, error = torch.randn(784, 16), 0.05 * torch.randn(784, 16)
+    found = {}
+    for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
+        shift.to(device, dtype).zero_grad()
+        penalty = penalty_of(shift, x.to(device, dtype), error.to(device, dtype))
+        penalty.backward()
+        gradient = torch.cat([p.grad.flatten() for p in shift.parameters()])
+        found[device] = float(penalty.detach()), gradient.double().cpu()
+    (want, wanted), (value, gradient) = found.values()
+    assert want > 0.05
+    assert value == pytest.approx(want, abs=1e-3)
+    assert float((gradient - wanted).norm() / wanted.norm()) < 0.05
+
+
+@pytest.mark.gpu
+@gpu
+def test_on_a_gpu_recorded_steps_take_all_turns():
+    data = images(64, (1, 28, 28))
+    torch.manual_seed(0)
+    flow = SinusoidalFlow.image((1, 28, 28), blocks=2, scales=1, channels=16, residual_blocks=2)
+    held = ImageRows(data, PIXELS)
+    result = sinuflow.fit(
+        flow, ImageRows(data, PIXELS), held, steps=40, batch_size=32, stability=100.0, progress=False, device="cuda"
+    )
+    assert result.history[-1]["skipped"] == 0
+    assert result.best_nll < result.history[0]["val_nll"]
