@@ -3,9 +3,9 @@
     python benchmarks/round_trip.py SET WEIGHTS DATA [--model NAME] [--images N] [--exact M] [--json FILE]
 
 WEIGHTS is a flow's state, as `sinuflow reproduce images` leaves it (weights.safetensors), NAME the recipe that it was
-trained by (today), and DATA the folder that has the set. Errors are the largest ones in logits. Beside those of
-float32, for the first M images: what is lost if exact noise (of float64) is rounded to float32 and inverted exactly,
-which no solver in float32 can better; and float64's.
+trained by (today), and DATA the folder that has the set. Errors are the largest ones in logits, with those of pixels
+between 0 and 1 beside them. Beside those of float32, for the first M images: what is lost if exact noise (of float64)
+is rounded to float32 and inverted exactly, which no solver in float32 can better; and float64's.
 """
 
 from __future__ import annotations
@@ -31,26 +31,35 @@ _AT_ONCE = 100
 
 
 @torch.no_grad()
-def measured(flow: sinuflow.SinusoidalFlow, x: torch.Tensor, exact: int) -> dict[str, Any]:
+def measured(flow: sinuflow.SinusoidalFlow, pixels: PixelMap, x: torch.Tensor, exact: int) -> dict[str, Any]:
     """All figures."""
-    far, residual, certified = 0.0, 0.0, 0
+
+    def off(found: torch.Tensor, true: torch.Tensor) -> float:
+        return float((pixels.to_unit(found).value - pixels.to_unit(true).value).abs().max())
+
+    far, seen, residual, certified = 0.0, 0.0, 0.0, 0
     for part in x.split(_AT_ONCE):
         found = flow.invert(flow.bijection(part)[0], on_failure="return")
         far = max(far, float((found.x - part).abs().max()))
+        seen = max(seen, off(found.x.double(), part.double()))
         residual = max(residual, float(found.residual.max()))
         certified += int(found.converged.sum())
-    doubled, rounded, double = copy.deepcopy(flow).double(), 0.0, 0.0
+    doubled, rounded, rounded_seen, double = copy.deepcopy(flow).double(), 0.0, 0.0, 0.0
     for part in x[:exact].double().split(_AT_ONCE):
         z, _ = doubled.bijection(part)
-        rounded = max(rounded, float((doubled.invert(z.float().double(), on_failure="return").x - part).abs().max()))
+        nearest = doubled.invert(z.float().double(), on_failure="return").x
+        rounded = max(rounded, float((nearest - part).abs().max()))
+        rounded_seen = max(rounded_seen, off(nearest, part))
         double = max(double, float((doubled.invert(z, on_failure="return").x - part).abs().max()))
     return {
         "images": len(x),
         "float32_error": far,
+        "float32_error_of_pixels": seen,
         "float32_residual": residual,
         "certified": certified,
         "images_in_float64": min(exact, len(x)),
         "error_of_rounded_noise": rounded,
+        "error_of_rounded_noise_of_pixels": rounded_seen,
         "float64_error": double,
     }
 
@@ -70,8 +79,9 @@ def main() -> None:
     flow = sinuflow.SinusoidalFlow.image(about.shape, **recipes(arguments.set)[arguments.model].flow)
     flow.load_state_dict(load_file(arguments.weights))
     images = torch.from_numpy(load_image_set(arguments.set, arguments.data).test[: arguments.images])
-    x = torch.cat([batch.x for batch in ImageRows(images, PixelMap(about.alpha)).in_order(1000)])
-    found = measured(flow.eval(), x, arguments.exact)
+    pixels = PixelMap(about.alpha)
+    x = torch.cat([batch.x for batch in ImageRows(images, pixels).in_order(1000)])
+    found = measured(flow.eval(), pixels, x, arguments.exact)
     print(arguments.set, found)
     if arguments.json:
         record = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}

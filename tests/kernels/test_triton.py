@@ -170,6 +170,22 @@ def test_single_precision_is_as_good_as_plain_pytorch():
         assert (ours - truth).abs().max() <= 3 * (theirs - truth).abs().max() + 1e-6 * truth.abs().max()
 
 
+def rounding_of(found, exact):
+    """How much larger the error is than that of rounding the exact numbers once, both as root mean squares."""
+    return float((found.double() - exact).norm() / (exact.float().double() - exact).norm())
+
+
+def test_a_stack_is_rounded_once():
+    """Far from zero, where sums are rounded coarsely, eight transformers lose hardly more than one rounding does."""
+    x, numbers = 20 + randn(6, 70, dtype=torch.float32), shared_waves(8, 6, 4, seed=0, dtype=torch.float32)
+    numbers = numbers._replace(cosine=0.2 * numbers.cosine, sine=0.2 * numbers.sine)
+    exact = Waves(*(t.double() for t in numbers))
+    z, _, _ = scale_stack.forward(x, numbers, keep=False)
+    assert rounding_of(z, plain_stack.reference(x.double(), *exact)[0]) < 1.3
+    back, *_ = scale_stack.inverse(z, numbers, 200)
+    assert rounding_of(back, invert_stack(z.double(), exact, SolverOptions()).x) < 1.3
+
+
 def test_far_away_the_slope_stays_positive():
     """In float32 the phase of a wave is lost from about 1e7 on; the map must stay monotone and finite."""
     numbers = shared_waves(4, 2, 4, 1, torch.float32)

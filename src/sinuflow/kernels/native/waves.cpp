@@ -131,9 +131,10 @@ struct PerRow {
     inline float sine(int k, int r) const { return q[k][r]; }
 };
 
+// The rise tau(x) - x, slope and, if wanted, curvature. Added to x one by one, every wave would be rounded as x is.
 template <class Waves>
-inline void evaluate(const Waves& waves, int count, const Strip& x, Strip& value, Strip& slope, Strip* curvature) {
-    FOR_LANES { value[r] = x[r] + waves.shift; slope[r] = 1.0f; }
+inline void evaluate(const Waves& waves, int count, const Strip& x, Strip& rise, Strip& slope, Strip* curvature) {
+    FOR_LANES { rise[r] = waves.shift; slope[r] = 1.0f; }
     if (curvature) FOR_LANES (*curvature)[r] = 0.0f;
     for (int k = 0; k < count; k++) {
         if (curvature) {
@@ -142,7 +143,7 @@ inline void evaluate(const Waves& waves, int count, const Strip& x, Strip& value
                 float s, c;
                 sin_cos(a * x[r], s, c);
                 const float square = s * s, product = s * c, turn = 1.0f - 2.0f * square;
-                value[r] += (q * square - p * product) / a;
+                rise[r] += (q * square - p * product) / a;
                 slope[r] -= p * turn - 2.0f * q * product;
                 (*curvature)[r] += 2.0f * a * (q * turn + 2.0f * p * product);
             }
@@ -152,7 +153,7 @@ inline void evaluate(const Waves& waves, int count, const Strip& x, Strip& value
                 float s, c;
                 sin_cos(a * x[r], s, c);
                 const float square = s * s, product = s * c;
-                value[r] += (q * square - p * product) / a;
+                rise[r] += (q * square - p * product) / a;
                 slope[r] -= p * (1.0f - 2.0f * square) - 2.0f * q * product;
             }
         }
@@ -177,6 +178,15 @@ inline void evaluate_for_gradients(const Waves& waves, int count, const Strip& x
         }
 }
 
+// x + rise, and what rounding takes of it, which goes into the next sum: so a stack of transformers is rounded once.
+inline void climb(Strip& x, Strip& rest, const Strip& rise) {
+    FOR_LANES {
+        const float more = rise[r] + rest[r], sum = x[r] + more, added = sum - x[r];
+        rest[r] = (x[r] - (sum - added)) + (more - added);
+        x[r] = sum;
+    }
+}
+
 // ---------------------------------------------------------------- the certified search
 
 // The solutions of a strip with their certificates. Flags are whole numbers, which vectorise as floats do.
@@ -185,10 +195,11 @@ struct Search {
     int32_t used[LANES], done[LANES];
 };
 
-// Solve tau(x) = target for a strip; `x` holds the targets, and then the solutions. `count` rows matter.
+// Solve tau(x) = target for a strip; `x` and `rest`, which is far smaller, hold the targets, and then the solutions.
+// `count` rows matter.
 template <class Waves>
-inline void search(const Waves& waves, int size, Strip& x, int count, int limit, Search& found) {
-    Strip target, low, high, lowest, last, value, slopes, curvature, centre, radius, tilt, spread;
+inline void search(const Waves& waves, int size, Strip& x, Strip& rest, int count, int limit, Search& found) {
+    Strip target, beyond, low, high, lowest, last, rise, slopes, curvature, centre, radius, tilt, spread;
     int32_t finished[LANES];
     FOR_LANES { centre[r] = waves.shift; radius[r] = 0.0f; tilt[r] = 1.0f; spread[r] = 0.0f; }
     for (int k = 0; k < size; k++)
@@ -204,6 +215,8 @@ inline void search(const Waves& waves, int size, Strip& x, int count, int limit,
         const float goal = x[r], middle = goal - centre[r];
         const float slack = 16.0f * EPSILON * (std::fabs(middle) + std::fabs(goal) + radius[r]);
         target[r] = goal;
+        beyond[r] = rest[r];
+        rest[r] = 0.0f;
         low[r] = middle - radius[r] - slack;
         high[r] = middle + radius[r] + slack;
         lowest[r] = 1.0f - (spread[r] < ALPHA_LARGEST ? spread[r] : ALPHA_LARGEST);
@@ -216,12 +229,12 @@ inline void search(const Waves& waves, int size, Strip& x, int count, int limit,
         found.slope[r] = 1.0f;
     }
     for (int evaluations = 1;; evaluations++) {
-        evaluate(waves, size, x, value, slopes, &curvature);
+        evaluate(waves, size, x, rise, slopes, &curvature);
         int32_t left = 0;
         const int32_t final = evaluations >= limit;
 #pragma omp simd reduction(+ : left)
         for (int r = 0; r < LANES; r++) {
-            const float at = x[r], gap = value[r] - target[r], residual = std::fabs(gap);
+            const float at = x[r], gap = (at - target[r]) + (rise[r] - beyond[r]), residual = std::fabs(gap);
             const float size_x = std::fabs(at), size_t = std::fabs(target[r]);
             const int32_t was = finished[r], now = residual <= 8.0f * EPSILON * (size_x > size_t ? size_x : size_t) ? 1 : 0;
             const int32_t stop = was | now | final | (residual == residual ? 0 : 1);
@@ -247,9 +260,12 @@ inline void search(const Waves& waves, int size, Strip& x, int count, int limit,
             last[r] = residual;
             // What is good enough takes a last step, because what is left of the residual grows in the layers to come;
             // but not where the function bends within rounding.
-            const float rest = gap / slope;
-            const int32_t straight = (std::fabs(rest * curvature[r]) <= 0.01f * slope ? 1 : 0) & (std::fabs(rest) <= 2e-4f ? 1 : 0);
-            const float after = now & straight ? at - rest : at;
+            const float left_over = gap / slope;
+            const int32_t straight =
+                (std::fabs(left_over * curvature[r]) <= 0.01f * slope ? 1 : 0) & (std::fabs(left_over) <= 2e-4f ? 1 : 0);
+            const float after = now & straight ? at - left_over : at;
+            const float missed = now & straight ? (at - after) - left_over : 0.0f;
+            rest[r] = was ? rest[r] : missed;
             found.slope[r] = was ? found.slope[r] : slope + curvature[r] * (after - at);
             x[r] = was ? at : (stop ? after : next);
         }
@@ -336,13 +352,14 @@ void scale_forward(const float* x, const float* a, const float* p, const float* 
         const Rows strip{start, static_cast<int>(end - start < LANES ? end - start : LANES)};
         Strip total = {};
         for (int i = 0; i < features; i++) {
-            Strip now, value, slope;
+            Strip now, rest = {}, rise, slope;
             load(now, x + i * rows, strip);
             for (int j = 0; j < scales; j++) {
                 const int64_t at = static_cast<int64_t>(j) * features + i;
                 if (inputs) store(inputs + at * rows, now, strip);
-                evaluate(Shared{a + at * waves, p + at * waves, q + at * waves, d[at]}, waves, now, value, slope, nullptr);
-                FOR_LANES { now[r] = value[r]; total[r] += logarithm(slope[r]); }
+                evaluate(Shared{a + at * waves, p + at * waves, q + at * waves, d[at]}, waves, now, rise, slope, nullptr);
+                climb(now, rest, rise);
+                FOR_LANES total[r] += logarithm(slope[r]);
             }
             store(z + i * rows, now, strip);
         }
@@ -407,12 +424,12 @@ void scale_inverse(const float* z, const float* a, const float* p, const float* 
         Certificate certificate;
         certificate.clear();
         for (int i = 0; i < features; i++) {
-            Strip now;
+            Strip now, rest = {};
             load(now, z + i * rows, strip);
             for (int j = scales - 1; j >= 0; j--) {
                 const int64_t at = static_cast<int64_t>(j) * features + i;
                 Search found;
-                search(Shared{a + at * waves, p + at * waves, q + at * waves, d[at]}, waves, now, strip.count, limit, found);
+                search(Shared{a + at * waves, p + at * waves, q + at * waves, d[at]}, waves, now, rest, strip.count, limit, found);
                 FOR_LANES total[r] -= logarithm(found.slope[r]);
                 certificate.add(found);
             }
@@ -437,7 +454,7 @@ void conditional_forward(const float* x, const float* parameters, float* z, floa
         Strip total = {};
         for (int i = 0; i < features; i++) {
             const Conditional from{parameters + i * size * rows, rows, scales, waves};
-            Strip now, shift, free, value, slope;
+            Strip now, rest = {}, shift, free, rise, slope;
             load(now, x + i * rows, strip);
             load(shift, from.row(0), strip);
             load(free, from.row(1), strip);
@@ -448,8 +465,9 @@ void conditional_forward(const float* x, const float* parameters, float* z, floa
             }
             for (int j = 0; j < scales; j++) {
                 constrain(from, j, strip, constrained);
-                evaluate(constrained.waves, waves, now, value, slope, nullptr);
-                FOR_LANES { now[r] = value[r]; total[r] += logarithm(slope[r]); }
+                evaluate(constrained.waves, waves, now, rise, slope, nullptr);
+                climb(now, rest, rise);
+                FOR_LANES total[r] += logarithm(slope[r]);
             }
             store(z + i * rows, now, strip);
         }
@@ -479,12 +497,12 @@ void conditional_backward(const float* x, const float* parameters, const float* 
                 scale[r] = exponential(2.0f * half[r]);
             }
             for (int j = scales - 1; j >= 0; j--) {
-                Strip now, value, slope, curvature, of_slope, of_alpha;
+                Strip now, rest = {}, rise, slope, curvature, of_slope, of_alpha;
                 FOR_LANES now[r] = x0[r] * scale[r] + shift[r];
                 for (int before = 0; before < j; before++) {
                     constrain(from, before, strip, constrained);
-                    evaluate(constrained.waves, waves, now, value, slope, nullptr);
-                    FOR_LANES now[r] = value[r];
+                    evaluate(constrained.waves, waves, now, rise, slope, nullptr);
+                    climb(now, rest, rise);
                 }
                 constrain(from, j, strip, constrained);
                 evaluate_for_gradients(constrained.waves, waves, now, slope, curvature, squares, products);
@@ -542,7 +560,7 @@ void conditional_inverse(const float* z, const float* parameters, float* x, floa
         const Rows strip{start, static_cast<int>(end - start < LANES ? end - start : LANES)};
         for (int i = 0; i < features; i++) {
             const Conditional from{parameters + i * size * rows, rows, scales, waves};
-            Strip now, shift, free, whole;
+            Strip now, rest = {}, shift, free, whole;
             Certificate certificate;
             certificate.clear();
             load(now, z + i * rows, strip);
@@ -552,11 +570,11 @@ void conditional_inverse(const float* z, const float* parameters, float* x, floa
             for (int j = scales - 1; j >= 0; j--) {
                 constrain(from, j, strip, constrained);
                 Search found;
-                search(constrained.waves, waves, now, strip.count, limit, found);
+                search(constrained.waves, waves, now, rest, strip.count, limit, found);
                 FOR_LANES whole[r] *= found.slope[r];
                 certificate.add(found);
             }
-            FOR_LANES now[r] = (now[r] - shift[r]) / free[r];
+            FOR_LANES now[r] = ((now[r] - shift[r]) + rest[r]) / free[r];
             store(x + i * rows, now, strip);
             store(slope + i * rows, whole, strip);
             store(residual + i * rows, certificate.worst, strip);

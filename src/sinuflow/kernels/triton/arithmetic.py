@@ -46,6 +46,14 @@ def sin_cos(u):
 
 
 @triton.jit
+def exact_sum(x, more):
+    """The rounded sum of two numbers, and what rounding took of it."""
+    total = x + more
+    added = total - x
+    return total, (x - (total - added)) + (more - added)
+
+
+@triton.jit
 def softplus(x):
     """log(1 + e^x) without overflow."""
     return tl.maximum(x, 0.0) + log1p(tl.exp(-tl.abs(x)))

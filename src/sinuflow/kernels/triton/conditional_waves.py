@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..waves import ALPHA_MAX, FREQUENCY_MIN, SLOW
-from .arithmetic import sigmoid, sin_cos, softplus, tanh, wave_products
+from .arithmetic import exact_sum, sigmoid, sin_cos, softplus, tanh, wave_products
 from .search import advance
 from .tiles import by_row, on_its_device, own_row, tile, tiling
 
@@ -107,7 +107,7 @@ def _scale(
     x, free_at, stride, inside, j,
     SCALES: tl.constexpr, WAVES: tl.constexpr, ALPHA_MAX: tl.constexpr, FREQUENCY_MIN: tl.constexpr,
 ):  # fmt: skip
-    """One transformer: its value and slope at x."""
+    """One transformer: its rise and slope at x."""
     count: tl.constexpr = SCALES * WAVES
     frequencies = free_at + (2 + j * WAVES) * stride
     phases, weights = frequencies + count * stride, frequencies + 2 * count * stride
@@ -116,7 +116,7 @@ def _scale(
     rise, bend, _ = _evaluate(
         x, frequencies, phases, weights, largest, total, stride, inside, WAVES, FREQUENCY_MIN
     )  # fmt: skip
-    return x + alpha * rise, 1.0 - alpha * bend
+    return alpha * rise, 1.0 - alpha * bend
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -131,8 +131,10 @@ def _forward(
     log_scale = 2.0 * tanh(0.5 * tl.load(free_at + stride, inside, 0.0))
     x = tl.load(x_at + place, inside, 0.0) * tl.exp(log_scale) + tl.load(free_at, inside, 0.0)
     ladj = log_scale
+    rest = tl.zeros_like(x)
     for j in range(SCALES):
-        x, slope = _scale(x, free_at, stride, inside, j, SCALES, WAVES, ALPHA_MAX, FREQUENCY_MIN)
+        rise, slope = _scale(x, free_at, stride, inside, j, SCALES, WAVES, ALPHA_MAX, FREQUENCY_MIN)
+        x, rest = exact_sum(x, rise + rest)
         ladj += tl.log(slope)
     tl.store(value_at + place, x, inside)
     tl.store(ladj_at + own_row(row, rows), tl.sum(tl.where(inside, ladj, 0.0), 0), row < rows)
@@ -158,8 +160,10 @@ def _backward(
     for backwards in range(SCALES):
         j = SCALES - 1 - backwards
         x = x0 * scale + tl.load(free_at, inside, 0.0)
+        rest = tl.zeros_like(x)
         for before in range(j):
-            x, _ = _scale(x, free_at, stride, inside, before, SCALES, WAVES, ALPHA_MAX, FREQUENCY_MIN)
+            rise, _ = _scale(x, free_at, stride, inside, before, SCALES, WAVES, ALPHA_MAX, FREQUENCY_MIN)
+            x, rest = exact_sum(x, rise + rest)
         here = (2 + j * WAVES) * stride
         frequencies = free_at + here
         phases, weights = frequencies + count * stride, frequencies + 2 * count * stride
@@ -214,6 +218,7 @@ def _inverse(
     worst = tl.zeros_like(x)
     good = inside | True
     most = tl.zeros((FEATURES, ROWS), tl.int32)
+    rest = tl.zeros_like(x)
     for backwards in range(SCALES):
         j = SCALES - 1 - backwards
         frequencies = free_at + (2 + j * WAVES) * stride
@@ -232,6 +237,7 @@ def _inverse(
             slowness = (a / SLOW) * (a / SLOW)
             tilt -= share * cosine / (1.0 + slowness * slowness)
         target = x
+        beyond = rest  # the target is both together
         middle = target - centre
         slack = 16.0 * EPSILON * (tl.abs(middle) + tl.abs(target) + radius)
         low = middle - radius - slack
@@ -250,20 +256,20 @@ def _inverse(
             rise, bend, bow = _evaluate(
                 x, frequencies, phases, weights, largest, total, stride, inside, WAVES, FREQUENCY_MIN
             )  # fmt: skip
-            gap = x + alpha * rise - target
+            gap = (x - target) + (alpha * rise - beyond)
             here_slope = 1.0 - alpha * bend
             curvature = alpha * bow
             evaluations += 1
-            x, low, high, last, settled, residual, slope, done, used = advance(
-                x, target, gap, here_slope, curvature, lowest, low, high, last, settled, residual, slope, done, used,
-                evaluations, limit, EPSILON,
+            x, rest, low, high, last, settled, residual, slope, done, used = advance(
+                x, rest, target, gap, here_slope, curvature, lowest, low, high, last, settled, residual, slope, done,
+                used, evaluations, limit, EPSILON,
             )  # fmt: skip
             left = tl.max(tl.max(tl.where(settled, 0, 1), 1), 0)
         whole_slope *= slope
         worst = tl.maximum(worst, tl.where(residual == residual, residual, float("inf")))
         good = good & done
         most = tl.maximum(most, used)
-    x = (x - tl.load(free_at, inside, 0.0)) * tl.exp(-log_scale)
+    x = ((x - tl.load(free_at, inside, 0.0)) + rest) * tl.exp(-log_scale)
     tl.store(x_at + place, x, inside)
     tl.store(slope_at + place, whole_slope, inside)
     tl.store(iterations_at + place, most, inside)

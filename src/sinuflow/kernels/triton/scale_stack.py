@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..waves import ALPHA_MAX, SLOW, Waves
-from .arithmetic import wave_products
+from .arithmetic import exact_sum, wave_products
 from .search import advance
 from .tiles import by_row, on_its_device, own_row, tile, tiling
 
@@ -92,18 +92,21 @@ def _wave(a_at, p_at, q_at, at, here):
 
 @triton.jit
 def _evaluate(x, a_at, p_at, q_at, d_at, place, here, WAVES: tl.constexpr):
-    """Value, slope and curvature of the transformers that ``place`` counts."""
-    value = x + tl.load(d_at + place, here, 0.0)[:, None]
+    """The rise τ(x) - x, slope and curvature of the transformers that ``place`` counts.
+
+    Added to x one by one, every wave would be rounded as x is.
+    """
+    rise = tl.zeros_like(x) + tl.load(d_at + place, here, 0.0)[:, None]
     slope = tl.zeros_like(x) + 1.0
     curvature = tl.zeros_like(x)
     for k in tl.static_range(WAVES):
         a, p, q = _wave(a_at, p_at, q_at, place * WAVES + k, here)
         square, product = wave_products(x, a)
         cosine = 1.0 - 2.0 * square
-        value += (q * square - p * product) / a
+        rise += (q * square - p * product) / a
         slope -= p * cosine - 2.0 * q * product
         curvature += 2.0 * a * (q * cosine + 2.0 * p * product)
-    return value, slope, curvature
+    return rise, slope, curvature
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -115,10 +118,12 @@ def _forward(
     here = feature < features
     x = tl.load(x_at + place, inside, 0.0)
     log_slope = tl.zeros((FEATURES, ROWS), x.dtype)
+    rest = tl.zeros((FEATURES, ROWS), x.dtype)
     for j in range(SCALES):
         if KEEP:
             tl.store(inputs_at + j * features * rows.to(tl.int64) + place, x, inside)
-        x, slope, _ = _evaluate(x, a_at, p_at, q_at, d_at, j * features + feature, here, WAVES)
+        rise, slope, _ = _evaluate(x, a_at, p_at, q_at, d_at, j * features + feature, here, WAVES)
+        x, rest = exact_sum(x, rise + rest)
         log_slope += tl.log(slope)
     tl.store(value_at + place, x, inside)
     tl.store(ladj_at + own_row(row, rows), tl.sum(tl.where(inside, log_slope, 0.0), 0), row < rows)
@@ -184,6 +189,7 @@ def _inverse(
     worst = tl.zeros((FEATURES, ROWS), x.dtype)
     good = inside | True
     most = tl.zeros((FEATURES, ROWS), tl.int32)
+    rest = tl.zeros((FEATURES, ROWS), x.dtype)
     for backwards in range(SCALES):
         j = SCALES - 1 - backwards
         # What is known of the function everywhere: bounds of its slope, and how far it is from x + centre.
@@ -202,6 +208,7 @@ def _inverse(
             tilt -= p / (1.0 + slowness * slowness)
         lowest = 1.0 - tl.minimum(spread, ALPHA_MAX)
         target = x
+        beyond = rest  # the target is both together
         middle = target - centre
         slack = 16.0 * EPSILON * (tl.abs(middle) + tl.abs(target) + radius)
         low = middle - radius - slack
@@ -216,12 +223,12 @@ def _inverse(
         evaluations = 0
         left = 1
         while left > 0:
-            value, here_slope, curvature = _evaluate(x, a_at, p_at, q_at, d_at, j * features + feature, here, WAVES)
-            gap = value - target
+            rise, here_slope, curvature = _evaluate(x, a_at, p_at, q_at, d_at, j * features + feature, here, WAVES)
+            gap = (x - target) + (rise - beyond)
             evaluations += 1
-            x, low, high, last, settled, residual, slope, done, used = advance(
-                x, target, gap, here_slope, curvature, lowest, low, high, last, settled, residual, slope, done, used,
-                evaluations, limit, EPSILON,
+            x, rest, low, high, last, settled, residual, slope, done, used = advance(
+                x, rest, target, gap, here_slope, curvature, lowest, low, high, last, settled, residual, slope, done,
+                used, evaluations, limit, EPSILON,
             )  # fmt: skip
             left = tl.max(tl.max(tl.where(settled, 0, 1), 1), 0)
         log_slope += tl.log(slope)

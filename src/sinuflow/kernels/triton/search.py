@@ -33,34 +33,35 @@ def next_guess(x, gap, slope, curvature, lowest, low, high, last):
 
 @triton.jit
 def last_step(done, x, gap, slope, curvature):
-    """From where the residual is good enough, further, and the slope there: what is left of a residual would grow in
-    the layers to come. Where the function bends within rounding, x stays.
+    """From where the residual is good enough, further, with what rounding takes of x there, and the slope: what is left
+    of a residual would grow in the layers to come. Where the function bends within rounding, x stays.
     """
     step = gap / slope
-    straight = (tl.abs(step * curvature) <= 0.01 * slope) & (tl.abs(step) <= 2e-4)
-    after = tl.where(done & straight, x - step, x)
-    return after, slope + curvature * (after - x)
+    straight = done & (tl.abs(step * curvature) <= 0.01 * slope) & (tl.abs(step) <= 2e-4)
+    after = tl.where(straight, x - step, x)
+    return after, tl.where(straight, (x - after) - step, 0.0), slope + curvature * (after - x)
 
 
 @triton.jit
 def advance(
-    x, target, gap, slope, curvature, lowest, low, high, last, settled, residual, found_slope, done, used, evaluations,
-    limit, EPSILON: tl.constexpr,
+    x, rest, target, gap, slope, curvature, lowest, low, high, last, settled, residual, found_slope, done, used,
+    evaluations, limit, EPSILON: tl.constexpr,
 ):  # fmt: skip
     """What one evaluation at x changes, ``slope`` and ``curvature`` being those there.
 
-    What is settled stays as it is, however long others search: so a row's answer is its own. Returned are x, the
-    bracket, the size of the gap, and then all that is known of what is settled: whether it is, the residual, the slope
-    at the answer, whether the residual was good enough, and the evaluations that it took.
+    What is settled stays as it is, however long others search: so a row's answer is its own. Returned are x and what
+    rounding took of it, the bracket, the size of the gap, and then all that is known of what is settled: whether it is,
+    the residual, the slope at the answer, whether the residual was good enough, and the evaluations that it took.
     """
     off = tl.abs(gap)
     good = off <= working_precision(x, target, EPSILON)
     stop = good | (off != off) | (evaluations >= limit)
-    after, after_slope = last_step(good, x, gap, slope, curvature)
+    after, missed, after_slope = last_step(good, x, gap, slope, curvature)
     step, low, high = next_guess(x, gap, slope, curvature, lowest, low, high, last)
+    rest = tl.where(settled, rest, missed)
     residual = tl.where(settled, residual, off)
     found_slope = tl.where(settled, found_slope, after_slope)
     done = tl.where(settled, done, good)
     used = tl.where(settled, used, evaluations)
     x = tl.where(settled, x, tl.where(stop, after, step))
-    return x, low, high, off, settled | stop, residual, found_slope, done, used
+    return x, rest, low, high, off, settled | stop, residual, found_slope, done, used
