@@ -56,7 +56,8 @@ validation bits per dimension of 1.131 (2e-3), 1.090 (5e-3) and 1.082 (1e-2); th
 `best` has eight transformers in every block instead of four, and 115,000 steps; it was chosen by runs of 4,000 steps at
 1e-2, one seed each ([record](image_pilots.json)): 1.064 with eight transformers, 1.076 with four, 1.068 to 1.071 with
 sixteen of them, with more waves or with more blocks. The same run with four gave 1.082 with other kernels, so that
-smaller differences say little.
+smaller differences say little. `stable` is `today` with `fit`'s penalty on errors that grow on the way back from noise
+(`stability`), chosen by runs of 4,000 steps, too ([record](stability_pilots.json)).
 Bytes get new noise at every look, and CIFAR-10 is flipped by chance, where Papamakarios et al. (2017) prepare both
 once. Bits per dimension are those of the exact density of pixels, with one draw of noise for every test image: on
 average, no less than the bits of the bytes themselves.""",
@@ -66,10 +67,12 @@ test images; none is left out. What lies beyond black or white is shown as these
 the sum of squares over an image, its pixels between 0 and 1, on average over test images. Iterations are those that
 each transformer and each shift may take, four and two in a block; the paper counts by block. Algorithm 1 has
 tolerance 0, and so takes all of them. An image looks the same if no byte is off by more than one. Largest errors are
-in logits, in which the flow works. All of it is in float32, unless it says float64. In float32 this flow of MNIST
-cannot give back every logit: of 512 test images, even the exact inverse of their exact noise, rounded to
-float32, is off by up to 4e-3 ([record](round_trip.json), which is of a CPU). Algorithm 1 has 128 images, and the
-certified solver all 10,000; of MNIST's it refuses to vouch for one. The record is of revision 83e927c.""",
+in logits, in which the flow works, or of pixels between 0 and 1. All of it is in float32, unless it says float64.
+Algorithm 1 has 128 images, and the certified solver all 10,000; of MNIST's by `today` it refuses to vouch for one. In
+float32 that flow cannot give back every logit: of 512 test images, even the exact inverse of their exact noise, rounded
+to float32, is off by up to 4e-3 ([record](round_trip.json), which is of a CPU). `stable` was trained not to magnify
+errors, and brings all images back, also by Algorithm 1, which then needs far fewer iterations ([why, and more
+figures](../numerics.md#float32-and-float64)). Revisions: 83e927c (`today`) and c488d6f (`stable`).""",
     "runtime": """The paper shows a picture, and says neither how many images nor on which hardware. Tolerance is both
 rtol and atol of Algorithm 1, which hold for each layer and not for the whole flow. The certified solver has none to
 choose: it solves to working precision, or says that it could not. Its time is a median, Algorithm 1 is timed once;
