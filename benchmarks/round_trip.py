@@ -30,17 +30,22 @@ from sinuflow.training import ImageRows
 _AT_ONCE = 100
 
 
+def worst(found: torch.Tensor, true: torch.Tensor) -> float:
+    """The largest error; what is no number is infinitely wrong."""
+    return float((found - true).abs().nan_to_num(nan=torch.inf).max())
+
+
 @torch.no_grad()
 def measured(flow: sinuflow.SinusoidalFlow, pixels: PixelMap, x: torch.Tensor, exact: int) -> dict[str, Any]:
     """All figures."""
 
     def off(found: torch.Tensor, true: torch.Tensor) -> float:
-        return float((pixels.to_unit(found).value - pixels.to_unit(true).value).abs().max())
+        return worst(pixels.to_unit(found).value, pixels.to_unit(true).value)
 
     far, seen, residual, certified = 0.0, 0.0, 0.0, 0
     for part in x.split(_AT_ONCE):
         found = flow.invert(flow.bijection(part)[0], on_failure="return")
-        far = max(far, float((found.x - part).abs().max()))
+        far = max(far, worst(found.x, part))
         seen = max(seen, off(found.x.double(), part.double()))
         residual = max(residual, float(found.residual.max()))
         certified += int(found.converged.sum())
@@ -48,9 +53,9 @@ def measured(flow: sinuflow.SinusoidalFlow, pixels: PixelMap, x: torch.Tensor, e
     for part in x[:exact].double().split(_AT_ONCE):
         z, _ = doubled.bijection(part)
         nearest = doubled.invert(z.float().double(), on_failure="return").x
-        rounded = max(rounded, float((nearest - part).abs().max()))
+        rounded = max(rounded, worst(nearest, part))
         rounded_seen = max(rounded_seen, off(nearest, part))
-        double = max(double, float((doubled.invert(z, on_failure="return").x - part).abs().max()))
+        double = max(double, worst(doubled.invert(z, on_failure="return").x, part))
     return {
         "images": len(x),
         "float32_error": far,

@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import sinuflow
 from sinuflow.bijections.scalar_inverse import invert_stack
+from sinuflow.bijections.transformers import ConditionalWaves
 from sinuflow.kernels import conditional_waves as plain_conditional
 from sinuflow.kernels import constrain as plain_constrain
 from sinuflow.kernels import scale_stack as plain_stack
@@ -89,6 +90,18 @@ def test_a_stack_is_rounded_once():
     back, *_ = scale_stack.inverse(z, numbers, 200)
     options = SolverOptions()
     assert rounding_of(back, invert_stack(z.double(), Waves(*exact), options).x) < 1.3
+
+
+def test_conditional_waves_are_rounded_once():
+    shape = Shape(8, 4)
+    x, parameters = 20 + randn(6, 500), randn(6, shape.parameters, 500, seed=1)
+    parameters[:, :2] = 0  # no affine map
+    parameters[:, -8:] *= 0.2  # weak waves
+    z, _ = conditional_waves.forward(x, parameters, *shape)
+    assert rounding_of(z, plain_conditional.plain(x.double(), parameters.double(), shape)[0]) < 2
+    back = conditional_waves.inverse(z, parameters, *shape, 200)[0]
+    exact = ConditionalWaves(*shape).inverse(z.double(), parameters.double(), SolverOptions()).x
+    assert rounding_of(back, exact) < 2
 
 
 @some

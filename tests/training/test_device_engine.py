@@ -204,6 +204,29 @@ def test_rehearsals_need_no_more_than_one_batch(monkeypatch):
     assert batches.position == (0, 1)
 
 
+def test_every_turn_is_recorded_into_one_pool_and_a_new_size_starts_anew(monkeypatch):
+    recorded: list[tuple[int, int, object]] = []
+    _, engine, _, _ = build(DeviceEngine, settings(), MemoryRows(banana(400).double()))
+    engine._stability = SimpleNamespace(turns=3)
+
+    def record(inputs, turn):
+        recorded.append((inputs.x.shape[-1], turn, engine._pool))
+        engine._pool = engine._pool or object()
+        return lambda: None
+
+    monkeypatch.setattr(engine, "_recorded", record)
+    engine._record = True
+    for step in range(7):
+        inputs, _ = engine._step_for(64, step)
+    assert [turn for _, turn, _ in recorded] == [0, 1, 2]
+    assert recorded[0][2] is None
+    assert recorded[1][2] is recorded[2][2] is engine._pool
+    assert engine._step_for(64, 9)[0] is inputs
+    engine._step_for(16, 4)
+    assert [(size, turn) for size, turn, _ in recorded[3:]] == [(16, 1)]
+    assert recorded[3][2] is None
+
+
 def test_parameters_that_are_frozen_stay_with_the_plain_engine():
     flow = small_flow()
     next(flow.parameters()).requires_grad_(False)

@@ -80,15 +80,16 @@ def test_the_gradient_is_that_of_the_quotient_with_u_given():
     assert float(want) > 0  # so that a step makes the gain smaller
 
 
-@pytest.mark.parametrize(("gain", "want"), [(1e4, 0.8), (1e50, 0.8), (1e80, 0)])
-def test_errors_beyond_all_bounds_have_a_penalty_as_long_as_they_are_numbers(gain, want):
+@pytest.mark.parametrize("gain", [1e4, 1e50, 1e80, 1e200])
+def test_errors_beyond_all_bounds_have_the_whole_penalty(gain):
+    """Also those that overflow: the pixels before tell where they come from."""
     x = torch.zeros((WIDTH, 4), dtype=torch.float64)
     shift = chain_shift(gain)
     found = penalty_of(shift, x, torch.full_like(x, 1e-2))
     found.backward()
-    assert float(found.detach()) == pytest.approx(want, abs=1e-3)
+    assert float(found.detach()) == pytest.approx(0.8, abs=1e-3)
     up, down = shift.conditioner.head.weight.grad.flatten()
-    assert (float(down - up) > 0) == (want > 0)
+    assert float(down - up) > 0
     assert all(p.grad.isfinite().all() for p in shift.parameters())
 
 
@@ -113,7 +114,6 @@ def test_it_is_one_block_at_a_time_and_all_of_them_on_average(monkeypatch):
             inputs += [h] if isinstance(layer, ImageShift) else []
             h, _ = layer.transform(h, context if layer.context else None)
     for turn in range(stability.turns):
-        parts = []
         for p in flow.parameters():
             p.grad = None
         torch.manual_seed(turn)
@@ -165,18 +165,31 @@ def test_training_with_it_lets_errors_grow_less_for_few_bits():
     assert bits[200.0] < bits[None] + 0.1
 
 
+def steep_flow(dtype: torch.dtype, context: int = 0) -> SinusoidalFlow:
+    """One in which errors grow from the start."""
+    torch.manual_seed(0)
+    flow = SinusoidalFlow.image((1, 7, 7), context, blocks=3, scales=1, channels=4, residual_blocks=1).to(dtype)
+    for parameter in flow.parameters():
+        parameter.data += 0.3 * torch.randn(parameter.shape, dtype=dtype)
+    return flow
+
+
+def same_noise(monkeypatch) -> None:
+    """Two runs draw at different times: let them draw the same."""
+    monkeypatch.setattr(
+        torch, "randn_like", lambda t: torch.linspace(-1, 1, t.numel(), dtype=t.dtype, device=t.device).view(t.shape)
+    )
+
+
 @pytest.mark.parametrize("context", [0, 2])
 def test_the_engine_for_devices_has_the_same_gradient(context, monkeypatch):
     """Step by step, each of the turns: noise aside, which the two draw at different times."""
-    monkeypatch.setattr(torch, "randn_like", lambda t: torch.linspace(-1, 1, t.numel(), dtype=t.dtype).view(t.shape))
+    same_noise(monkeypatch)
     labels = F.one_hot(torch.arange(40) % 2, 2).double() if context else None
     options = settings(batch_size=16, stability=300.0, clip=None)
     found = {}
     for kind in (PlainEngine, DeviceEngine):
-        torch.manual_seed(0)
-        flow = SinusoidalFlow.image((1, 7, 7), context, blocks=3, scales=1, channels=4, residual_blocks=1).double()
-        for parameter in flow.parameters():
-            parameter.data += 0.3 * torch.randn(parameter.shape, dtype=torch.float64)
+        flow = steep_flow(torch.float64, context)
         source = ImageRows(images(), PIXELS, labels, dtype=torch.float64)
         monkeypatch.setattr(ImageRows, "taker", lambda _: None)  # the same batches for both
         batches = Batches(source, options.batch_size, options.seed)
@@ -189,29 +202,34 @@ def test_the_engine_for_devices_has_the_same_gradient(context, monkeypatch):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
 
 
-def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path):
+def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, monkeypatch):
+    found: list[float] = []
+
     def run(folder) -> list[torch.Tensor]:
-        flow = small_image_flow()
+        flow = steep_flow(torch.float32)
         sinuflow.fit(
             flow, ImageRows(images(), PIXELS), steps=12, batch_size=16, stability=100.0, progress=False, device="cpu",
             checkpoint=folder, checkpoint_steps=4, resume=True, schedule="constant", warmup=0,
         )  # fmt: skip
         return [p.detach() for p in flow.parameters()]
 
-    whole = run(tmp_path / "whole")
-    calls, penalty = [], Stability.penalty
+    penalty = Stability.penalty
 
-    def stops(self, *arguments, **named):
-        calls.append(1)
-        if len(calls) == 7:
+    def remembered(self, *arguments, **named):
+        if len(found) == 12 + 6:
+            found.append(0.0)
             raise InterruptedError
-        return penalty(self, *arguments, **named)
+        value = penalty(self, *arguments, **named)
+        found.append(float(value.detach()))
+        return value
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Stability, "penalty", stops)
-        with pytest.raises(InterruptedError):
-            run(tmp_path / "parts")
+    monkeypatch.setattr(Stability, "penalty", remembered)
+    whole = run(tmp_path / "whole")
+    assert min(found) > 0  # there is something to be resumed
+    with pytest.raises(InterruptedError):
+        run(tmp_path / "parts")
     again = run(tmp_path / "parts")
+    assert found[-8:] == found[4:12]  # the last checkpoint was that of step 4
     assert all(torch.equal(a, b) for a, b in zip(whole, again, strict=True))
 
 
@@ -221,10 +239,13 @@ def test_a_weight_that_is_none_is_refused(weight):
         sinuflow.fit(small_image_flow(), ImageRows(images(), PIXELS), stability=weight, steps=1, progress=False)
 
 
-def test_flows_of_tables_have_no_use_for_it():
+def test_flows_of_tables_have_no_use_for_it_and_stay_as_they_are(tmp_path):
     flow = SinusoidalFlow(2, blocks=1, hidden=(4,))
+    before = {name: t.clone() for name, t in flow.state_dict().items()}
     with pytest.raises(ArgumentError, match="stability is for flows of images"):
-        sinuflow.fit(flow, torch.randn(64, 2), steps=2, stability=1.0, progress=False, device="cpu")
+        sinuflow.fit(flow, 5 + torch.randn(64, 2), steps=2, stability=1.0, progress=False, checkpoint=tmp_path / "run")
+    assert all(t.equal(before[name]) for name, t in flow.state_dict().items())
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.gpu
@@ -250,13 +271,23 @@ def test_on_a_gpu_the_penalty_is_the_same():
 
 @pytest.mark.gpu
 @gpu
-def test_on_a_gpu_recorded_steps_take_all_turns():
-    data = images(64, (1, 28, 28))
-    torch.manual_seed(0)
-    flow = SinusoidalFlow.image((1, 28, 28), blocks=2, scales=1, channels=16, residual_blocks=2)
-    held = ImageRows(data, PIXELS)
-    result = sinuflow.fit(
-        flow, ImageRows(data, PIXELS), held, steps=40, batch_size=32, stability=100.0, progress=False, device="cuda"
-    )
-    assert result.history[-1]["skipped"] == 0
-    assert result.best_nll < result.history[0]["val_nll"]
+def test_on_a_gpu_recorded_steps_take_all_turns(monkeypatch):
+    """And all graphs, which share their memory: the same weights as without recording."""
+    same_noise(monkeypatch)
+    data, found = images(64, (1, 28, 28)).cuda(), {}
+    options = settings(batch_size=32, stability=100.0)
+    for record in (False, True):
+        torch.manual_seed(0)
+        flow = SinusoidalFlow.image((1, 28, 28), blocks=3, scales=1, channels=16, residual_blocks=2)
+        for parameter in flow.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+        source = ImageRows(data, PIXELS)
+        monkeypatch.setattr(ImageRows, "taker", lambda _: None)  # the same batches for both
+        batches = Batches(source, options.batch_size, options.seed)
+        engine = DeviceEngine(flow.cuda(), batches, options, Guard(slack=784.0), lambda _: 1e-3, record=record)
+        for step in range(8):
+            engine.advance(step, 1)
+        assert len(engine._runs) == 3
+        found[record] = torch.cat([p.detach().flatten() for p in flow.parameters()])
+        engine.close()
+    torch.testing.assert_close(found[True], found[False], rtol=0, atol=1e-4)

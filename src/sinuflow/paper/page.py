@@ -122,8 +122,11 @@ def page(folder: Path) -> str:
 
 def _section(item: Item, figures: list[dict[str, Any]], folder: Path) -> list[str]:
     parts = [f"## {item.name}", f"{item.paper}: {item.shows}. [Record]({item.name}.json)."]
-    drawn = [folder / f"{item.name}.png", folder / f"{item.name}.svg", *sorted(folder.glob(f"{item.name}-*.png"))]
-    parts += [f"![{item.shows}]({path.name})" for path in drawn if path.exists()]
+    drawn = [name for name in (f"{item.name}.png", f"{item.name}.svg") if (folder / name).exists()]
+    parts += [f"![{item.shows}]({name})" for name in drawn]
+    for path in sorted(folder.glob(f"{item.name}-*.png")):  # of other models, or sets
+        what = path.stem.removeprefix(f"{item.name}-")
+        parts += [f"The same, `{what}`:", f"![{item.shows}: {what}]({path.name})"]
     parts.append(_TABLES[item.name](figures).strip() if item.name in _TABLES else _table(item, figures))
     parts.append(DIFFERENCES[item.name])
     return parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,6 @@ from ..errors import ArgumentError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from .items import Options
 
 #: For what is true, for what was learned, and for what stands beside it.
 TRUE, OURS, OTHER = "#4d4d4d", "#1b6ca8", "#c8553d"
@@ -44,12 +42,12 @@ def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
         figure.savefig(path, dpi=160, metadata={"Software": None})
 
 
-def picture_path(name: str, options: Options) -> Path:
-    """Where the picture of trained flows goes: that of a model that was asked for has its name, and replaces no other.
+def picture_path(name: str, models: Iterable[str], out: Path) -> Path:
+    """Where the picture of trained flows goes: if all are of one model, and not of ``today``, the model is in its name.
 
     Example:
-        >>> from sinuflow.paper.items import Options
-        >>> picture_path("samples", Options(Path("results"), models=("best",))).name
-        'samples-best.png'
+        >>> [picture_path("samples", models, Path()).name for models in (["today"], ["best"], ["today", "best"])]
+        ['samples.png', 'samples-best.png', 'samples.png']
     """
-    return options.out / ("-".join([name, *options.models]) + ".png")
+    shown = set(models) - {"today"} if len(set(models)) == 1 else set()
+    return out / ("-".join([name, *shown]) + ".png")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -64,7 +65,7 @@ def run(options: Options) -> Iterator[Figure]:
                 comparable="no: the paper shows a picture",
                 extra={"size": options.size, "recipe": flow.recipe},
             )
-    _paint(shown, options)
+    _paint(shown, picture_path("reconstruction", [flow.model for flow in flows], options.out))
 
 
 @torch.no_grad()
@@ -142,8 +143,8 @@ def _percent(which: Tensor) -> float:
     return 100 * float(which.double().mean())
 
 
-def _paint(shown: dict[str, Found], options: Options) -> None:
-    with picture(picture_path("reconstruction", options), 9.4, 2.4 * len(shown)) as figure:
+def _paint(shown: dict[str, Found], path: Path) -> None:
+    with picture(path, 9.4, 2.4 * len(shown)) as figure:
         halves: Any = figure.subfigures(1, 2, width_ratios=(1, 2))
         left, right = halves
         _paint_curves(left.subplots(), shown)

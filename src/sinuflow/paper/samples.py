@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -50,7 +51,8 @@ def run(options: Options) -> Iterator[Figure]:
                 comparable="no: the paper shows no samples",
                 extra={"size": options.size, "recipe": flow.recipe},
             )
-    _paint({title: found for title, (_, found) in drawn.items()}, options)
+    path = picture_path("samples", [flow.model for flow in flows], options.out)
+    _paint({title: found for title, (_, found) in drawn.items()}, path, options)
 
 
 @torch.no_grad()
@@ -74,9 +76,9 @@ def draw(flow: ImageFlow, options: Options) -> Drawn:
     return Drawn(flow.images(x), tested, numbers, seconds)
 
 
-def _paint(drawn: dict[str, Drawn], options: Options) -> None:
+def _paint(drawn: dict[str, Drawn], path: Path, options: Options) -> None:
     rows, columns = _GRID[options.size]
-    with picture(picture_path("samples", options), 6.4, 3.4 * len(drawn) * rows / columns) as figure:
+    with picture(path, 6.4, 3.4 * len(drawn) * rows / columns) as figure:
         axes = figure.subplots(len(drawn), 2, squeeze=False, gridspec_kw={"wspace": 0.06})
         for (left, right), (title, found) in zip(axes, drawn.items(), strict=True):
             show(left, tiles(found.tested, columns), f"{title.split(',')[0]}: test images")

@@ -74,7 +74,8 @@ class DeviceEngine:
         self._rates = torch.zeros((_MOST_STEPS, 2), dtype=torch.float64, device=values.device)
         self._made = 0
         self._at_once = 8
-        self._size, self._inputs = 0, _Inputs(values, None)
+        self._size = 0
+        self._inputs: _Inputs | None = None
         self._runs: dict[int, Callable[[], None]] = {}  # by the turn of what a step does in turns
         self._pool: Any = None
         self._stability = None if settings.stability is None else Stability(flow, settings.stability)
@@ -148,7 +149,7 @@ class DeviceEngine:
 
     def _step_for(self, size: int, step: int = 0) -> tuple[_Inputs, Callable[[], None]]:
         """A step for batches of a size, recorded when it is first wanted."""
-        if size != self._size:
+        if self._inputs is None or size != self._size:
             features, context = self._flow.features, self._flow.context
             zeros = self._flat.values.new_zeros
             self._inputs = _Inputs(zeros((features, size)), zeros((context, size)) if context else None)

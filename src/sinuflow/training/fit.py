@@ -21,6 +21,7 @@ from .progress import make_progress
 from .schedules import ScheduleName
 from .settings import OptimizerName, Settings
 from .sources import RowSource, as_source
+from .stability import Stability
 from .trainer import Trainer
 
 #: Rows that data-dependent parameters are initialised from.
@@ -88,8 +89,8 @@ def fit(
         ema: the decay of an exponential moving average of the weights, such as 0.999, which is then
             validated and returned instead; None for none.
         stability: of flows of images, the weight of a penalty on shifts whose inverse would magnify errors, such as
-            200: images then come back from noise far more exactly, for a few thousandths of a bit and steps that
-            take about twice as long. None for no penalty.
+            500: images then come back from noise far more exactly, for about a hundredth of a bit per dimension and
+            steps that take up to twice as long. None for no penalty.
         patience: stop after this many validations without a better one; None never stops early.
         validate_every: steps between validations and records; an epoch, within 20 and 500, by default.
         checkpoint: a folder for checkpoints, and for the history.
@@ -101,7 +102,7 @@ def fit(
         tensorboard: a folder for TensorBoard.
         progress: whether to show it: a bar in a terminal, lines elsewhere.
         device: ``"auto"`` takes a GPU if there is one.
-        seed: of the order of the rows, and of dropout.
+        seed: of the order of the rows, of dropout, and of the penalty's errors.
 
     A step whose loss is not a number or far above the usual is skipped. If that persists, training
     returns to the last good weights with a lower learning rate; after three times it ends with a
@@ -136,6 +137,8 @@ def fit(
         decay=decay,
         stability=stability,
     )
+    if stability is not None:
+        Stability(flow, stability)  # refuses flows that it is not for, before anything is changed
     folder = None if checkpoint is None else CheckpointFolder(Path(checkpoint))
     if folder is not None:
         folder.prepare()

@@ -42,11 +42,11 @@ class Stability:
     Example:
         >>> import sinuflow
         >>> flow = sinuflow.SinusoidalFlow.image((1, 8, 8), blocks=3)
-        >>> stability = Stability(flow, weight=200.0)
+        >>> stability = Stability(flow, weight=500.0)
         >>> stability.turns
         3
         >>> penalty = stability.penalty(torch.randn(64, 5), None, turn=0)  # for 5 images, feature-major
-        >>> float(penalty)  # an untrained shift leaves errors as they are
+        >>> float(penalty.detach())  # an untrained shift leaves errors as they are
         0.0
     """
 
@@ -86,11 +86,18 @@ def growth_penalty(shift: ImageShift, x: Tensor, z: Tensor, context: Tensor | No
     r"""The mean of :math:`\max(0, \rho - q)` over a feature-major batch x (D, B), of which the shift makes z.
 
     The ``error`` of z, δ above, is (D, B) too.
+
+    Example:
+        >>> shift, x = ImageShift((1, 4, 4)), torch.randn(16, 5)
+        >>> z, _ = shift.transform(x, None)
+        >>> bool(growth_penalty(shift, x, z, None, 0.05 * torch.randn(16, 5)) == 0)  # it starts as the identity
+        True
     """
     with torch.no_grad():
         u = shift.invert(z + error, context, SolverOptions())[-1].x - x
-        usable = u.isfinite().all(0)
-        u = torch.where(usable, u, error)  # what overflowed has no direction
+        # A pixel that overflows says nothing of how; the ones before it are as they would be without it.
+        u = torch.where(u.isfinite(), u, 0)
+        u = torch.where((u != 0).any(0), u, error)
         largest = u.abs().amax(0)
         relative = u / largest
         cubes = relative**3
@@ -98,12 +105,11 @@ def growth_penalty(shift: ImageShift, x: Tensor, z: Tensor, context: Tensor | No
         # s(x + u) - s(x) is the error by construction. By kernels for training, with half of the digits, it is less
         # exact: good enough for gradients, but not to tell who is below the threshold.
         missing = _QUOTIENT - (weight * (error / largest)).sum(0)
-        counted = usable & (missing > 0)
         length = largest.clamp(max=_FAR)
     twice = None if context is None else torch.cat([context, context], 1)
     both, _ = shift.transform(torch.cat([x + length * relative, x], 1), twice)
     moved, still = both.chunk(2, 1)
     quotient = (weight * (moved - still)).sum(0) / length
     # The value is the exact one's, and the gradient is that of the quotient.
-    exact = missing + quotient.detach() - quotient
-    return torch.where(counted, exact, 0).mean()
+    exact = missing + (quotient.detach() - quotient)
+    return exact.clamp(min=0).mean()

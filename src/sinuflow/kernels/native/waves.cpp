@@ -178,10 +178,11 @@ inline void evaluate_for_gradients(const Waves& waves, int count, const Strip& x
         }
 }
 
-// x + rise, and what rounding takes of it, which goes into the next sum: so a stack of transformers is rounded once.
-inline void climb(Strip& x, Strip& rest, const Strip& rise) {
+// From x + rest to tau(x + rest), by the tangent at x; rest is what rounding took of the sum before. So sums of a stack
+// of transformers are as good as rounded once.
+inline void climb(Strip& x, Strip& rest, const Strip& rise, const Strip& slope) {
     FOR_LANES {
-        const float more = rise[r] + rest[r], sum = x[r] + more, added = sum - x[r];
+        const float more = rise[r] + slope[r] * rest[r], sum = x[r] + more, added = sum - x[r];
         rest[r] = (x[r] - (sum - added)) + (more - added);
         x[r] = sum;
     }
@@ -358,7 +359,7 @@ void scale_forward(const float* x, const float* a, const float* p, const float* 
                 const int64_t at = static_cast<int64_t>(j) * features + i;
                 if (inputs) store(inputs + at * rows, now, strip);
                 evaluate(Shared{a + at * waves, p + at * waves, q + at * waves, d[at]}, waves, now, rise, slope, nullptr);
-                climb(now, rest, rise);
+                climb(now, rest, rise, slope);
                 FOR_LANES total[r] += logarithm(slope[r]);
             }
             store(z + i * rows, now, strip);
@@ -466,7 +467,7 @@ void conditional_forward(const float* x, const float* parameters, float* z, floa
             for (int j = 0; j < scales; j++) {
                 constrain(from, j, strip, constrained);
                 evaluate(constrained.waves, waves, now, rise, slope, nullptr);
-                climb(now, rest, rise);
+                climb(now, rest, rise, slope);
                 FOR_LANES total[r] += logarithm(slope[r]);
             }
             store(z + i * rows, now, strip);
@@ -502,7 +503,7 @@ void conditional_backward(const float* x, const float* parameters, const float* 
                 for (int before = 0; before < j; before++) {
                     constrain(from, before, strip, constrained);
                     evaluate(constrained.waves, waves, now, rise, slope, nullptr);
-                    climb(now, rest, rise);
+                    climb(now, rest, rise, slope);
                 }
                 constrain(from, j, strip, constrained);
                 evaluate_for_gradients(constrained.waves, waves, now, slope, curvature, squares, products);

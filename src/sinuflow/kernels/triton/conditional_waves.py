@@ -134,7 +134,7 @@ def _forward(
     rest = tl.zeros_like(x)
     for j in range(SCALES):
         rise, slope = _scale(x, free_at, stride, inside, j, SCALES, WAVES, ALPHA_MAX, FREQUENCY_MIN)
-        x, rest = exact_sum(x, rise + rest)
+        x, rest = exact_sum(x, rise + slope * rest)
         ladj += tl.log(slope)
     tl.store(value_at + place, x, inside)
     tl.store(ladj_at + own_row(row, rows), tl.sum(tl.where(inside, ladj, 0.0), 0), row < rows)
@@ -162,8 +162,8 @@ def _backward(
         x = x0 * scale + tl.load(free_at, inside, 0.0)
         rest = tl.zeros_like(x)
         for before in range(j):
-            rise, _ = _scale(x, free_at, stride, inside, before, SCALES, WAVES, ALPHA_MAX, FREQUENCY_MIN)
-            x, rest = exact_sum(x, rise + rest)
+            rise, slope = _scale(x, free_at, stride, inside, before, SCALES, WAVES, ALPHA_MAX, FREQUENCY_MIN)
+            x, rest = exact_sum(x, rise + slope * rest)
         here = (2 + j * WAVES) * stride
         frequencies = free_at + here
         phases, weights = frequencies + count * stride, frequencies + 2 * count * stride

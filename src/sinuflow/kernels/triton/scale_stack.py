@@ -123,7 +123,7 @@ def _forward(
         if KEEP:
             tl.store(inputs_at + j * features * rows.to(tl.int64) + place, x, inside)
         rise, slope, _ = _evaluate(x, a_at, p_at, q_at, d_at, j * features + feature, here, WAVES)
-        x, rest = exact_sum(x, rise + rest)
+        x, rest = exact_sum(x, rise + slope * rest)
         log_slope += tl.log(slope)
     tl.store(value_at + place, x, inside)
     tl.store(ladj_at + own_row(row, rows), tl.sum(tl.where(inside, log_slope, 0.0), 0), row < rows)
