@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,7 +18,7 @@ from sinuflow.training.batches import Batches
 from sinuflow.training.device_engine import DeviceEngine
 from sinuflow.training.engine import PlainEngine
 from sinuflow.training.guard import Guard
-from sinuflow.training.stability import Stability, growth_penalty
+from sinuflow.training.stability import Stability, growth_penalty, squares_of_noise
 from tests.training.test_device_engine import settings
 from tests.training.test_image_rows import PIXELS, images, small_image_flow
 
@@ -93,6 +96,23 @@ def test_errors_beyond_all_bounds_have_the_whole_penalty(gain):
     assert all(p.grad.isfinite().all() for p in shift.parameters())
 
 
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 7), (2, 1, 3)])
+def test_noise_is_the_same_over_squares(shape):
+    torch.manual_seed(0)
+    images = squares_of_noise(torch.empty(math.prod(shape), 9), shape).mT.reshape(9, *shape)
+    for image, size in zip(images, [1, 2, 4, 8, 1, 2, 4, 8, 1], strict=True):
+        if size == 1:
+            assert image.unique().numel() == image.numel()
+            continue
+        assert (image == image[:1]).all()
+        assert image.unique().numel() == math.ceil(shape[1] / size) * math.ceil(shape[2] / size)
+        for i, j in itertools.product(range(shape[1]), range(shape[2])):
+            assert image[0, i, j] == image[0, i // size * size, j // size * size]
+    many = squares_of_noise(torch.empty(math.prod(shape), 4000), shape)
+    assert (many.mean(1).abs() < 0.1).all()
+    assert ((many.std(1) - 1).abs() < 0.1).all()
+
+
 def test_it_is_one_block_at_a_time_and_all_of_them_on_average(monkeypatch):
     flow = SinusoidalFlow.image((1, 5, 5), context=2, blocks=3, scales=1, channels=4, residual_blocks=1).double()
     torch.manual_seed(0)
@@ -123,7 +143,7 @@ def test_it_is_one_block_at_a_time_and_all_of_them_on_average(monkeypatch):
         assert all(p.grad is None for p in flow.parameters() if p not in mine)
         assert sum(p.grad is not None for p in mine) > 0
         torch.manual_seed(turn)
-        parts = [growth_penalty(s, x, z, context, 0.05 * torch.randn_like(z)) for s, x, z in seen[-2:]]
+        parts = [growth_penalty(s, x, z, context, 0.05 * squares_of_noise(z, (1, 5, 5))) for s, x, z in seen[-2:]]
         assert float(total.detach()) == pytest.approx(7.0 * 3 * float(sum(parts).detach()))
     assert [shift.reverse for shift, _, _ in seen] == [True, False] * 3
     for (_, found, _), want in zip(seen, inputs, strict=True):

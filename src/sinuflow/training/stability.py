@@ -12,6 +12,10 @@ Let δ be a small error of :math:`s(x)`, and :math:`u = s^{-1}(s(x) + \delta) - 
 is 1 if u is δ, and about the reciprocal of the growth where a few pixels' errors have grown, because the fourth powers
 leave the others out. The penalty is :math:`\max(0, \rho - q)`, with gradients for the network alone, x and u being
 given: it makes s tell x + u from x. Images whose errors do not grow are left alone.
+
+What counts is how errors grow through all layers. On the way they become smooth: what one layer has magnified is much
+the same along a stroke, and the next one magnifies that far more than noise that is independent from pixel to pixel. So
+δ is the same over squares of pixels, of another size from image to image.
 """
 
 from __future__ import annotations
@@ -21,11 +25,14 @@ from torch import Tensor, nn
 
 from ..bijections.base import Chain
 from ..bijections.image import ImageLDUBlock, ImageShift
+from ..conditioners.pixelcnn import Shape
 from ..errors import ArgumentError
 from ..solvers import SolverOptions
 
 #: The standard deviation of δ: far above rounding, far below what matters in an image.
 _ERROR = 0.05
+#: Sizes of squares over which δ is the same, one after the other.
+_SQUARES = (1, 2, 4, 8)
 #: ρ: the largest error may be about this one's reciprocal times as large after a shift's inverse.
 _QUOTIENT = 0.8
 #: An error that has become larger than this is followed in its direction so far only: the flow has not learned from
@@ -77,9 +84,31 @@ class Stability:
             with torch.no_grad():
                 z, _ = layer.transform(x, given)
             if isinstance(layer, ImageShift):
-                found = found + growth_penalty(layer, x, z, given, _ERROR * torch.randn_like(z))
+                found = found + growth_penalty(
+                    layer, x, z, given, _ERROR * squares_of_noise(z, layer.conditioner.shape)
+                )
             x = z
         return self._weight * self.turns * found
+
+
+def squares_of_noise(like: Tensor, shape: Shape) -> Tensor:
+    """Standard normal noise for feature-major images (D, B) of a shape (C, H, W), the same over squares of pixels.
+
+    The first image has squares of 1 by 1 pixel, the next ones of 2, 4 and 8, and so on again; channels have the same.
+
+    Example:
+        >>> noise = squares_of_noise(torch.empty(36, 4), (1, 6, 6)).mT.reshape(4, 6, 6)
+        >>> [image.unique().numel() for image in noise]
+        [36, 9, 4, 1]
+    """
+    channels, height, width = shape
+    noise = torch.randn_like(like).view(channels, height, width, -1)
+    for turn, size in enumerate(_SQUARES):
+        if size > 1:
+            rows, columns = (torch.arange(n, device=like.device) // size * size for n in (height, width))
+            mine = noise[:1, ..., turn :: len(_SQUARES)]
+            noise[..., turn :: len(_SQUARES)] = mine[:, rows][:, :, columns]
+    return noise.view(like.shape)
 
 
 def growth_penalty(shift: ImageShift, x: Tensor, z: Tensor, context: Tensor | None, error: Tensor) -> Tensor:
