@@ -166,7 +166,7 @@ def test_training_with_it_lets_errors_grow_less_for_few_bits():
     data = sketches(600)
     held = ImageRows(data[500:], sinuflow.pixels.PixelMap(1e-6))
     bits, growth = {}, {}
-    for weight in (None, 200.0):
+    for weight in (None, 20.0):
         torch.manual_seed(0)
         flow = SinusoidalFlow.image((1, 10, 10), blocks=2, scales=2, channels=8, residual_blocks=1)
         rows = ImageRows(data[:500], sinuflow.pixels.PixelMap(1e-6))
@@ -181,8 +181,8 @@ def test_training_with_it_lets_errors_grow_less_for_few_bits():
             z, _ = flow.bijection(x)
             back, _ = flow.bijection.inverse(z + 1e-7)
         growth[weight] = float((back - x).abs().amax(1).max()) / 1e-7
-    assert growth[200.0] < growth[None] / 3
-    assert bits[200.0] < bits[None] + 0.1
+    assert growth[20.0] < growth[None] / 3
+    assert bits[20.0] < bits[None] + 0.15  # of 3.5
 
 
 def steep_flow(dtype: torch.dtype, context: int = 0) -> SinusoidalFlow:
