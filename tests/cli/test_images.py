@@ -136,6 +136,8 @@ def test_mistakes_are_one_line_that_says_what_is_expected(place, tmp_path):
         (["fit", images, "--context", "a", *output], "--context is for tables, and"),
         (["fit", images, "--conditioning", "shift", *output], "--conditioning is for tables, and"),
         (["fit", "table.csv", "--labels", place / "y.npy", *output], "--labels is for images, and table.csv holds"),
+        (["fit", "table.csv", "--stability", 5, *output], "--stability is for images, and table.csv holds"),
+        (["fit", images, "--stability", -5, *output], "stability must be above 0, or None; got -5.0"),
         (["score", model, "colour.npy", "-o", "s.csv"], "must have shape (N, 1, 7, 7); got (60, 3, 7, 7)"),
         (["score", model, images, "-o", "s.csv"], "give a label for each image, of dark, light"),
         (["score", model, "table.csv", "-o", "s.csv"], "neither a .npy file nor a folder of PNG files"),
@@ -156,7 +158,7 @@ def test_mistakes_are_one_line_that_says_what_is_expected(place, tmp_path):
 
 def test_labels_of_an_array_and_an_older_output(place, tmp_path):
     (tmp_path / "s.png").write_text("precious")
-    fit = ["fit", place / "x.npy", "--labels", place / "y.npy", "-o", "n.safetensors", "--steps", 2]
+    fit = ["fit", place / "x.npy", "--labels", place / "y.npy", "-o", "n.safetensors", "--steps", 2, "--stability", 5]
     score = ["score", "n.safetensors", place / "x.npy", "--labels", place / "y.npy", "-o", "s.parquet"]
     sample = ["sample", "n.safetensors", "-n", 3, "-o", "s.png"]
     done = outcomes(

@@ -65,6 +65,10 @@ def command(
     steps: Annotated[int | None, typer.Option(min=1, help="The most training steps.")] = None,
     labels: Annotated[Path | None, typer.Option(help="Of images: a .npy with the class of each, from 0.")] = None,
     size: Annotated[Size, typer.Option(help="Of images: a small flow, or the paper's, which wants a GPU.")] = Size.auto,
+    stability: Annotated[
+        float | None,
+        typer.Option(help="Of images: a penalty, such as 500, so that they come back from noise exactly; slower."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the split, the weights and the row order.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
     device: Annotated[Device, typer.Option(help="Where to train.")] = Device.auto,
@@ -104,11 +108,13 @@ def command(
                 checkpoint=run,
                 resume=resume,
                 progress=not quiet,
+                training=None if stability is None else {"stability": stability},
             )
             pictures.save(output)
         _summarise_images(pictures, output)
         return
-    _refuse({"--labels": labels, "--size": size is not Size.auto}, "images", f"{data} holds a table")
+    of_images = {"--labels": labels, "--size": size is not Size.auto, "--stability": stability}
+    _refuse(of_images, "images", f"{data} holds a table")
     with kept_run(output, resume, force) as run:
         model = fit_table(
             data,
