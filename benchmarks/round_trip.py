@@ -15,7 +15,7 @@ import copy
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -30,42 +30,62 @@ from sinuflow.training import ImageRows
 _AT_ONCE = 100
 
 
-def worst(found: torch.Tensor, true: torch.Tensor) -> float:
-    """The largest error; what is no number is infinitely wrong."""
-    return float((found - true).abs().nan_to_num(nan=torch.inf).max())
+class Errors(NamedTuple):
+    """Of each image, the largest error in logits and of pixels from 0 to 1; what is no number is infinitely wrong."""
+
+    logits: torch.Tensor
+    pixels: torch.Tensor
+
+    @classmethod
+    def of(cls, found: torch.Tensor, true: torch.Tensor, pixels: PixelMap) -> Errors:
+        """Those of images that were found again."""
+        seen = [pixels.to_unit(t.double()).value for t in (found, true)]
+        off = (found - true, seen[0] - seen[1])
+        return cls(*(each.abs().nan_to_num(nan=torch.inf).amax(1).double().cpu() for each in off))
+
+
+class Back(NamedTuple):
+    """Images to noise and back: their errors, residuals, and whether they are certified."""
+
+    errors: Errors
+    residual: torch.Tensor
+    certified: torch.Tensor
+
+
+@torch.no_grad()
+def there_and_back(flow: sinuflow.SinusoidalFlow, pixels: PixelMap, x: torch.Tensor) -> Back:
+    """In the precision of ``x``, some images at a time."""
+    logits, seen, residual, certified = [], [], [], []
+    for part in x.split(_AT_ONCE):
+        found = flow.invert(flow.bijection(part)[0], on_failure="return")
+        errors = Errors.of(found.x, part, pixels)
+        logits.append(errors.logits)
+        seen.append(errors.pixels)
+        residual.append(found.residual.cpu())
+        certified.append(found.converged.cpu())
+    return Back(Errors(torch.cat(logits), torch.cat(seen)), torch.cat(residual), torch.cat(certified))
 
 
 @torch.no_grad()
 def measured(flow: sinuflow.SinusoidalFlow, pixels: PixelMap, x: torch.Tensor, exact: int) -> dict[str, Any]:
     """All figures."""
-
-    def off(found: torch.Tensor, true: torch.Tensor) -> float:
-        return worst(pixels.to_unit(found).value, pixels.to_unit(true).value)
-
-    far, seen, residual, certified = 0.0, 0.0, 0.0, 0
-    for part in x.split(_AT_ONCE):
-        found = flow.invert(flow.bijection(part)[0], on_failure="return")
-        far = max(far, worst(found.x, part))
-        seen = max(seen, off(found.x.double(), part.double()))
-        residual = max(residual, float(found.residual.max()))
-        certified += int(found.converged.sum())
-    doubled, rounded, rounded_seen, double = copy.deepcopy(flow).double(), 0.0, 0.0, 0.0
-    for part in x[:exact].double().split(_AT_ONCE):
-        z, _ = doubled.bijection(part)
-        nearest = doubled.invert(z.float().double(), on_failure="return").x
-        rounded = max(rounded, worst(nearest, part))
-        rounded_seen = max(rounded_seen, off(nearest, part))
-        double = max(double, worst(doubled.invert(z, on_failure="return").x, part))
+    single, doubled = there_and_back(flow, pixels, x), copy.deepcopy(flow).double()
+    precise = x[:exact].double()
+    double = there_and_back(doubled, pixels, precise)
+    rounded = []
+    for part in precise.split(_AT_ONCE):
+        noise = doubled.bijection(part)[0].float().double()
+        rounded.append(Errors.of(doubled.invert(noise, on_failure="return").x, part, pixels))
     return {
         "images": len(x),
-        "float32_error": far,
-        "float32_error_of_pixels": seen,
-        "float32_residual": residual,
-        "certified": certified,
+        "float32_error": float(single.errors.logits.max()),
+        "float32_error_of_pixels": float(single.errors.pixels.max()),
+        "float32_residual": float(single.residual.max()),
+        "certified": int(single.certified.sum()),
         "images_in_float64": min(exact, len(x)),
-        "error_of_rounded_noise": rounded,
-        "error_of_rounded_noise_of_pixels": rounded_seen,
-        "float64_error": double,
+        "error_of_rounded_noise": max(float(errors.logits.max()) for errors in rounded),
+        "error_of_rounded_noise_of_pixels": max(float(errors.pixels.max()) for errors in rounded),
+        "float64_error": float(double.errors.logits.max()),
     }
 
 

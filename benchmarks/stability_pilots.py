@@ -18,42 +18,33 @@ from typing import Any
 import torch
 
 import sinuflow
+from round_trip import there_and_back
 from sinuflow.data.image_sets import image_set, load_image_set
 from sinuflow.paper.recipes import recipes
 from sinuflow.paper.record import hardware, versions
 from sinuflow.pixels import PixelMap
 from sinuflow.training import ImageRows, stability
 
-_STEPS, _AT_ONCE = 4_000, 128
+_STEPS = 4_000
 _SHARES = (0.5, 0.99, 0.999, 1.0)
 
 
-@torch.no_grad()
 def round_trip(flow: sinuflow.SinusoidalFlow, pixels: PixelMap, x: torch.Tensor) -> dict[str, Any]:
     """Errors in logits and of pixels between 0 and 1, and how many images are certified."""
-    logits, seen, certified = [], [], 0
-    for part in x.split(_AT_ONCE):
-        found = flow.invert(flow.bijection(part)[0], on_failure="return")
-        certified += int(found.converged.sum())
-        logits.append(_largest(found.x - part))
-        back, there = (pixels.to_unit(t.double()).value for t in (found.x, part))
-        seen.append(_largest(back - there))
-    errors = {"errors_in_logits": torch.cat(logits), "errors_of_pixels": torch.cat(seen)}
+    found = there_and_back(flow, pixels, x)
     return {
-        **{name: [float(f"{v:.3g}") for v in _quantiles(each)] for name, each in errors.items()},
-        "images_with_pixels_off_by_more_than_1e-4": int((errors["errors_of_pixels"] > 1e-4).sum()),
-        "certified": certified,
+        "errors_in_logits": _quantiles(found.errors.logits),
+        "errors_of_pixels": _quantiles(found.errors.pixels),
+        "images_with_pixels_off_by_more_than_1e-4": int((found.errors.pixels > 1e-4).sum()),
+        "certified": int(found.certified.sum()),
         "images": len(x),
     }
 
 
-def _largest(off: torch.Tensor) -> torch.Tensor:
-    return off.abs().nan_to_num(nan=torch.inf).amax(1).double().cpu()
-
-
 def _quantiles(each: torch.Tensor) -> list[float]:
     ordered = each.sort().values
-    return [float(ordered[min(len(ordered) - 1, int(share * len(ordered)))]) for share in _SHARES]
+    chosen = (ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in _SHARES)
+    return [float(f"{value:.3g}") for value in chosen]
 
 
 def pilot(changes: dict[str, Any], data: Path, device: str) -> dict[str, Any]:

@@ -182,9 +182,9 @@ class Asked(TorchDispatchMode):
 def test_a_step_never_asks_for_a_number(changes):
     _, engine, _, _ = build(DeviceEngine, settings(**changes), MemoryRows(banana(400).double()))
     engine.advance(0, 1)
-    inputs, _ = engine._step_for(64)
+    inputs, _ = engine._step_for(64, 0)
     with Asked() as asked:
-        engine._make(inputs)
+        engine._make(inputs, 0)
     assert asked.times == 0
 
 

@@ -141,9 +141,9 @@ def test_on_a_device_a_step_makes_its_batch_by_itself(context):
     for _ in range(8):
         later, _ = train(engine, 5)
     assert later < loss
-    inputs, _ = engine._step_for(16)
+    inputs, _ = engine._step_for(16, 0)
     with Asked() as asked:
-        engine._make(inputs)
+        engine._make(inputs, 0)
     assert asked.times == 0
     first, second = (engine._resident._take(torch.arange(6)) for _ in range(2))
     assert first.x.shape == (49, 6)

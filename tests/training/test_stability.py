@@ -19,7 +19,7 @@ from sinuflow.training.device_engine import DeviceEngine
 from sinuflow.training.engine import PlainEngine
 from sinuflow.training.guard import Guard
 from sinuflow.training.stability import Stability, growth_penalty, squares_of_noise
-from tests.training.test_device_engine import settings
+from tests.training.test_device_engine import Asked, settings
 from tests.training.test_image_rows import PIXELS, images, small_image_flow
 
 WIDTH = 6
@@ -220,6 +220,14 @@ def test_the_engine_for_devices_has_the_same_gradient(context, monkeypatch):
         found[kind] = [p.detach().clone() for p in flow.parameters()]
     for a, b in zip(*found.values(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+
+
+def test_the_penalty_asks_the_device_for_nothing():
+    """So that a CUDA graph can record it."""
+    flow = steep_flow(torch.float32)
+    with Asked() as asked:
+        Stability(flow, 100.0).penalty(torch.randn(49, 6), None, 1).backward()
+    assert asked.times == 0
 
 
 def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, monkeypatch):

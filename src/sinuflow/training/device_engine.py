@@ -74,7 +74,6 @@ class DeviceEngine:
         self._rates = torch.zeros((_MOST_STEPS, 2), dtype=torch.float64, device=values.device)
         self._made = 0
         self._at_once = 8
-        self._size = 0
         self._inputs: _Inputs | None = None
         self._runs: dict[int, Callable[[], None]] = {}  # by the turn of what a step does in turns
         self._pool: Any = None
@@ -147,14 +146,13 @@ class DeviceEngine:
         guard.bad_in_a_row, guard.skipped = int(told[Slot.BAD_IN_A_ROW]), int(told[Slot.SKIPPED])
         return Advance(count, rows, told[Slot.LOSS], told[Slot.LOSS_SUM], int(told[Slot.LOSS_COUNT]))
 
-    def _step_for(self, size: int, step: int = 0) -> tuple[_Inputs, Callable[[], None]]:
+    def _step_for(self, size: int, step: int) -> tuple[_Inputs, Callable[[], None]]:
         """A step for batches of a size, recorded when it is first wanted."""
-        if self._inputs is None or size != self._size:
+        if self._inputs is None or size != self._inputs.x.shape[-1]:
             features, context = self._flow.features, self._flow.context
             zeros = self._flat.values.new_zeros
             self._inputs = _Inputs(zeros((features, size)), zeros((context, size)) if context else None)
             self._runs, self._pool = {}, None  # a new shape needs its own recording; the old ones' memory can go
-            self._size = size
         turn = 0 if self._stability is None else step % self._stability.turns
         if turn not in self._runs:
             inputs = self._inputs
@@ -196,7 +194,7 @@ class DeviceEngine:
         tensors += [] if self._mean is None else [self._mean]
         return tensors + ([] if self._resident is None else [self._resident.cursor])
 
-    def _make(self, inputs: _Inputs, turn: int = 0) -> None:
+    def _make(self, inputs: _Inputs, turn: int) -> None:
         """One step; of what a step does in turns, this one."""
         if self._resident is not None:
             inputs = self._resident.gather()
