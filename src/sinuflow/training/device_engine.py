@@ -22,7 +22,7 @@ from .flat import FlatParameters
 from .guard import Guard
 from .settings import Settings
 from .sources import Batch, ResidentRows, Taker
-from .stability import Stability
+from .stability import Stability, clip_factor
 
 #: Steps before the loop looks at what has become of them, and about how many seconds they may take together.
 _MOST_STEPS, _MOST_SECONDS = 256, 0.5
@@ -82,7 +82,7 @@ class DeviceEngine:
         self._rules = Rules(
             weight_decay=settings.weight_decay,
             decoupled=settings.optimizer == "adamw",
-            clip=settings.clip,
+            clip=settings.clip if settings.stability is None else None,  # then, it is done before the penalty
             learning=guarding.LEARNING,
             memory=guarding.MEMORY,
             far=guarding.FAR,
@@ -200,7 +200,9 @@ class DeviceEngine:
             inputs = self._resident.gather()
         losses, sign = self._gradients(inputs)
         if self._stability is not None:
-            self._add_gradient(self._stability.penalty(inputs.x, inputs.context, turn))
+            factor = clip_factor(torch.linalg.vector_norm(self._gradient), self._settings.clip)
+            self._gradient.mul_(factor)
+            self._add_gradient(factor * self._stability.penalty(inputs.x, inputs.context, turn))
         changed = Flat(self._flat.values, self._gradient, self._first, self._second, self._mean)
         flat_adam.step(self._rules, self._control, self._rates, losses, sign, changed)
 

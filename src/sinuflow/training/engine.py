@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from .batches import Batches
 from .guard import Guard
 from .settings import Settings
-from .stability import Stability
+from .sources import Batch
+from .stability import Stability, clip_factor
 
 Weights = dict[str, Tensor]
 
@@ -84,19 +85,24 @@ class PlainEngine:
             group["lr"] = self._rate(step)
         loss = -self._flow(batch.context, validate_args=False).log_prob(batch.x).mean()
         loss.backward()
-        if self._stability is not None:
-            context = None if batch.context is None else batch.context.mT
-            self._stability.penalty(batch.x.mT, context, step % self._stability.turns).backward()
         limit = math.inf if self._settings.clip is None else self._settings.clip
-        norm = float(nn.utils.clip_grad_norm_(self._parameters, limit))
+        norm = nn.utils.clip_grad_norm_(self._parameters, limit)
+        if self._stability is not None:
+            norm = self._add_penalty(self._stability, batch, step, clip_factor(norm, self._settings.clip))
         value = float(loss.detach())
-        good = self._guard.good(value, norm)
+        good = self._guard.good(value, float(norm))
         if good:
             self._optimizer.step()
             if self.average is not None:
                 self._update_average(step)
         self._optimizer.zero_grad()
         return Advance(1, len(batch.x), value, value if good else 0.0, int(good))
+
+    def _add_penalty(self, stability: Stability, batch: Batch, step: int, factor: Tensor) -> Tensor:
+        """Add its gradient to the likelihood's, and give the norm of both together."""
+        context = None if batch.context is None else batch.context.mT
+        (factor * stability.penalty(batch.x.mT, context, step % stability.turns)).backward()
+        return nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
 
     def _update_average(self, step: int) -> None:
         assert self.average is not None

@@ -91,6 +91,19 @@ class Stability:
         return self._weight * self.turns * found
 
 
+def clip_factor(norm: Tensor, clip: float | None) -> Tensor:
+    """What the gradient of the likelihood is multiplied by, lest its norm be above ``clip``; and the penalty's with it.
+
+    Were the two clipped together, a weight would mean nothing: the penalty comes in one block's gradient in one of many
+    steps, clipped, and the likelihood's in all of them. A block has become unstable in that way, at MNIST.
+
+    Example:
+        >>> clip_factor(torch.tensor([4.0, 20.0]), 5.0)
+        tensor([1.0000, 0.2500])
+    """
+    return torch.ones_like(norm) if clip is None else (clip / (norm + 1e-6)).clamp(max=1.0)
+
+
 def squares_of_noise(like: Tensor, shape: Shape) -> Tensor:
     """Standard normal noise for feature-major images (D, B) of a shape (C, H, W), the same over squares of pixels.
 
