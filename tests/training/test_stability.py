@@ -222,6 +222,44 @@ def test_the_engine_for_devices_has_the_same_gradient(context, monkeypatch):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("kind", [PlainEngine, DeviceEngine])
+def test_clipping_is_by_the_likelihood_and_leaves_the_penalty_its_weight(kind, monkeypatch):
+    """Adam's first moment is a tenth of the gradient: the same direction, clipped or not, though the penalty is most."""
+    same_noise(monkeypatch)
+
+    def gradient(clip: float | None, weight: float | None) -> torch.Tensor:
+        options = settings(batch_size=16, stability=weight, clip=clip)
+        batches = Batches(ImageRows(images(), PIXELS, dtype=torch.float64), options.batch_size, options.seed)
+        monkeypatch.setattr(ImageRows, "taker", lambda _: None)  # the same batches for all
+        more = {"record": False} if kind is DeviceEngine else {}
+        engine = kind(steep_flow(torch.float64), batches, options, Guard(slack=49.0), lambda _: 1e-3, **more)
+        engine.advance(0, 1)
+        state = engine.optimizer_state()
+        return 10 * torch.cat([t.flatten() for name, t in sorted(state.items()) if name.endswith("/exp_avg")])
+
+    alone, both = gradient(None, None), gradient(None, 1e4)
+    assert both.norm() > 10 * alone.norm()
+    torch.testing.assert_close(gradient(0.5, 1e4), both * (0.5 / alone.norm()), rtol=1e-5, atol=1e-12)
+    torch.testing.assert_close(gradient(2 * float(alone.norm()), 1e4), both, rtol=1e-9, atol=1e-12)
+    assert float(gradient(0.5, None).norm()) == pytest.approx(0.5, rel=1e-5)
+
+
+def test_a_likelihood_without_a_gradient_to_speak_of_is_no_step(monkeypatch):
+    """Infinity, clipped, is no number: nothing of it may get into the weights."""
+    for kind in (PlainEngine, DeviceEngine):
+        flow = steep_flow(torch.float32)
+        before = [p.detach().clone() for p in flow.parameters()]
+        list(flow.parameters())[0].register_hook(lambda g: g * math.inf)
+        options = settings(batch_size=16, stability=10.0, clip=5.0)
+        monkeypatch.setattr(ImageRows, "taker", lambda _: None)
+        guard = Guard(slack=49.0)
+        more = {"record": False} if kind is DeviceEngine else {}
+        engine = kind(flow, Batches(ImageRows(images(), PIXELS), 16, 0), options, guard, lambda _: 1e-3, **more)
+        engine.advance(0, 1)
+        assert guard.skipped == 1
+        assert all(torch.equal(a, b.detach()) for a, b in zip(before, flow.parameters(), strict=True))
+
+
 def test_the_penalty_asks_the_device_for_nothing():
     """So that a CUDA graph can record it."""
     flow = steep_flow(torch.float32)

@@ -49,7 +49,7 @@ class Stability:
     Example:
         >>> import sinuflow
         >>> flow = sinuflow.SinusoidalFlow.image((1, 8, 8), blocks=3)
-        >>> stability = Stability(flow, weight=500.0)
+        >>> stability = Stability(flow, weight=100.0)
         >>> stability.turns
         3
         >>> penalty = stability.penalty(torch.randn(64, 5), None, turn=0)  # for 5 images, feature-major
