@@ -244,20 +244,24 @@ def test_clipping_is_by_the_likelihood_and_leaves_the_penalty_its_weight(kind, m
     assert float(gradient(0.5, None).norm()) == pytest.approx(0.5, rel=1e-5)
 
 
-def test_a_likelihood_without_a_gradient_to_speak_of_is_no_step(monkeypatch):
-    """Infinity, clipped, is no number: nothing of it may get into the weights."""
-    for kind in (PlainEngine, DeviceEngine):
-        flow = steep_flow(torch.float32)
-        before = [p.detach().clone() for p in flow.parameters()]
-        list(flow.parameters())[0].register_hook(lambda g: g * math.inf)
-        options = settings(batch_size=16, stability=10.0, clip=5.0)
-        monkeypatch.setattr(ImageRows, "taker", lambda _: None)
-        guard = Guard(slack=49.0)
-        more = {"record": False} if kind is DeviceEngine else {}
-        engine = kind(flow, Batches(ImageRows(images(), PIXELS), 16, 0), options, guard, lambda _: 1e-3, **more)
-        engine.advance(0, 1)
-        assert guard.skipped == 1
-        assert all(torch.equal(a, b.detach()) for a, b in zip(before, flow.parameters(), strict=True))
+@pytest.mark.parametrize("kind", [PlainEngine, DeviceEngine])
+@pytest.mark.parametrize("whose", ["likelihood", "penalty"])
+def test_a_gradient_that_is_no_number_is_no_step(whose, kind, monkeypatch):
+    """Nothing of it may get into the weights, whoever's it is."""
+    flow = steep_flow(torch.float32)
+    parameter = next(flow.parameters())
+    if whose == "likelihood":
+        parameter.register_hook(lambda gradient: gradient * math.inf)
+    else:
+        monkeypatch.setattr(Stability, "penalty", lambda *_: math.inf * parameter.sum())
+    before = [p.detach().clone() for p in flow.parameters()]
+    monkeypatch.setattr(ImageRows, "taker", lambda _: None)
+    options, guard = settings(batch_size=16, stability=10.0, clip=5.0), Guard(slack=49.0)
+    more = {"record": False} if kind is DeviceEngine else {}
+    engine = kind(flow, Batches(ImageRows(images(), PIXELS), 16, 0), options, guard, lambda _: 1e-3, **more)
+    engine.advance(0, 1)
+    assert guard.skipped == 1
+    assert all(torch.equal(a, b.detach()) for a, b in zip(before, flow.parameters(), strict=True))
 
 
 def test_the_penalty_asks_the_device_for_nothing():
