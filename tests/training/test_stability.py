@@ -224,7 +224,7 @@ def test_the_engine_for_devices_has_the_same_gradient(context, monkeypatch):
 
 @pytest.mark.parametrize("kind", [PlainEngine, DeviceEngine])
 def test_clipping_is_by_the_likelihood_and_leaves_the_penalty_its_weight(kind, monkeypatch):
-    """Adam's first moment is a tenth of the gradient: the same direction, clipped or not, though the penalty is most."""
+    """Adam's first moment is a tenth of the gradient: in one direction, clipped or not, though the penalty is most."""
     same_noise(monkeypatch)
 
     def gradient(clip: float | None, weight: float | None) -> torch.Tensor:
