@@ -1,6 +1,6 @@
 """Short runs on MNIST: bits per dimension of validation images, and how exactly they come back from noise in float32.
 
-    python benchmarks/stability_pilots.py DATA '{"stability": 500}' '{"flow": {"scales": 8}}' ... [--json FILE]
+    python benchmarks/stability_pilots.py DATA '{"stability": 100}' '{"flow": {"scales": 8}}' ... [--json FILE]
 
 DATA is the folder that has the set. Each argument is a run: settings of `sinuflow.fit` instead of the recipe's `today`
 with 4,000 steps; `flow` changes the architecture, and `rho` and `delta` the constants of `sinuflow.training.stability`.

@@ -201,12 +201,13 @@ def same_noise(monkeypatch) -> None:
     )
 
 
+@pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("context", [0, 2])
-def test_the_engine_for_devices_has_the_same_gradient(context, monkeypatch):
+def test_the_engine_for_devices_has_the_same_gradient(context, clip, monkeypatch):
     """Step by step, each of the turns: noise aside, which the two draw at different times."""
     same_noise(monkeypatch)
     labels = F.one_hot(torch.arange(40) % 2, 2).double() if context else None
-    options = settings(batch_size=16, stability=300.0, clip=None)
+    options = settings(batch_size=16, stability=300.0, clip=clip)
     found = {}
     for kind in (PlainEngine, DeviceEngine):
         flow = steep_flow(torch.float64, context)
@@ -245,21 +246,29 @@ def test_clipping_is_by_the_likelihood_and_leaves_the_penalty_its_weight(kind, m
 
 
 @pytest.mark.parametrize("kind", [PlainEngine, DeviceEngine])
+@pytest.mark.parametrize("factor", [math.inf, math.nan, 1e30])
 @pytest.mark.parametrize("whose", ["likelihood", "penalty"])
-def test_a_gradient_that_is_no_number_is_no_step(whose, kind, monkeypatch):
-    """Nothing of it may get into the weights, whoever's it is."""
+def test_a_gradient_beyond_all_bounds_is_no_step(whose, factor, kind, monkeypatch):
+    """Nothing of it may get into the weights, whoever's it is; also if only its norm is beyond them."""
     flow = steep_flow(torch.float32)
-    parameter = next(flow.parameters())
+    mine, other = (next(block.parameters()) for block in list(flow.bijection)[:2])  # the penalty is that of the first
+    seen = []
+
+    def enlarged(gradient: torch.Tensor) -> torch.Tensor:
+        seen.append(gradient)
+        return gradient * factor
+
     if whose == "likelihood":
-        parameter.register_hook(lambda gradient: gradient * math.inf)
+        other.register_hook(enlarged)
     else:
-        monkeypatch.setattr(Stability, "penalty", lambda *_: math.inf * parameter.sum())
+        monkeypatch.setattr(Stability, "penalty", lambda *_: factor * mine.sum())
     before = [p.detach().clone() for p in flow.parameters()]
     monkeypatch.setattr(ImageRows, "taker", lambda _: None)
     options, guard = settings(batch_size=16, stability=10.0, clip=5.0), Guard(slack=49.0)
     more = {"record": False} if kind is DeviceEngine else {}
     engine = kind(flow, Batches(ImageRows(images(), PIXELS), 16, 0), options, guard, lambda _: 1e-3, **more)
     engine.advance(0, 1)
+    assert len(seen) == (whose == "likelihood")
     assert guard.skipped == 1
     assert all(torch.equal(a, b.detach()) for a, b in zip(before, flow.parameters(), strict=True))
 

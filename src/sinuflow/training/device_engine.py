@@ -82,7 +82,7 @@ class DeviceEngine:
         self._rules = Rules(
             weight_decay=settings.weight_decay,
             decoupled=settings.optimizer == "adamw",
-            clip=settings.clip if settings.stability is None else None,  # then, it is done before the penalty
+            clip=settings.clip if settings.stability is None else None,  # with stability, _make clips
             learning=guarding.LEARNING,
             memory=guarding.MEMORY,
             far=guarding.FAR,

@@ -102,7 +102,7 @@ class PlainEngine:
         """Add its gradient to the likelihood's, and give the norm of both together."""
         context = None if batch.context is None else batch.context.mT
         (factor * stability.penalty(batch.x.mT, context, step % stability.turns)).backward()
-        return nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        return nn.utils.clip_grad_norm_(self._parameters, math.inf)
 
     def _update_average(self, step: int) -> None:
         assert self.average is not None

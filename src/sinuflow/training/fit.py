@@ -85,13 +85,15 @@ def fit(
             default it falls to a hundredth over all steps.
         warmup: steps in which the learning rate rises; a twentieth of all, at most 500, by default.
         weight_decay: of the optimiser.
-        clip: the largest norm of the likelihood's gradient; None for no limit.
+        clip: the largest norm of the likelihood's gradient; None for no limit. What ``stability`` adds is multiplied
+            by the same factor, and not limited otherwise.
         ema: the decay of an exponential moving average of the weights, such as 0.999, which is then
             validated and returned instead; None for none.
         stability: of flows of images, the weight of a penalty on shifts whose inverse would magnify errors, such as
             100: images then come back from noise far more exactly, for about two hundredths of a bit per dimension
-            and steps that take up to twice as long. None for no penalty. Weights are still chosen on ``val`` by their
-            likelihood: to continue a flow that was trained without it, leave ``val`` out, or the start may win.
+            (of MNIST) and steps that take up to twice as long. None for no penalty. Weights are still chosen on
+            ``val`` by their likelihood: to continue a flow that was trained without it, leave ``val`` out, or the start
+            may win.
         patience: stop after this many validations without a better one; None never stops early.
         validate_every: steps between validations and records; an epoch, within 20 and 500, by default.
         checkpoint: a folder for checkpoints, and for the history.

@@ -94,14 +94,17 @@ class Stability:
 def clip_factor(norm: Tensor, clip: float | None) -> Tensor:
     """What the gradient of the likelihood is multiplied by, lest its norm be above ``clip``; and the penalty's with it.
 
-    Were the two clipped together, a weight would mean nothing: the penalty comes in one block's gradient in one of many
-    steps, clipped, and the likelihood's in all of them. A block has become unstable in that way, at MNIST.
+    Were the two clipped together, larger weights would mean ever less: a block gets the penalty in one of many steps,
+    and clipping cuts that one, while the likelihood pulls at the block in all of them. A norm that is no number, or too
+    large to be one, has a factor that is none, so that the step is not made.
 
     Example:
-        >>> clip_factor(torch.tensor([4.0, 20.0]), 5.0)
-        tensor([1.0000, 0.2500])
+        >>> clip_factor(torch.tensor([0.0, 4.0, 20.0, torch.inf]), 5.0)
+        tensor([1.0000, 1.0000, 0.2500,    nan])
     """
-    return torch.ones_like(norm) if clip is None else (clip / (norm + 1e-6)).clamp(max=1.0)
+    if clip is None:
+        return torch.ones_like(norm)
+    return torch.where(norm.isfinite(), (clip / (norm + 1e-6)).clamp(max=1.0), torch.nan)
 
 
 def squares_of_noise(like: Tensor, shape: Shape) -> Tensor:

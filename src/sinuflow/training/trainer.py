@@ -181,8 +181,9 @@ class Trainer:
         if self._returns > _MOST_RETURNS:
             raise TrainingError(
                 f"the loss diverged {self._returns} times, the last time at step {self.step}: try a learning rate "
-                f"below {self._settings.learning_rate * self._rate_factor:.1g}, clip=1.0, or look for extreme values "
-                "in the data"
+                f"below {self._settings.learning_rate * self._rate_factor:.1g}, clip=1.0, "
+                + ("less stability, " if self._settings.stability is not None else "")
+                + "or look for extreme values in the data"
             )
         self._rate_factor *= _BACK_OFF
         self._engine.restore(self._good)
