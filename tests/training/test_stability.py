@@ -18,6 +18,7 @@ from sinuflow.training.batches import Batches
 from sinuflow.training.device_engine import DeviceEngine
 from sinuflow.training.engine import PlainEngine
 from sinuflow.training.guard import Guard
+from sinuflow.training.settings import Settings
 from sinuflow.training.stability import Stability, growth_penalty, squares_of_noise
 from tests.training.test_device_engine import Asked, settings
 from tests.training.test_image_rows import PIXELS, images, small_image_flow
@@ -201,6 +202,15 @@ def same_noise(monkeypatch) -> None:
     )
 
 
+def engine_of(kind, flow: SinusoidalFlow, options: Settings, monkeypatch, labels=None):
+    """One that takes the same batches as any other, and its guard."""
+    monkeypatch.setattr(ImageRows, "taker", lambda _: None)
+    source = ImageRows(images(), PIXELS, labels, dtype=next(flow.parameters()).dtype)
+    more, guard = {"record": False} if kind is DeviceEngine else {}, Guard(slack=49.0)
+    batches = Batches(source, options.batch_size, options.seed)
+    return kind(flow, batches, options, guard, lambda _: 1e-3, **more), guard
+
+
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("context", [0, 2])
 def test_the_engine_for_devices_has_the_same_gradient(context, clip, monkeypatch):
@@ -211,11 +221,7 @@ def test_the_engine_for_devices_has_the_same_gradient(context, clip, monkeypatch
     found = {}
     for kind in (PlainEngine, DeviceEngine):
         flow = steep_flow(torch.float64, context)
-        source = ImageRows(images(), PIXELS, labels, dtype=torch.float64)
-        monkeypatch.setattr(ImageRows, "taker", lambda _: None)  # the same batches for both
-        batches = Batches(source, options.batch_size, options.seed)
-        more = {"record": False} if kind is DeviceEngine else {}
-        engine = kind(flow, batches, options, Guard(slack=49.0), lambda _: 1e-3, **more)
+        engine, _ = engine_of(kind, flow, options, monkeypatch, labels)
         for step in range(5):
             engine.advance(step, 1)
         found[kind] = [p.detach().clone() for p in flow.parameters()]
@@ -230,10 +236,7 @@ def test_clipping_is_by_the_likelihood_and_leaves_the_penalty_its_weight(kind, m
 
     def gradient(clip: float | None, weight: float | None) -> torch.Tensor:
         options = settings(batch_size=16, stability=weight, clip=clip)
-        batches = Batches(ImageRows(images(), PIXELS, dtype=torch.float64), options.batch_size, options.seed)
-        monkeypatch.setattr(ImageRows, "taker", lambda _: None)  # the same batches for all
-        more = {"record": False} if kind is DeviceEngine else {}
-        engine = kind(steep_flow(torch.float64), batches, options, Guard(slack=49.0), lambda _: 1e-3, **more)
+        engine, _ = engine_of(kind, steep_flow(torch.float64), options, monkeypatch)
         engine.advance(0, 1)
         state = engine.optimizer_state()
         return 10 * torch.cat([t.flatten() for name, t in sorted(state.items()) if name.endswith("/exp_avg")])
@@ -263,10 +266,7 @@ def test_a_gradient_beyond_all_bounds_is_no_step(whose, factor, kind, monkeypatc
     else:
         monkeypatch.setattr(Stability, "penalty", lambda *_: factor * mine.sum())
     before = [p.detach().clone() for p in flow.parameters()]
-    monkeypatch.setattr(ImageRows, "taker", lambda _: None)
-    options, guard = settings(batch_size=16, stability=10.0, clip=5.0), Guard(slack=49.0)
-    more = {"record": False} if kind is DeviceEngine else {}
-    engine = kind(flow, Batches(ImageRows(images(), PIXELS), 16, 0), options, guard, lambda _: 1e-3, **more)
+    engine, guard = engine_of(kind, flow, settings(batch_size=16, stability=10.0, clip=5.0), monkeypatch)
     engine.advance(0, 1)
     assert len(seen) == (whose == "likelihood")
     assert guard.skipped == 1
