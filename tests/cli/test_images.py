@@ -34,6 +34,7 @@ def place(tmp_path_factory) -> Path:
     out = succeeds("fit", "png", "-o", "m.safetensors", "--steps", 20, "-q", cwd=folder)
     assert "png: 60 images of 7x7 pixels, greyscale, 2 classes; trained 20 steps" in out
     assert "bits per dimension" in out
+    assert "6 of them came back from noise to within" in out
     return folder
 
 
@@ -77,6 +78,7 @@ def test_info_says_what_the_images_are(place):
     assert "54 to train, 6 to validate" in out
     assert "classes: dark, light" in out
     assert "bits per dimension" in out
+    assert "6 of them came back from noise to within" in out
     assert "channels=8" in out
 
 

@@ -32,6 +32,8 @@ def test_a_few_hundred_steps_beat_pixels_by_themselves(striped):
     assert bits < baseline - 1
     assert model.facts["bits_per_dimension"] == pytest.approx(bits, abs=0.2)
     assert model.facts["histogram_bits"] == pytest.approx(baseline, abs=0.2)
+    assert model.facts["inverted"] == 64
+    assert 0 < model.facts["round_trip"] < 1e-4
 
 
 def test_another_class_takes_more_bits(striped):

@@ -49,6 +49,33 @@ def test_the_density_is_that_of_cells_of_size_one(plain):
     torch.testing.assert_close(model.bits_per_dimension(images), torch.full_like(want, 8.0), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("labelled", [False, True])
+def test_the_round_trip_is_the_largest_error_of_a_pixel(labelled, plain, classy, monkeypatch):
+    model, labels = (classy, torch.arange(150) % 3) if labelled else (plain, None)
+    images = gradients(150, seed=2)
+    assert float(model.round_trip(images, labels).max()) < 1e-4  # in float32
+    seen = []
+
+    def off(z, context, on_failure):
+        """Logits that are wrong by 0.5 in one place, and no number in another image."""
+        assert (context is not None) == labelled
+        x = model.flow.bijection.inverse(z, context)[0]
+        seen.append(x.clone())
+        x[0, 3] += 0.5
+        x[1, 3] = torch.nan
+        return sinuflow.Inversion(x, *[torch.empty(0)] * 4)
+
+    monkeypatch.setattr(model.flow, "invert", off)
+    errors = model.round_trip(images, labels)
+    assert errors.shape == (150,)
+    assert len(seen) == 2  # parts
+    logit = seen[0][0, 3].double()
+    want = (torch.sigmoid(logit + 0.5) - torch.sigmoid(logit)) / (1 - 2 * model.pixels.alpha)
+    assert float(errors[0]) == pytest.approx(float(want), abs=1e-5)
+    assert errors[1] == math.inf
+    assert float(errors[2:128].max()) < 1e-4
+
+
 def test_scores_are_the_same_at_every_call(plain):
     images = gradients(300, seed=2)
     bits = plain.bits_per_dimension(images)

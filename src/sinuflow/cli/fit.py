@@ -14,6 +14,7 @@ from ..images import ImageModel, fit_images
 from ..images.pictures import holds_pictures
 from ..tables import TableModel, fit_table
 from .files import check_output
+from .info import came_back
 from .runs import kept_run
 
 
@@ -113,7 +114,7 @@ def command(
             pictures.save(output)
         _summarise_images(pictures, output)
         return
-    of_images = {"--labels": labels, "--size": size is not Size.auto, "--stability": stability}
+    of_images = {"--labels": labels, "--size": size is not Size.auto, "--stability": stability is not None}
     _refuse(of_images, "images", f"{data} holds a table")
     with kept_run(output, resume, force) as run:
         model = fit_table(
@@ -183,4 +184,5 @@ def _summarise_images(model: ImageModel, output: Path) -> None:
         f"held-out images take {facts['bits_per_dimension']:.3f} bits per dimension "
         f"({facts['histogram_bits']:.3f} if every pixel were by itself)"
     )
+    typer.echo(came_back(facts))
     typer.echo(f"model: {output}")

@@ -94,6 +94,13 @@ def _show_images(path: Path, model: ImageModel) -> None:
         f"held-out images: {facts['bits_per_dimension']:.3f} bits per dimension "
         f"({facts['histogram_bits']:.3f} if every pixel were by itself); alpha of the logit {model.pixels.alpha:g}"
     )
+    if "round_trip" in facts:  # not in files of earlier versions
+        typer.echo(came_back(facts))
+
+
+def came_back(facts: dict[str, Any]) -> str:
+    """How exactly held-out images come back from their noise, in words."""
+    return f"{facts['inverted']} of them came back from noise to within {facts['round_trip']:.1g} of a pixel (0 to 1)"
 
 
 def _training(facts: dict[str, Any]) -> str:

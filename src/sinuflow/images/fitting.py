@@ -27,6 +27,8 @@ _SHARE, _MOST = 0.1, 5_000
 _FEWEST = 20
 #: Held-out images that decide what is odd.
 _ENOUGH = 1_000
+#: Held-out images that are brought back from their noise.
+_INVERTED = 64
 
 
 def fit_images(
@@ -124,6 +126,8 @@ def fit_images(
     model.to(place)
     some = _chosen(held_out, torch.randperm(len(held_out.images), generator=seeded(seed, 1))[:_ENOUGH])
     bits = model.bits_per_dimension(some.images, some.labels)
+    few = _chosen(some, torch.arange(min(_INVERTED, len(some.images))))
+    facts |= {"inverted": len(few.images), "round_trip": float(model.round_trip(few.images, few.labels).max())}
     model.to(home)
     model.quantiles = torch.quantile(bits, torch.linspace(0, 1, QUANTILES, dtype=torch.float64))
     return model

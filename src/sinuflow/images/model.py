@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from ..errors import ArgumentError, DataError, InversionError
 from ..flow import SinusoidalFlow
 from ..pixels import PixelMap
 from ..storage import Model, write_model
-from ..training import ImageRows
+from ..training import Batch, ImageRows
 from .arrays import as_images
 from .labels import listed, numbers_of, one_hot
 
@@ -99,6 +100,30 @@ class ImageModel:
 
     def log_prob(self, images: Any, labels: Any = None) -> Tensor:
         """The log-density of every image, in nats, in the space of pixels, in which the cell of a byte has size 1."""
+        scores = []
+        with torch.no_grad():
+            for x, context in self._batches(images, labels, _SCORED):
+                log_density = self.flow(context, validate_args=False).log_prob(x).double().cpu()
+                bits = self.pixels.bits_per_dimension(log_density, x.double().cpu())
+                scores.append(-bits * self.flow.features * math.log(2))
+        return torch.cat(scores)
+
+    def round_trip(self, images: Any, labels: Any = None) -> Tensor:
+        """How exactly every image comes back from its noise: the largest error of a pixel, these being from 0 to 1.
+
+        In the flow's precision; what is no number is infinitely wrong. Train with ``stability`` for smaller errors.
+        """
+        errors = []
+        with torch.no_grad():
+            for x, context in self._batches(images, labels, _DRAWN):
+                noise, _ = self.flow.bijection(x, context)
+                back = self.flow.invert(noise, context, on_failure="return").x
+                found, true = (self.pixels.to_unit(t.double()).value for t in (back, x))
+                errors.append((found - true).abs().nan_to_num(nan=torch.inf).amax(1).cpu())
+        return torch.cat(errors)
+
+    def _batches(self, images: Any, labels: Any, size: int) -> Iterator[Batch]:
+        """Images as the flow sees them, where it is."""
         checked = as_images(images)
         if checked.shape[1:] != self.shape:
             raise DataError(
@@ -107,14 +132,8 @@ class ImageModel:
         home = next(self.flow.parameters())
         # The noise is drawn on the CPU, whatever the flow is on: a score must not depend on that.
         source = ImageRows(checked, self.pixels, self._context(labels, len(checked)), dtype=home.dtype)
-        scores = []
-        with torch.no_grad():
-            for x, context in source.in_order(_SCORED):
-                given = None if context is None else context.to(home)
-                log_density = self.flow(given, validate_args=False).log_prob(x.to(home)).double().cpu()
-                bits = self.pixels.bits_per_dimension(log_density, x.double())
-                scores.append(-bits * self.flow.features * math.log(2))
-        return torch.cat(scores)
+        for x, context in source.in_order(size):
+            yield Batch(x.to(home), None if context is None else context.to(home))
 
     def anomaly_percentile(self, bits: Tensor) -> Tensor:
         """How many percent of the held-out images take fewer bits: 100 is more odd than all of them."""
