@@ -31,12 +31,14 @@ class ElementwiseAffine(Bijection):
         self.log_scale = nn.Parameter(torch.zeros(features))
 
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        z = (x - self.mean.unsqueeze(-1)) * torch.exp(-self.log_scale).unsqueeze(-1)
-        return z, -self.log_scale.sum().expand(x.shape[-1])
+        log_scale = self.log_scale.to(x.dtype)
+        z = (x - self.mean.unsqueeze(-1)) * torch.exp(-log_scale).unsqueeze(-1)
+        return z, -log_scale.sum().expand(x.shape[-1])
 
     def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> list[LayerInverse]:
-        x = torch.addcmul(self.mean.unsqueeze(-1), z, torch.exp(self.log_scale).unsqueeze(-1))
-        return [LayerInverse.exact(x, self.log_scale.sum().expand(z.shape[-1]))]
+        mean, log_scale = self.mean.to(z.dtype), self.log_scale.to(z.dtype)
+        x = torch.addcmul(mean.unsqueeze(-1), z, torch.exp(log_scale).unsqueeze(-1))
+        return [LayerInverse.exact(x, log_scale.sum().expand(z.shape[-1]))]
 
     @torch.no_grad()
     def initialize(self, x: Tensor, context: Tensor | None) -> Tensor:

@@ -33,6 +33,10 @@ class LayerInverse(NamedTuple):
         residual = (x.detach() * 0).sum(0).abs_()  # 0, or NaN if a number is not finite
         return cls(x, ladj, torch.ones_like(ladj, dtype=torch.int32), residual, residual == 0)
 
+    def to(self, dtype: torch.dtype) -> LayerInverse:
+        """The same, rounded."""
+        return self._replace(x=self.x.to(dtype), ladj=self.ladj.to(dtype), residual=self.residual.to(dtype))
+
 
 class Certificate(NamedTuple):
     """The layers' certificates, in the order in which they were inverted."""

@@ -12,9 +12,9 @@ from ..conditioners.pixelcnn import PixelCNN, Shape
 from ..errors import ArgumentError
 from ..solvers import SolverOptions
 from .affine import ElementwiseAffine
-from .base import Bijection, Chain, LayerInverse
+from .base import Bijection, Chain, LayerInverse, log_normal
 from .image_inverse import image_inverse
-from .pixel_shift import pixel_shift
+from .pixel_shift import has_fine_kernels, pixel_shift
 from .sinusoidal import SinusoidalScale
 
 
@@ -79,10 +79,42 @@ class ImageLDUBlock(Chain):
         yield from ("lower", "scale", "upper")
 
 
+class ImageChain(Chain):
+    """The paper's flow of images: LDU blocks, and an elementwise affine map at the end.
+
+    What is rounded between two layers, inverses may magnify. So where a GPU's kernels take doubles, float32 images
+    pass from layer to layer as float64, and only what comes out is rounded: without gradients, because training
+    does not need it.
+    """
+
+    def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        if not self._finely(x, context):
+            return super().transform(x, context)
+        z, ladj = self.layer_by_layer(x.double(), context)
+        return z.to(x.dtype), ladj.to(x.dtype)
+
+    def log_density(self, x: Tensor, context: Tensor | None) -> Tensor:
+        if not self._finely(x, context):
+            return super().log_density(x, context)
+        z, ladj = self.layer_by_layer(x.double(), context)
+        return (log_normal(z) + ladj).to(x.dtype)
+
+    def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> list[LayerInverse]:
+        if options.method != "certified" or not self._finely(z, context):
+            return super().invert(z, context, options)
+        return [layer.to(z.dtype) for layer in super().invert(z.double(), context, options)]
+
+    def _finely(self, x: Tensor, context: Tensor | None) -> bool:
+        if x.dtype != torch.float32 or self._needs_gradients(x, context):
+            return False
+        shift = next(layer for layer in self.modules() if isinstance(layer, ImageShift))  # all are alike
+        return has_fine_kernels(shift.conditioner, x)
+
+
 def image_chain(shape: Sequence[int], context: int, blocks: int, scales: int, waves: int, **options: Any) -> Chain:
-    """The paper's flow of images: LDU blocks, and an elementwise affine map at the end."""
+    """A flow of images with so many LDU blocks."""
     layers: list[Bijection] = [ImageLDUBlock(shape, context, scales, waves, **options) for _ in range(blocks)]
-    return Chain([*layers, ElementwiseAffine(layers[0].features)])
+    return ImageChain([*layers, ElementwiseAffine(layers[0].features)])
 
 
 def image_shape(shape: Sequence[int]) -> Shape:

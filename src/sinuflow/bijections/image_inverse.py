@@ -44,7 +44,8 @@ def _image_inverse(
 ) -> Answer:
     numbers = PixelWeights(list(weights), list(biases), list(given))
     if method == "certified":
-        return _certified(z, *_substitute(z.contiguous(), None if context is None else context.mT, numbers, shape))
+        found = _substitute(z.contiguous(), None if context is None else context.mT, numbers, shape)
+        return _certified(z, *found, z.dtype)
     return _algorithm_1(z.contiguous(), None if context is None else context.mT, numbers, shape, rtol, atol, limit)
 
 
@@ -61,11 +62,11 @@ def _substitute(
     return x.clone(), again.clone(), largest.clone()
 
 
-def _certified(z: Tensor, x: Tensor, again: Tensor, largest: Tensor) -> Answer:
-    """A residual within rounding."""
+def _certified(z: Tensor, x: Tensor, again: Tensor, largest: Tensor, units: torch.dtype) -> Answer:
+    """A residual within rounding, of numbers in the precision of the network's units."""
     residual = (again - z).abs().amax(0)
     involved = torch.maximum(torch.maximum(x.abs().amax(0), z.abs().amax(0)), largest)
-    converged = residual <= _ULPS * torch.finfo(z.dtype).eps * involved
+    converged = residual <= _ULPS * torch.finfo(units).eps * involved
     return x, torch.ones_like(residual, dtype=torch.int32), residual, converged
 
 
@@ -165,7 +166,7 @@ class _ImageInverse(torch.autograd.Function):
             answer = _image_inverse(*inputs)
         else:
             weights = PixelWeights(*(list(part) for part in inputs[2:5]))
-            answer = _certified(z, *fused_inverse(program, z, context, weights))
+            answer = _certified(z, *fused_inverse(program, z, context, weights), torch.float32)
         _image_context(ctx, inputs, answer)
         ctx.mark_non_differentiable(*answer[1:])
         return answer

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch import Tensor
 from ..conditioners.pixelcnn import PixelCNN
 from ..kernels.cuda.blocks import Launcher
 from ..kernels.cuda.driver import CudaLauncher
-from ..kernels.cuda.pixels.program import PixelProgram
+from ..kernels.cuda.pixels.program import PixelProgram, Purpose
 from ..kernels.cuda.pixels.shape import PixelShape
 from ..kernels.dispatch import fused_allowed, reference_backward
 from ..kernels.paths import whole_flow_path
@@ -23,6 +25,10 @@ from .trial import trusted
 #: For the trial that new kernels are put to: how far their numbers may be from those of plain PyTorch, and their
 #: gradients, those of parameters together; in rough ones, a unit next to zero is active or not as rounding has it.
 _TRIAL_IMAGES, _TOLERANCE, _OF_GRADIENTS, _OF_ROUGH_GRADIENTS = 3, 1e-4, 1e-3, 3e-2
+#: The same for the fine kernels: units are rounded, and then the same both ways.
+_OF_FINE_UNITS, _OF_FINE_SUMS = 1e-6, 1e-8
+#: Generations whose tensor cores multiply doubles about as fast as others multiply single numbers.
+_FAST_DOUBLES = ((8, 0), (9, 0), (10, 0))
 
 
 def to_images(x: Tensor, shape: Sequence[int]) -> Tensor:
@@ -68,7 +74,8 @@ def fused_inverse(
 
     By kernels, and without gradients; the context is (K, B).
     """
-    packed = program.pack([*numbers.weights, *numbers.biases], "invert")
+    purpose: Purpose = "invert finely" if z.dtype == torch.float64 else "invert"
+    packed = program.pack([*numbers.weights, *numbers.biases], purpose)
     added = None if context is None else added_maps(program.shape, context, numbers.given)
     x = program.inverse(packed, z.contiguous(), added)
     return x, *program.check(packed, x, added)
@@ -87,8 +94,10 @@ class _FusedShift(torch.autograd.Function):
         *numbers: Tensor,
     ) -> Tensor:
         learning = grad_enabled and any(ctx.needs_input_grad)
+        assert not (learning and x.dtype == torch.float64), "the fine kernels have no gradients"
         depth = len(masks)
-        packed = program.pack(numbers[: 2 * depth], "learn" if learning else "score")
+        purpose: Purpose = "score finely" if x.dtype == torch.float64 else "learn" if learning else "score"
+        packed = program.pack(numbers[: 2 * depth], purpose)
         added = None if context is None else added_maps(program.shape, context, numbers[2 * depth :])
         if not learning:
             return program.forward(packed, x.contiguous(), added, reverse)
@@ -147,12 +156,20 @@ def _differentiable(
 
 
 def kernels_for(network: PixelCNN, x: Tensor) -> PixelProgram | None:
-    """The kernels for a network and a batch, if there are any that fit."""
-    if not x.is_cuda or x.dtype != torch.float32 or not fused_allowed() or not whole_flow_path(x.device).fused:
+    """The kernels for a float32 network and a batch, if there are any that fit; those for a float64 batch are fine."""
+    if not x.is_cuda or not fused_allowed() or not whole_flow_path(x.device).fused:
         return None
-    if any(p.dtype != x.dtype or p.device != x.device for p in network.parameters()):
+    if any(p.dtype != torch.float32 or p.device != x.device for p in network.parameters()):
         return None
-    return _program(pixel_shape(network), x.device, network.context)
+    shape = pixel_shape(network)
+    if x.dtype == torch.float64:
+        return _fine_program(shape, x.device, network.context)
+    return _program(shape, x.device, network.context)
+
+
+def has_fine_kernels(network: PixelCNN, x: Tensor) -> bool:
+    """Whether a batch could as well be float64."""
+    return kernels_for(network, x.new_empty((0,), dtype=torch.float64)) is not None
 
 
 def pixel_shape(network: PixelCNN) -> PixelShape:
@@ -178,9 +195,36 @@ def _program(shape: PixelShape, device: torch.device, context: int) -> PixelProg
     return tried(shape, device, context, CudaLauncher(shape, device))
 
 
+@lru_cache(maxsize=32)
+def _fine_program(shape: PixelShape, device: torch.device, context: int) -> PixelProgram | None:
+    if torch.cuda.get_device_capability(device) not in _FAST_DOUBLES:
+        return None
+    program = _program(shape, device, context)
+    return program if program is not None and fine_too(program, context) else None
+
+
 def tried(shape: PixelShape, device: torch.device, context: int, launcher: Launcher) -> PixelProgram | None:
     """The kernels for networks of a shape, if they fit and do what they should with one that is drawn."""
-    # Whatever modes the user is in just now, this is always the same, and leaves no trace.
+    with _undisturbed(device):
+        sample = _drawn_network(shape, context)
+        program = PixelProgram(shape, [layer.mask for layer in sample.layers], device, launcher)
+        told = "for images gave other numbers than plain PyTorch, and are not used"
+        good = program.fits() and trusted(lambda: agrees(program, sample.to(device)), told)
+        return program if good else None
+
+
+def fine_too(program: PixelProgram, context: int) -> bool:
+    """Whether the fine kernels fit and do what they should, too."""
+    if not program.fits_finely():
+        return False
+    told = "for images in double precision gave other numbers than plain PyTorch, and are not used"
+    with _undisturbed(program.device):
+        return trusted(lambda: agrees_finely(program, _drawn_network(program.shape, context)), told)
+
+
+@contextmanager
+def _undisturbed(device: torch.device) -> Iterator[None]:
+    """Whatever modes the user is in just now, what is done here is always the same, and leaves no trace."""
     with (
         torch.inference_mode(False),
         torch.autocast(device.type, enabled=False),
@@ -188,25 +232,52 @@ def tried(shape: PixelShape, device: torch.device, context: int, launcher: Launc
         torch.random.fork_rng(devices=[]),
     ):
         torch.manual_seed(0)
-        sample = PixelCNN((shape.channels, shape.height, shape.width), context, shape.maps, shape.blocks).float()
-        program = PixelProgram(shape, [layer.mask for layer in sample.layers], device, launcher)
-        told = "for images gave other numbers than plain PyTorch, and are not used"
-        good = program.fits() and trusted(lambda: agrees(program, sample.to(device)), told)
-        return program if good else None
+        yield
 
 
-def agrees(program: PixelProgram, network: PixelCNN) -> bool:
-    """Whether the kernels do with a few images what plain PyTorch does, gradients and inverse included."""
+def _drawn_network(shape: PixelShape, context: int) -> PixelCNN:
+    return PixelCNN((shape.channels, shape.height, shape.width), context, shape.maps, shape.blocks).float()
+
+
+def _trial(program: PixelProgram, network: PixelCNN) -> tuple[Tensor, Tensor | None]:
+    """Images and contexts; and the network's numbers are changed."""
     shape, device = program.shape, program.device
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*size: int) -> Tensor:
         return torch.randn(size, generator=generator, dtype=torch.float32).to(device)
 
-    x = drawn(shape.channels * shape.pixels, _TRIAL_IMAGES).requires_grad_()
-    context = drawn(network.context, _TRIAL_IMAGES).requires_grad_() if network.context else None
+    x = drawn(shape.channels * shape.pixels, _TRIAL_IMAGES)
+    context = drawn(network.context, _TRIAL_IMAGES) if network.context else None
     for parameter in network.parameters():  # the head of a fresh network is zero
         parameter.data += 0.05 * drawn(*parameter.shape)
+    return x, context
+
+
+@torch.no_grad()
+def agrees_finely(program: PixelProgram, network: PixelCNN) -> bool:
+    """Whether the fine kernels find what plain PyTorch finds in double precision, and the way back."""
+    network = network.to(program.device)
+    x, context = _trial(program, network)
+    x = x.double()
+    truth = copy.deepcopy(network).double()
+    given = None if context is None else context.double()
+    for reverse in (False, True):
+        z = fused_shift(program, network, x, context, reverse)
+        if not _close(z, plain_shift(x, given, truth.numbers(), truth.shape, reverse), _OF_FINE_UNITS):
+            return False
+    z = plain_shift(x, given, truth.numbers(), truth.shape, False)
+    found, again, _ = fused_inverse(program, z, context, network.numbers())
+    return _close(found, x, _OF_FINE_UNITS) and _close(again, z, _OF_FINE_SUMS)
+
+
+def agrees(program: PixelProgram, network: PixelCNN) -> bool:
+    """Whether the kernels do with a few images what plain PyTorch does, gradients and inverse included."""
+    shape = program.shape
+    x, context = _trial(program, network)
+    x.requires_grad_()
+    if context is not None:
+        context.requires_grad_()
     wanted = [x, *([] if context is None else [context]), *network.parameters()]
     near, gradients_near = _TOLERANCE, _OF_ROUGH_GRADIENTS if shape.rough else _OF_GRADIENTS
     for reverse in (False, True):

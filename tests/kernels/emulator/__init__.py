@@ -28,6 +28,9 @@ KERNELS = {
     "pixel_learn": "PixelForwardArguments",
     "pixel_backward": "PixelBackwardArguments",
     "pixel_inverse": "PixelInverseArguments",
+    "pixel_fine_forward": "PixelFineArguments",
+    "pixel_fine_check": "PixelFineArguments",
+    "pixel_fine_inverse": "PixelFineInverseArguments",
     "pixel_pack": "PixelPackArguments",
     "pixel_sum": "PixelSumArguments",
 }
@@ -38,7 +41,7 @@ class EmulatorLauncher:
 
     def __init__(self, shape: Shape, processors: int = 132) -> None:
         self._shape, self.processors = shape, processors
-        self.shared_bytes = 226 * 1024
+        self.shared_bytes = 227 * 1024
 
     def launch(
         self, name: str, block: Block, grid: tuple[int, ...], threads: int, shared: int, arguments: Arguments

@@ -35,7 +35,7 @@ namespace emulator {
 constexpr std::size_t STACK = 1 << 18;
 
 struct Barrier { int arrived = 0; long generation = 0; };
-struct Warp { Barrier barrier; float values[32]; uint32_t words[32]; float a[32][4], b[32][2]; };
+struct Warp { Barrier barrier; float values[32]; uint32_t words[32]; float a[32][4], b[32][2]; double fine_a[32][4], fine_b[32][2]; };
 struct Copy { float* to; const void* from; int bytes; };
 struct Fiber {
     ucontext_t context;  // for its beginning
@@ -275,6 +275,19 @@ inline void mma_tf32(float (&c)[4], const float (&a)[4], const float (&b)[2]) {
         for (int k = 0; k < 8; k++) sum += static_cast<double>(left(row, k)) * right(k, column);
         c[i] = emulator::truncated(sum);
     }
+    emulator::warp_wait();
+}
+
+// The same in double precision.
+inline void mma_f64(double (&c)[4], const double (&a)[4], const double (&b)[2]) {
+    auto& warp = emulator::my_warp();
+    const int lane = emulator::my_lane(), group = lane / 4, member = lane % 4;
+    for (int i = 0; i < 4; i++) warp.fine_a[lane][i] = a[i];
+    for (int i = 0; i < 2; i++) warp.fine_b[lane][i] = b[i];
+    emulator::warp_wait();
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < 8; k++)
+            c[i] = std::fma(warp.fine_a[group * 4 + k % 4][i / 2 + 2 * (k / 4)], warp.fine_b[(2 * member + i % 2) * 4 + k % 4][k / 4], c[i]);
     emulator::warp_wait();
 }
 

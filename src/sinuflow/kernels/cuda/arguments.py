@@ -14,20 +14,24 @@ _POINTER, _INT, _UNSIGNED, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
 class Arguments(ctypes.Structure):
     """A kernel's only parameter; tensors are given as they are, None for a null pointer."""
 
+    #: Those whose numbers are double.
+    doubles: tuple[str, ...] = ()
+
     def __init__(self, **values: Any) -> None:
         #: The tensors must live as long as their addresses are in use.
         self.tensors = [value for value in values.values() if isinstance(value, Tensor)]
         missing = {field[0] for field in self._fields_} ^ set(values)
         assert not missing, missing
-        super().__init__(**{name: _address(value) for name, value in values.items()})
+        super().__init__(**{name: _address(value, name in self.doubles) for name, value in values.items()})
 
 
-def _address(value: Any) -> Any:
+def _address(value: Any, double: bool) -> Any:
     if not isinstance(value, Tensor):
         return value
     # Kernels take bare memory: whatever else were given would be read as if it were this.
     assert value.is_contiguous()
-    assert value.dtype in (torch.float32, torch.int32, torch.int64, torch.bool), value.dtype
+    right = (torch.float64,) if double else (torch.float32, torch.int32, torch.int64, torch.bool)
+    assert value.dtype in right, value.dtype
     return value.data_ptr()
 
 

@@ -30,6 +30,19 @@ __device__ __forceinline__ void new_mma_tf32(float (&c)[4], const float (&a)[4],
         : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
           "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])), "f"(0.0f));
 }
+// The same in double precision, and rounded to nearest.
+__device__ __forceinline__ void mma_f64(double (&c)[4], const double (&a)[4], const double (&b)[2]) {
+#if __CUDA_ARCH__ >= 900
+    asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+        : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
+        : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
+#else  // by halves of the rows, and of the columns
+#pragma unroll
+    for (int part = 0; part < 4; part++)
+        asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1},{%2},{%3},{%0,%1};"
+            : "+d"(c[part % 2 * 2]), "+d"(c[part % 2 * 2 + 1]) : "d"(a[part]), "d"(b[part / 2]));
+#endif
+}
 // Copies into shared memory that go on while the thread does; they end in the order of their groups.
 __device__ __forceinline__ void copy_async(float* to, const float4* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from) : "memory");

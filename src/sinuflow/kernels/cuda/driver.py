@@ -26,6 +26,9 @@ FILES = {
     "pixel_learn": "pixels/learn.cu",
     "pixel_backward": "pixels/backward.cu",
     "pixel_inverse": "pixels/inverse.cu",
+    "pixel_fine_forward": "pixels/fine.cu",
+    "pixel_fine_check": "pixels/fine.cu",
+    "pixel_fine_inverse": "pixels/fine_inverse.cu",
     "pixel_pack": "pixels/parameters.cu",
     "pixel_sum": "pixels/parameters.cu",
 }
@@ -35,13 +38,13 @@ _PARTS = {
     "inverse.cu": ("search.cuh", "groups.cuh"),
     "pixels/forward.cu": ("pixels/exact.cuh",),
     "pixels/learn.cu": ("pixels/exact.cuh",),
+    "pixels/inverse.cu": ("pixels/inverse.cuh",),
+    "pixels/fine_inverse.cu": ("pixels/inverse.cuh",),
 }
 #: What those of images need instead.
 _PIXELS = ("basics.cuh", "pixels/network.cuh")
 #: The driver's number for "most bytes of dynamic shared memory".
 _SHARED_LIMIT = 8
-#: Shared memory that is taken in any case.
-_STATIC_BYTES = 1024
 
 
 class Shape(Protocol):
@@ -62,7 +65,7 @@ class CudaLauncher:
         properties = torch.cuda.get_device_properties(device)
         self.processors = properties.multi_processor_count
         # What every kind that these kernels run on has, if PyTorch does not say.
-        self.shared_bytes = getattr(properties, "shared_memory_per_block_optin", 99 * 1024) - _STATIC_BYTES
+        self.shared_bytes = getattr(properties, "shared_memory_per_block_optin", 99 * 1024)
 
     def launch(
         self, name: str, block: Block, grid: tuple[int, ...], threads: int, shared: int, arguments: Arguments

@@ -25,6 +25,22 @@ class PixelForwardArguments(Arguments):
     )
 
 
+class PixelFineArguments(Arguments):
+    """Of pixel_fine_forward and pixel_fine_check."""
+
+    doubles = ("x", "z")
+    _fields_ = (
+        ("x", _POINTER),
+        ("weights", _POINTER),
+        ("biases", _POINTER),
+        ("added", _POINTER),
+        ("z", _POINTER),
+        ("largest", _POINTER),
+        ("batch", _INT),
+        ("reverse", _INT),
+    )
+
+
 class PixelBackwardArguments(Arguments):
     """Of pixel_backward."""
 
@@ -51,6 +67,12 @@ class PixelInverseArguments(Arguments):
         ("x", _POINTER),
         ("batch", _INT),
     )
+
+
+class PixelFineInverseArguments(PixelInverseArguments):
+    """Of pixel_fine_inverse."""
+
+    doubles = ("z", "x")
 
 
 class PixelPackArguments(Arguments):

@@ -51,8 +51,8 @@ __device__ __forceinline__ void note_columns(int* far) {
 }
 
 // An image of the batch, number by number, a thread always the same ones: `use` gets its place here, and where it is.
-template <class Use>
-__device__ __forceinline__ void each_number(const float* from, int batch, int image, bool reverse, Use use) {
+template <class Number, class Use>
+__device__ __forceinline__ void each_number(const Number* from, int batch, int image, bool reverse, Use use) {
 #pragma unroll 8
     for (int e = threadIdx.x; e < NUMBERS; e += THREADS)
         use(e / PIXELS * X_PLANE + x_place(e % PIXELS), from + number_of(e / PIXELS, e % PIXELS, reverse) * batch + image);
@@ -141,8 +141,8 @@ struct OfRows {
 #pragma unroll
             for (int h = 0; h < 2; h++) value[m][h] = at(16 * m + 8 * h + static_cast<int>(threadIdx.x) % 32 / 4);
     }
-    template <int COUNT>
-    __device__ __forceinline__ void add_to(float (&sum)[COUNT][TALL][4]) const {
+    template <class Number, int COUNT>
+    __device__ __forceinline__ void add_to(Number (&sum)[COUNT][TALL][4]) const {
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
 #pragma unroll
@@ -153,8 +153,8 @@ struct OfRows {
 };
 
 // The numbers of a result: `use` gets the row, the first of two neighbouring pixels, and both numbers.
-template <int TALL, int COUNT, class Use>
-__device__ __forceinline__ void each_pair(const Tiles& tiles, float (&sum)[COUNT][TALL][4], Use use) {
+template <int TALL, class Number, int COUNT, class Use>
+__device__ __forceinline__ void each_pair(const Tiles& tiles, Number (&sum)[COUNT][TALL][4], Use use) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {

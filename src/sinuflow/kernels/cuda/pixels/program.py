@@ -1,4 +1,7 @@
-"""All that the kernels can do for a PixelCNN: its shift of a batch of images, and the gradients."""
+"""All that the kernels can do for a PixelCNN: its shift of a batch of images, and the gradients.
+
+Numbers of networks are float32. So are images, or float64 for the fine kernels: those have no gradients.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from ..arguments import Arguments
 from ..blocks import ANY_BLOCK, Launcher
 from .arguments import (
     PixelBackwardArguments,
+    PixelFineArguments,
+    PixelFineInverseArguments,
     PixelForwardArguments,
     PixelInverseArguments,
     PixelPackArguments,
@@ -24,7 +29,7 @@ _THREADS = 32 * WARPS
 #: Threads of the kernels for parameters, and columns that a block adds up.
 _FEW_THREADS, _COLUMNS = 256, 32
 
-Purpose = Literal["score", "learn", "invert"]
+Purpose = Literal["score", "learn", "invert", "score finely", "invert finely"]
 
 
 class PackedPixels(NamedTuple):
@@ -72,7 +77,13 @@ class PixelProgram:
         self.shape, self._launcher, self.device = shape, launcher, device
         layout = pixel_layout(shape, masks)
         learning = ("forward" if shape.rough else "columns", "backward", "biases")
-        wanted = {"score": ("columns", "biases"), "learn": learning, "invert": ("columns", "matrices", "biases")}
+        wanted = {
+            "score": ("columns", "biases"),
+            "learn": learning,
+            "invert": ("columns", "matrices", "biases"),
+            "score finely": ("forward", "biases"),
+            "invert finely": ("forward", "matrices", "biases"),
+        }
         self._gathers = {purpose: _Gather.of(layout, names, device) for purpose, names in wanted.items()}
         self._parts, self._parameters = layout.parts.to(device, torch.int32), layout.parameters
         first = len(layout.parts) - len(layout.biases)  # the sums of the biases are also those of what is added to them
@@ -87,6 +98,10 @@ class PixelProgram:
     def inverts(self) -> bool:
         """Whether it has room for the inverse, too, which keeps maps of all bottlenecks."""
         return self.shape.inverse_shared <= self._launcher.shared_bytes
+
+    def fits_finely(self) -> bool:
+        """Whether there is room for the fine kernels."""
+        return max(self.shape.fine_shared, self.shape.fine_inverse_shared) <= self._launcher.shared_bytes
 
     def pack(self, parameters: Sequence[Tensor], purpose: Purpose) -> PackedPixels:
         """What a purpose needs, from all weights and then all biases, in the order of the layers."""
@@ -103,6 +118,8 @@ class PixelProgram:
 
     def forward(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> Tensor:
         """z = x + c(x) for images of shape (D, B); ``added`` (B, ...) is what the context adds to maps."""
+        if x.dtype == torch.float64:
+            return self._shift_finely("pixel_fine_forward", packed, x, added, reverse=reverse)
         return self._shift("pixel_forward", packed.columns, packed.biases, x, added, reverse)
 
     def learn(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> Learnt:
@@ -113,7 +130,9 @@ class PixelProgram:
 
     def check(self, packed: PackedPixels, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
         """z, and the largest unit of every image on the way, (B,)."""
-        largest = x.new_empty((x.shape[-1], WARPS))
+        largest = packed.biases.new_empty((x.shape[-1], WARPS))
+        if x.dtype == torch.float64:
+            return self._shift_finely("pixel_fine_check", packed, x, added, largest=largest), largest.amax(1)
         return self._shift("pixel_check", packed.columns, packed.biases, x, added, largest=largest), largest.amax(1)
 
     def _shift(
@@ -135,6 +154,24 @@ class PixelProgram:
             reverse=reverse,
         )  # fmt: skip
         self._run(name, batch, self.shape.forward_shared, arguments)
+        return z
+
+    def _shift_finely(
+        self,
+        name: str,
+        packed: PackedPixels,
+        x: Tensor,
+        added: Tensor | None,
+        reverse: bool = False,
+        largest: Tensor | None = None,
+    ) -> Tensor:
+        batch = x.shape[-1]
+        z = torch.empty_like(x)
+        arguments = PixelFineArguments(
+            x=x, weights=packed.forward, biases=packed.biases, added=added, z=z, largest=largest, batch=batch,
+            reverse=reverse,
+        )  # fmt: skip
+        self._run(name, batch, self.shape.fine_shared, arguments)
         return z
 
     def backward(self, weights: Tensor, x: Tensor, kept: Tensor, reverse: bool, grad_z: Tensor) -> PixelGradients:
@@ -167,10 +204,13 @@ class PixelProgram:
         assert packed.matrices is not None
         batch = z.shape[-1]
         x = torch.empty_like(z)
-        arguments = PixelInverseArguments(
-            z=z, matrices=packed.matrices, biases=packed.biases, added=added, x=x, batch=batch
-        )
-        self._run("pixel_inverse", batch, self.shape.inverse_shared, arguments)
+        fine = z.dtype == torch.float64
+        kind = PixelFineInverseArguments if fine else PixelInverseArguments
+        arguments = kind(z=z, matrices=packed.matrices, biases=packed.biases, added=added, x=x, batch=batch)
+        if fine:
+            self._run("pixel_fine_inverse", batch, self.shape.fine_inverse_shared, arguments)
+        else:
+            self._run("pixel_inverse", batch, self.shape.inverse_shared, arguments)
         return x
 
     def _run(self, name: str, batch: int, shared: int, arguments: Arguments) -> None:

@@ -95,13 +95,25 @@ class PixelShape:
 
     @property
     def _x_bytes(self) -> int:
-        image = (self.height + FAR) * (self.width + FAR) + FAR
-        return 4 * (self.channels * image + self.columns)
+        return self._image_bytes + 4 * self.columns
+
+    @property
+    def _image_bytes(self) -> int:
+        return 4 * round_up(self.channels * ((self.height + FAR) * (self.width + FAR) + FAR), 2)
+
+    @property
+    def _fine_x_bytes(self) -> int:
+        return 2 * self._image_bytes + 4 * self.columns
 
     @property
     def forward_shared(self) -> int:
         """Bytes that pixel_forward takes."""
         return self._wide_bytes + self._narrow_bytes + self._x_bytes
+
+    @property
+    def fine_shared(self) -> int:
+        """Bytes that pixel_fine_forward takes."""
+        return self._wide_bytes + self._narrow_bytes + self._fine_x_bytes
 
     @property
     def backward_shared(self) -> int:
@@ -115,10 +127,25 @@ class PixelShape:
         wide, narrow, blocks = self.wide, self.narrow, self.blocks
         block = narrow * _stride(wide) + narrow * _stride(NEAR_PLACES * narrow) + wide * _stride(narrow)
         matrices = wide * _stride(self.columns) + blocks * block + self.channels * _stride(wide)
-        front = round_up(-(-self.width // _SKEW), 8)
-        maps = (blocks + 2) * wide + 3 * blocks * narrow + self.channels
+        maps = (blocks + 1) * wide + 2 * blocks * narrow
         biases = wide + blocks * (2 * narrow + wide) + self.head
-        return blocks * self._narrow_bytes + 4 * (matrices + front * maps + biases) + self._x_bytes
+        single = blocks * self._narrow_bytes + 4 * (matrices + self._front * maps + biases + self.columns)
+        return single + self._sums_bytes
+
+    @property
+    def fine_inverse_shared(self) -> int:
+        """Bytes that pixel_fine_inverse takes."""
+        return self.inverse_shared + self._sums_bytes
+
+    @property
+    def _sums_bytes(self) -> int:
+        """What the inverse has in the precision of the pixels, if that is single."""
+        return self._image_bytes + 4 * self._front * (self.channels + self.wide + self.blocks * self.narrow)
+
+    @property
+    def _front(self) -> int:
+        """Pixels of a front."""
+        return round_up(-(-self.width // _SKEW), 8)
 
 
 def _stride(columns: int) -> int:
