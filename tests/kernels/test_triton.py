@@ -195,6 +195,33 @@ def test_far_away_the_slope_stays_positive():
     assert bool(ladj.isfinite().all())
 
 
+@few
+@given(**shapes)
+@example(scales=4, features=9, waves=4, rows=70, seed=0)
+def test_rows_in_double_with_waves_in_single_precision(scales, features, waves, rows, seed):
+    """Nothing is lost but in the logarithm of the determinant."""
+    x, numbers = 10 * randn(features, rows, seed=seed), shared_waves(scales, features, waves, seed, torch.float32)
+    value, ladj, _ = scale_stack.forward(x, numbers, keep=False)
+    exact = numbers.to(DOUBLE)
+    truth, true_ladj = plain_stack.reference(x, *exact)
+    assert value.dtype == DOUBLE
+    close(value, truth, 1e-14)
+    close(ladj.double(), true_ladj, 1e-6 * scales * features)
+    back, back_ladj, _, residual, converged = scale_stack.inverse(truth, numbers, 200)
+    assert bool(converged.all())
+    assert rows == 0 or float(residual.max()) < 1e-12
+    close(back, invert_stack(truth, exact, SolverOptions()).x, 1e-12)
+    close(back_ladj, -ladj, 1e-5 * scales * features)
+
+
+def test_far_away_fine_slopes_stay_positive_too():
+    numbers = shared_waves(4, 2, 4, 1, torch.float32)
+    x = torch.tensor([1e9, 1e20, 1e35, -1e300, 0.0], device=DEVICE, dtype=DOUBLE).expand(2, -1).contiguous()
+    for answer in (scale_stack.forward(x, numbers, keep=False)[:2], scale_stack.inverse(x, numbers, 200)[:2]):
+        assert all(bool(t.isfinite().all()) for t in answer)
+    assert bool(scale_stack.forward(x * torch.nan, numbers, keep=False)[0].isnan().all())
+
+
 # ---------------------------------------------------------------- waves of every row's own
 
 
@@ -250,4 +277,4 @@ def test_every_kernel_compiles_for_a_gpu():
     environment = {name: value for name, value in unmeasured().items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert len(done.stdout.splitlines()) == 2 * 11
+    assert len(done.stdout.splitlines()) == 2 * 11 + 2  # and two of scale_stack for double rows

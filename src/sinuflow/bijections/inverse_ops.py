@@ -89,13 +89,14 @@ def _first_order_only(gradients: tuple[Any, ...], anchors: tuple[Tensor, ...]) -
 def _scale_inverse(
     z: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, method: str, rtol: float, atol: float, limit: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    kernels = wave_kernels(a.shape[-2], z, a, p, q, d) if method == "certified" and a.shape[-1] == 1 else None
+    shared = method == "certified" and a.shape[-1] == 1
+    kernels = wave_kernels(a.shape[-2], z, a, p, q, d, fine=True) if shared else None
     if kernels is not None:
         x, ladj, iterations, residual, converged = kernels.scale_stack.inverse(z, Waves(a, p, q, d), limit)
         return x, ladj, iterations, residual, converged
     options = SolverOptions(method, rtol, atol, limit)  # type: ignore[arg-type]
     with torch.inference_mode():  # half of the time goes into small calls, which are cheaper so
-        answer = _answer(invert_stack(z.contiguous(), Waves(a, p, q, d), options))
+        answer = _answer(invert_stack(z.contiguous(), Waves(a, p, q, d).to(z.dtype), options))
     return tuple(part.clone() for part in answer)  # type: ignore[return-value]
 
 

@@ -79,12 +79,7 @@ class SinusoidalScale(Bijection):
         return constrain(*free)
 
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        return scale_stack(x, self._waves_for(x, context))
+        return scale_stack(x, self.constrained(context))
 
     def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> list[LayerInverse]:
-        return [scale_inverse(z, self._waves_for(z, context), options)]
-
-    def _waves_for(self, x: Tensor, context: Tensor | None) -> Waves:
-        """In the precision of x, which may be finer than that of the parameters."""
-        waves = self.constrained(context)
-        return waves if waves.shift.dtype == x.dtype else Waves(*(t.to(x.dtype) for t in waves))
+        return [scale_inverse(z, self.constrained(context), options)]

@@ -40,15 +40,19 @@ def use_triton(x: Tensor) -> bool:
     return x.is_cuda and fused_allowed() and gpu_path(x.device).fused
 
 
-def wave_kernels(waves: int, x: Tensor, *others: Tensor) -> ModuleType | None:
+def wave_kernels(waves: int, x: Tensor, *others: Tensor, fine: bool = False) -> ModuleType | None:
     """The package that has fused kernels for a feature-major batch ``x`` and so many waves, if any has.
 
     Both have the modules ``scale_stack`` and ``conditional_waves``, with the same functions. The ``others``
-    are what they will be given besides: it must be of the same kind, because kernels take bare memory.
+    are what they will be given besides: it must be of the same kind, because kernels take bare memory. ``fine``: on
+    a GPU, they may also be float32 beside a float64 batch; only ``scale_stack`` knows that, and without gradients.
     """
-    if not fused_allowed() or any((t.dtype, t.device) != (x.dtype, x.device) for t in others):
+    if not fused_allowed() or any(t.device != x.device for t in others):
         return None
     if x.dtype not in (torch.float32, torch.float64):
+        return None
+    finer = fine and x.is_cuda and x.dtype == torch.float64 and all(t.dtype == torch.float32 for t in others)
+    if not finer and any(t.dtype != x.dtype for t in others):
         return None
     if x.is_cuda:
         return _package("triton") if gpu_path(x.device).fused else None

@@ -36,12 +36,16 @@ class Trace(NamedTuple):
 
 
 def scale_stack(x: Tensor, waves: Waves) -> tuple[Tensor, Tensor]:
-    """The stack applied to ``x`` of shape (D, B), and its log-determinant of shape (B,)."""
+    """The stack applied to ``x`` of shape (D, B), and its log-determinant of shape (B,).
+
+    Without gradients, x may be float64 and the waves float32.
+    """
     if not fused_allowed():
-        return reference(x, *waves)
-    kernels = wave_kernels(waves.frequency.shape[-2], x, *waves) if _is_shared(waves) else None
+        return reference(x, *waves.to(x.dtype))
+    fine = not torch.is_grad_enabled()
+    kernels = wave_kernels(waves.frequency.shape[-2], x, *waves, fine=fine) if _is_shared(waves) else None
     if kernels is None:
-        value, ladj = _Fused.apply(torch.is_grad_enabled(), x, *waves)
+        value, ladj = _Fused.apply(torch.is_grad_enabled(), x, *waves.to(x.dtype))
     else:
         value, ladj = _Compiled.apply(kernels.scale_stack, torch.is_grad_enabled(), x, *waves)
     return value, ladj

@@ -45,6 +45,10 @@ class Waves(NamedTuple):
     sine: Tensor  # q = α w sin 2b
     shift: Tensor  # d
 
+    def to(self, dtype: torch.dtype) -> Waves:
+        """The same in another precision."""
+        return self if self.shift.dtype == dtype else Waves(*(t.to(dtype) for t in self))
+
 
 def sin_products(angle: Tensor) -> tuple[Tensor, Tensor]:
     r""":math:`\sin^2 u` and :math:`\sin u \cos u`, both with a small relative error as u → 0."""

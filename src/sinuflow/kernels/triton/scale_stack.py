@@ -1,5 +1,8 @@
 r"""The stack of sinusoidal transformers whose waves all rows share: forward, backward and inverse.
 
+Forward and inverse also take float64 rows with float32 waves, for those who want to lose nothing between layers;
+log-determinants are float32 then.
+
 The formulas are those of :mod:`sinuflow.kernels.waves`; the plain version is
 :mod:`sinuflow.kernels.scale_stack`.
 """
@@ -27,11 +30,11 @@ def forward(x: Tensor, waves: Waves, keep: bool) -> tuple[Tensor, Tensor, Tensor
     x = x.contiguous()
     count, features, width, _ = waves.frequency.shape
     grid, padded, height = tiling(x)
-    value, ladj = torch.empty_like(x), x.new_empty((grid[1], x.shape[-1]))
+    value, ladj = torch.empty_like(x), waves.shift.new_empty((grid[1], x.shape[-1]))
     inputs = x.new_empty((count, *x.shape) if keep else (0,))
     _forward[grid](
         x, *_contiguous(waves), value, ladj, inputs, x.shape[-1], features,
-        SCALES=count, WAVES=width, KEEP=keep, FEATURES=padded, ROWS=height,
+        SCALES=count, WAVES=width, KEEP=keep, FINE=waves.shift.dtype != x.dtype, FEATURES=padded, ROWS=height,
     )  # fmt: skip
     return value, by_row(ladj, Tensor.sum), inputs
 
@@ -65,13 +68,13 @@ def inverse(z: Tensor, waves: Waves, max_iterations: int) -> tuple[Tensor, Tenso
     count, features, width, _ = waves.frequency.shape
     grid, padded, height = tiling(z)
     x, row = torch.empty_like(z), z.new_empty((grid[1], z.shape[-1]))
-    ladj, residual = torch.empty_like(row), torch.empty_like(row)
+    ladj, residual = torch.empty_like(row, dtype=waves.shift.dtype), torch.empty_like(row)
     iterations = torch.empty_like(row, dtype=torch.int32)
     converged = torch.empty_like(row, dtype=torch.bool)
     _inverse[grid](
         z, *_contiguous(waves), x, ladj, iterations, residual, converged, z.shape[-1], features, max_iterations,
         SCALES=count, WAVES=width, EPSILON=torch.finfo(z.dtype).eps, ALPHA_MAX=ALPHA_MAX, SLOW=SLOW,
-        FEATURES=padded, ROWS=height,
+        FINE=waves.shift.dtype != z.dtype, FEATURES=padded, ROWS=height,
     )  # fmt: skip
     most, worst = by_row(iterations, Tensor.amax), by_row(residual, Tensor.amax)
     return x, by_row(ladj, Tensor.sum), most, worst, by_row(converged, Tensor.all)
@@ -82,16 +85,16 @@ def _contiguous(waves: Waves) -> tuple[Tensor, ...]:
 
 
 @triton.jit
-def _wave(a_at, p_at, q_at, at, here):
-    """The constrained parameters of one wave of every feature."""
-    a = tl.load(a_at + at, here, 1.0)[:, None]
-    p = tl.load(p_at + at, here, 0.0)[:, None]
-    q = tl.load(q_at + at, here, 0.0)[:, None]
+def _wave(x, a_at, p_at, q_at, at, here):
+    """The constrained parameters of one wave of every feature, in the precision of x."""
+    a = tl.load(a_at + at, here, 1.0)[:, None].to(x.dtype)
+    p = tl.load(p_at + at, here, 0.0)[:, None].to(x.dtype)
+    q = tl.load(q_at + at, here, 0.0)[:, None].to(x.dtype)
     return a, p, q
 
 
 @triton.jit
-def _evaluate(x, a_at, p_at, q_at, d_at, place, here, WAVES: tl.constexpr):
+def _evaluate(x, a_at, p_at, q_at, d_at, place, here, WAVES: tl.constexpr, FINE: tl.constexpr):
     """The rise τ(x) - x, slope and curvature of the transformers that ``place`` counts.
 
     Added to x one by one, every wave would be rounded as x is.
@@ -100,10 +103,15 @@ def _evaluate(x, a_at, p_at, q_at, d_at, place, here, WAVES: tl.constexpr):
     slope = tl.zeros_like(x) + 1.0
     curvature = tl.zeros_like(x)
     for k in tl.static_range(WAVES):
-        a, p, q = _wave(a_at, p_at, q_at, place * WAVES + k, here)
-        square, product = wave_products(x, a)
+        a, p, q = _wave(x, a_at, p_at, q_at, place * WAVES + k, here)
+        square, product = wave_products(x, a, FINE)
         cosine = 1.0 - 2.0 * square
-        rise += (q * square - p * product) / a
+        if FINE:  # a division of doubles takes as long as their sine: here by one of single numbers, and a step of Newton's
+            shrink = (1.0 / a.to(tl.float32)).to(x.dtype)
+            shrink *= 2.0 - a * shrink
+            rise += (q * shrink) * square - (p * shrink) * product
+        else:
+            rise += (q * square - p * product) / a
         slope -= p * cosine - 2.0 * q * product
         curvature += 2.0 * a * (q * cosine + 2.0 * p * product)
     return rise, slope, curvature
@@ -112,19 +120,20 @@ def _evaluate(x, a_at, p_at, q_at, d_at, place, here, WAVES: tl.constexpr):
 @triton.jit(do_not_specialize=["rows"])
 def _forward(
     x_at, a_at, p_at, q_at, d_at, value_at, ladj_at, inputs_at, rows, features,
-    SCALES: tl.constexpr, WAVES: tl.constexpr, KEEP: tl.constexpr, FEATURES: tl.constexpr, ROWS: tl.constexpr,
+    SCALES: tl.constexpr, WAVES: tl.constexpr, KEEP: tl.constexpr, FINE: tl.constexpr, FEATURES: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     feature, row, place, inside = tile(rows, features, FEATURES, ROWS)
     here = feature < features
     x = tl.load(x_at + place, inside, 0.0)
-    log_slope = tl.zeros((FEATURES, ROWS), x.dtype)
+    log_slope = tl.zeros((FEATURES, ROWS), ladj_at.dtype.element_ty)
     rest = tl.zeros((FEATURES, ROWS), x.dtype)
     for j in range(SCALES):
         if KEEP:
             tl.store(inputs_at + j * features * rows.to(tl.int64) + place, x, inside)
-        rise, slope, _ = _evaluate(x, a_at, p_at, q_at, d_at, j * features + feature, here, WAVES)
+        rise, slope, _ = _evaluate(x, a_at, p_at, q_at, d_at, j * features + feature, here, WAVES, FINE)
         x, rest = exact_sum(x, rise + slope * rest)
-        log_slope += tl.log(slope)
+        log_slope += tl.log(slope.to(log_slope.dtype))
     tl.store(value_at + place, x, inside)
     tl.store(ladj_at + own_row(row, rows), tl.sum(tl.where(inside, log_slope, 0.0), 0), row < rows)
 
@@ -180,12 +189,12 @@ def _backward(
 def _inverse(
     z_at, a_at, p_at, q_at, d_at, x_at, ladj_at, iterations_at, residual_at, converged_at, rows, features, limit,
     SCALES: tl.constexpr, WAVES: tl.constexpr, EPSILON: tl.constexpr, ALPHA_MAX: tl.constexpr, SLOW: tl.constexpr,
-    FEATURES: tl.constexpr, ROWS: tl.constexpr,
+    FINE: tl.constexpr, FEATURES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     feature, row, place, inside = tile(rows, features, FEATURES, ROWS)
     here = feature < features
     x = tl.load(z_at + place, inside, 0.0)
-    log_slope = tl.zeros((FEATURES, ROWS), x.dtype)
+    log_slope = tl.zeros((FEATURES, ROWS), ladj_at.dtype.element_ty)
     worst = tl.zeros((FEATURES, ROWS), x.dtype)
     good = inside | True
     most = tl.zeros((FEATURES, ROWS), tl.int32)
@@ -193,13 +202,13 @@ def _inverse(
     for backwards in range(SCALES):
         j = SCALES - 1 - backwards
         # What is known of the function everywhere: bounds of its slope, and how far it is from x + centre.
-        shift = tl.load(d_at + j * features + feature, here, 0.0)[:, None]
+        shift = tl.load(d_at + j * features + feature, here, 0.0)[:, None].to(x.dtype)
         spread = tl.zeros_like(shift)
         centre = shift
         radius = tl.zeros_like(shift)
         tilt = tl.zeros_like(shift) + 1.0
         for k in tl.static_range(WAVES):
-            a, p, q = _wave(a_at, p_at, q_at, (j * features + feature) * WAVES + k, here)
+            a, p, q = _wave(x, a_at, p_at, q_at, (j * features + feature) * WAVES + k, here)
             size = tl.sqrt(p * p + q * q)
             spread += size
             centre += 0.5 * q / a
@@ -223,7 +232,9 @@ def _inverse(
         evaluations = 0
         left = 1
         while left > 0:
-            rise, here_slope, curvature = _evaluate(x, a_at, p_at, q_at, d_at, j * features + feature, here, WAVES)
+            rise, here_slope, curvature = _evaluate(
+                x, a_at, p_at, q_at, d_at, j * features + feature, here, WAVES, FINE
+            )
             gap = (x - target) + (rise - beyond)
             evaluations += 1
             x, rest, low, high, last, settled, residual, slope, done, used = advance(
@@ -231,7 +242,7 @@ def _inverse(
                 used, evaluations, limit, EPSILON,
             )  # fmt: skip
             left = tl.max(tl.max(tl.where(settled, 0, 1), 1), 0)
-        log_slope += tl.log(slope)
+        log_slope += tl.log(slope.to(log_slope.dtype))
         worst = tl.maximum(worst, tl.where(residual == residual, residual, float("inf")))
         good = good & done
         most = tl.maximum(most, used)

@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Numbers in a tile; features of which a tile has all; and features in a tile where there are more, so that it has many
-#: rows, and numbers that all rows share are worth reading.
-_TILE, _MOST_FEATURES, _FEW_FEATURES = 512, 64, 8
+#: Bytes of a tile, so that its numbers have room in registers; features of which a tile has all; and features in a tile
+#: where there are more, so that it has many rows, and numbers that all rows share are worth reading.
+_TILE, _MOST_FEATURES, _FEW_FEATURES = 2048, 64, 8
 
 
 class Tiling(NamedTuple):
@@ -45,7 +45,7 @@ def tiling(x: Tensor) -> Tiling:
     """The tiles of a feature-major batch; there is at least one."""
     features, rows = x.shape
     width = triton.next_power_of_2(features) if features <= _MOST_FEATURES else _FEW_FEATURES
-    height = _TILE // width
+    height = _TILE // x.element_size() // width
     return Tiling((max(1, triton.cdiv(rows, height)), triton.cdiv(features, width)), width, height)
 
 
