@@ -1,6 +1,7 @@
 """How exactly a trained flow of images brings test images back from noise, in float32 and at best.
 
-    python benchmarks/round_trip.py SET WEIGHTS DATA [--model NAME] [--images N] [--exact M] [--json FILE]
+    python benchmarks/round_trip.py SET WEIGHTS DATA [--model NAME] [--images N] [--exact M] [--device D]
+                                                      [--json FILE]
 
 WEIGHTS is a flow's state, as `sinuflow reproduce images` leaves it (weights.safetensors), NAME the recipe that it was
 trained by (today), and DATA the folder that has the set. Errors are the largest ones in logits, with those of pixels
@@ -103,6 +104,7 @@ def main() -> None:
     parser.add_argument("--model", default="today")
     parser.add_argument("--images", type=int)
     parser.add_argument("--exact", type=int, default=512)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     start, about = time.perf_counter(), image_set(arguments.set)
@@ -111,17 +113,19 @@ def main() -> None:
     images = torch.from_numpy(load_image_set(arguments.set, arguments.data).test[: arguments.images])
     pixels = PixelMap(about.alpha)
     x = torch.cat([batch.x for batch in ImageRows(images, pixels).in_order(1000)])
-    found = measured(flow.eval(), pixels, x, arguments.exact)
+    found = measured(flow.eval().to(arguments.device), pixels, x.to(arguments.device), arguments.exact)
     print(arguments.set, found)
     if arguments.json:
         record = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
         words = [f"python benchmarks/round_trip.py {arguments.set} WEIGHTS DATA --exact {arguments.exact}"]
         words += [f"--model {arguments.model}"] if arguments.model != "today" else []
         words += [f"--images {arguments.images}"] if arguments.images else []
-        record[arguments.set if arguments.model == "today" else f"{arguments.set}, {arguments.model}"] = {
+        words += [f"--device {arguments.device}"] if arguments.device != "cpu" else []
+        names = [arguments.set, arguments.model if arguments.model != "today" else "", arguments.device]
+        record[", ".join(name for name in names if name not in ("", "cpu"))] = {
             "command": " ".join(words),
             "seed": 0,
-            "hardware": hardware("cpu"),
+            "hardware": hardware(arguments.device),
             "versions": versions(),
             "seconds": round(time.perf_counter() - start, 1),
             "comparable_with_paper": "no: the paper shows a picture",

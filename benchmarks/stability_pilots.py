@@ -35,6 +35,7 @@ def round_trip(flow: sinuflow.SinusoidalFlow, pixels: PixelMap, x: torch.Tensor)
     return {
         "errors_in_logits": _quantiles(found.errors.logits),
         "errors_of_pixels": _quantiles(found.errors.pixels),
+        "images_off_by_more_than_1e-4": int((found.errors.logits > 1e-4).sum()),
         "images_with_pixels_off_by_more_than_1e-4": int((found.errors.pixels > 1e-4).sum()),
         "certified": int(found.certified.sum()),
         "images": len(x),

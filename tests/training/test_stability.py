@@ -229,17 +229,34 @@ def test_the_engine_for_devices_has_the_same_gradient(context, clip, monkeypatch
         torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
 
 
+def gradient_of(kind, options: Settings, step: int, monkeypatch) -> torch.Tensor:
+    """An engine's at a step; Adam's first moment is a tenth of it."""
+    engine, _ = engine_of(kind, steep_flow(torch.float64), options, monkeypatch)
+    engine.advance(step, 1)
+    state = engine.optimizer_state()
+    return 10 * torch.cat([t.flatten() for name, t in sorted(state.items()) if name.endswith("/exp_avg")])
+
+
+@pytest.mark.parametrize("kind", [PlainEngine, DeviceEngine])
+def test_the_penalty_grows_with_the_square_of_the_steps(kind, monkeypatch):
+    """Two steps that are a turn's."""
+    same_noise(monkeypatch)
+    likelihood = gradient_of(kind, settings(batch_size=16, steps=6, clip=None), 5, monkeypatch)
+    early, late = (
+        gradient_of(kind, settings(batch_size=16, stability=100.0, steps=6, clip=None), step, monkeypatch) - likelihood
+        for step in (2, 5)
+    )
+    assert late.norm() > 0
+    torch.testing.assert_close(4 * early, late, rtol=1e-6, atol=1e-9 * float(late.norm()))
+
+
 @pytest.mark.parametrize("kind", [PlainEngine, DeviceEngine])
 def test_clipping_is_by_the_likelihood_and_leaves_the_penalty_its_weight(kind, monkeypatch):
-    """Adam's first moment is a tenth of the gradient: in one direction, clipped or not, though the penalty is most."""
+    """The gradient has one direction, clipped or not, though the penalty is most of it."""
     same_noise(monkeypatch)
 
     def gradient(clip: float | None, weight: float | None) -> torch.Tensor:
-        options = settings(batch_size=16, stability=weight, clip=clip)
-        engine, _ = engine_of(kind, steep_flow(torch.float64), options, monkeypatch)
-        engine.advance(0, 1)
-        state = engine.optimizer_state()
-        return 10 * torch.cat([t.flatten() for name, t in sorted(state.items()) if name.endswith("/exp_avg")])
+        return gradient_of(kind, settings(batch_size=16, stability=weight, clip=clip, steps=1), 0, monkeypatch)
 
     alone, both = gradient(None, None), gradient(None, 1e4)
     assert both.norm() > 10 * alone.norm()

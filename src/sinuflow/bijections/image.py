@@ -50,7 +50,11 @@ class ImageShift(Bijection):
         self.conditioner = PixelCNN((channels, height, width), context, **options)
 
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        return pixel_shift(self.conditioner, x, context, self.reverse), x.new_zeros(x.shape[-1])
+        return self.shifted(x, context), x.new_zeros(x.shape[-1])
+
+    def shifted(self, x: Tensor, context: Tensor | None) -> Tensor:
+        """z alone: the log-determinant is 0."""
+        return pixel_shift(self.conditioner, x, context, self.reverse)
 
     def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> list[LayerInverse]:
         z = z.flip(0) if self.reverse else z
@@ -74,6 +78,13 @@ class ImageLDUBlock(Chain):
         upper = ImageShift(shape, context, reverse=True, **options)
         lower = ImageShift(shape, context, reverse=False, **options)
         super().__init__([upper, SinusoidalScale(upper.features, scales, waves), lower])
+
+    def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        upper, scale, lower = self
+        assert isinstance(upper, ImageShift)
+        assert isinstance(lower, ImageShift)
+        z, ladj = scale.transform(upper.shifted(x, context), None)
+        return lower.shifted(z, context), ladj
 
     def layer_names(self) -> Iterator[str]:
         yield from ("lower", "scale", "upper")

@@ -68,7 +68,7 @@ def command(
     size: Annotated[Size, typer.Option(help="Of images: a small flow, or the paper's, which wants a GPU.")] = Size.auto,
     stability: Annotated[
         float | None,
-        typer.Option(help="Of images: a penalty, such as 100, so that they come back from noise exactly; slower."),
+        typer.Option(help="Of images: a penalty, such as 500, so that they come back from noise exactly; slower."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the split, the weights and the row order.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,

@@ -22,7 +22,7 @@ from .flat import FlatParameters
 from .guard import Guard
 from .settings import Settings
 from .sources import Batch, ResidentRows, Taker
-from .stability import Stability, clip_factor
+from .stability import Stability, clip_factor, emphasis
 
 #: Steps before the loop looks at what has become of them, and about how many seconds they may take together.
 _MOST_STEPS, _MOST_SECONDS = 256, 0.5
@@ -78,6 +78,7 @@ class DeviceEngine:
         self._runs: dict[int, Callable[[], None]] = {}  # by the turn of what a step does in turns
         self._pool: Any = None
         self._stability = None if settings.stability is None else Stability(flow, settings.stability)
+        self._emphasis = values.new_ones(())  # of the penalty in the next step
         self._resident = _resident(batches, values.device)
         self._rules = Rules(
             weight_decay=settings.weight_decay,
@@ -157,6 +158,8 @@ class DeviceEngine:
         if turn not in self._runs:
             inputs = self._inputs
             self._runs[turn] = self._recorded(inputs, turn) if self._record else lambda: self._make(inputs, turn)
+        if self._stability is not None:
+            self._emphasis.fill_(emphasis((step + 1) / self._settings.steps))
         return self._inputs, self._runs[turn]
 
     def _recorded(self, inputs: _Inputs, turn: int) -> Callable[[], None]:
@@ -202,7 +205,7 @@ class DeviceEngine:
         if self._stability is not None:
             factor = clip_factor(torch.linalg.vector_norm(self._gradient), self._settings.clip)
             self._gradient.mul_(factor)
-            self._add_gradient(factor * self._stability.penalty(inputs.x, inputs.context, turn))
+            self._add_gradient(factor * self._emphasis * self._stability.penalty(inputs.x, inputs.context, turn))
         changed = Flat(self._flat.values, self._gradient, self._first, self._second, self._mean)
         flat_adam.step(self._rules, self._control, self._rates, losses, sign, changed)
 

@@ -18,7 +18,7 @@ from .batches import Batches
 from .guard import Guard
 from .settings import Settings
 from .sources import Batch
-from .stability import Stability, clip_factor
+from .stability import Stability, clip_factor, emphasis
 
 Weights = dict[str, Tensor]
 
@@ -101,7 +101,8 @@ class PlainEngine:
     def _add_penalty(self, stability: Stability, batch: Batch, step: int, factor: Tensor) -> Tensor:
         """Add its gradient to the likelihood's, and give the norm of both together."""
         context = None if batch.context is None else batch.context.mT
-        (factor * stability.penalty(batch.x.mT, context, step % stability.turns)).backward()
+        share = emphasis((step + 1) / self._settings.steps)
+        (factor * share * stability.penalty(batch.x.mT, context, step % stability.turns)).backward()
         return nn.utils.clip_grad_norm_(self._parameters, math.inf)
 
     def _update_average(self, step: int) -> None:

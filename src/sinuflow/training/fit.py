@@ -90,10 +90,10 @@ def fit(
         ema: the decay of an exponential moving average of the weights, such as 0.999, which is then
             validated and returned instead; None for none.
         stability: of flows of images, the weight of a penalty on shifts whose inverse would magnify errors, such as
-            100: images then come back from noise far more exactly, for about two hundredths of a bit per dimension
-            (of MNIST) and steps that take up to twice as long. None for no penalty. Weights are still chosen on
-            ``val`` by their likelihood: to continue a flow that was trained without it, leave ``val`` out, or the start
-            may win.
+            500, to which it grows with the square of the steps: images then come back from noise far more exactly, for
+            about two hundredths of a bit per dimension (of MNIST) and steps that take up to twice as long. None for no
+            penalty. Weights are still chosen on ``val`` by their likelihood: to continue a flow that was trained
+            without it, leave ``val`` out, or the start may win.
         patience: stop after this many validations without a better one; None never stops early.
         validate_every: steps between validations and records; an epoch, within 20 and 500, by default.
         checkpoint: a folder for checkpoints, and for the history.

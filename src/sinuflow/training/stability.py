@@ -41,7 +41,7 @@ _FAR = 10.0
 
 
 class Stability:
-    """The penalty of all shifts of a flow of images, times a weight.
+    """The penalty of all shifts of a flow of images, times a weight, which it has at the end of training.
 
     It is estimated from one block at a time, whose number is called the turn: inverses cost more than the rest of a
     training step.
@@ -49,7 +49,7 @@ class Stability:
     Example:
         >>> import sinuflow
         >>> flow = sinuflow.SinusoidalFlow.image((1, 8, 8), blocks=3)
-        >>> stability = Stability(flow, weight=100.0)
+        >>> stability = Stability(flow, weight=500.0)
         >>> stability.turns
         3
         >>> penalty = stability.penalty(torch.randn(64, 5), None, turn=0)  # for 5 images, feature-major
@@ -89,6 +89,19 @@ class Stability:
                 )
             x = z
         return self._weight * self.turns * found
+
+
+def emphasis(progress: float) -> float:
+    """What the penalty is multiplied by when a share of all steps is done: it grows to its weight.
+
+    What counts is where training ends. Before that, a flow learns better with less of it: growing in proportion to the
+    steps, a weight of 200 cost less likelihood than one of 100 from the beginning, and kept errors as small.
+
+    Example:
+        >>> emphasis(0.0), emphasis(0.5), emphasis(1.0)
+        (0.0, 0.25, 1.0)
+    """
+    return progress**2
 
 
 def clip_factor(norm: Tensor, clip: float | None) -> Tensor:

@@ -31,15 +31,13 @@ def _near_zero(u):
 
 @triton.jit
 def _near_zero_finely(u):
-    """The same in float64: polynomials with an error of 1e-16, at a fraction of the cost of the library's functions,
-    which are right for any u.
+    """The same in float64, for u that are not huge: polynomials with an error of 1e-16, at a fraction of the cost of
+    the library's functions.
     """
     rounded = u * 0.6366197723675814 + 6755399441055744.0
     quarter = rounded - 6755399441055744.0
     r = tl.fma(quarter, tl.full(u.shape, -1.5707963267948966, tl.float64), u)
     r = tl.fma(quarter, tl.full(u.shape, -6.123233995736766e-17, tl.float64), r)
-    r = tl.where(r < -0.8, -0.8, r)  # NaN stays
-    r = tl.where(r > 0.8, 0.8, r)
     s = r * r
     odd = -2.50507602534068634195e-8 + s * 1.58969099521155010221e-10
     odd = 8.33333333332248946124e-3 + s * (-1.98412698298579493134e-4 + s * (2.75573137070700676789e-6 + s * odd))
@@ -110,7 +108,7 @@ def tanh(x):
 def wave_products(x, a, FINE: tl.constexpr = False):
     """sin² u and sin u cos u for u = a x: of the quarters of a turn, only whether they are odd matters.
 
-    FINE: whether x is float64 because of what is lost in float32, and within the range of that.
+    FINE: whether x is float64 because of what is lost in float32, and not huge.
     """
     u = a * x
     if u.dtype == tl.float64 and not FINE:

@@ -25,7 +25,7 @@ def forward(x: Tensor, parameters: Tensor, scales: int, waves: int) -> tuple[Ten
     """The value (D, B) and the log-determinant (B,)."""
     x, parameters = x.contiguous(), parameters.contiguous()
     grid, padded, height = tiling(x)
-    value, ladj = torch.empty_like(x), x.new_empty((grid[1], x.shape[-1]))
+    value, ladj = torch.empty_like(x), x.new_empty((x.shape[-1], grid[1]))
     _forward[grid](
         x, parameters, value, ladj, x.shape[-1], x.shape[0],
         **_constants(scales, waves), FEATURES=padded, ROWS=height,
@@ -137,7 +137,7 @@ def _forward(
         x, rest = exact_sum(x, rise + slope * rest)
         ladj += tl.log(slope)
     tl.store(value_at + place, x, inside)
-    tl.store(ladj_at + own_row(row, rows), tl.sum(tl.where(inside, ladj, 0.0), 0), row < rows)
+    tl.store(ladj_at + own_row(row), tl.sum(tl.where(inside, ladj, 0.0), 0), row < rows)
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -30,11 +30,12 @@ def forward(x: Tensor, waves: Waves, keep: bool) -> tuple[Tensor, Tensor, Tensor
     x = x.contiguous()
     count, features, width, _ = waves.frequency.shape
     grid, padded, height = tiling(x)
-    value, ladj = torch.empty_like(x), waves.shift.new_empty((grid[1], x.shape[-1]))
+    value, ladj = torch.empty_like(x), waves.shift.new_empty((x.shape[-1], grid[1]))
     inputs = x.new_empty((count, *x.shape) if keep else (0,))
     _forward[grid](
         x, *_contiguous(waves), value, ladj, inputs, x.shape[-1], features,
         SCALES=count, WAVES=width, KEEP=keep, FINE=waves.shift.dtype != x.dtype, FEATURES=padded, ROWS=height,
+        num_warps=_warps(x),
     )  # fmt: skip
     return value, by_row(ladj, Tensor.sum), inputs
 
@@ -67,17 +68,22 @@ def inverse(z: Tensor, waves: Waves, max_iterations: int) -> tuple[Tensor, Tenso
     z = z.contiguous()
     count, features, width, _ = waves.frequency.shape
     grid, padded, height = tiling(z)
-    x, row = torch.empty_like(z), z.new_empty((grid[1], z.shape[-1]))
+    x, row = torch.empty_like(z), z.new_empty((z.shape[-1], grid[1]))
     ladj, residual = torch.empty_like(row, dtype=waves.shift.dtype), torch.empty_like(row)
     iterations = torch.empty_like(row, dtype=torch.int32)
     converged = torch.empty_like(row, dtype=torch.bool)
     _inverse[grid](
         z, *_contiguous(waves), x, ladj, iterations, residual, converged, z.shape[-1], features, max_iterations,
         SCALES=count, WAVES=width, EPSILON=torch.finfo(z.dtype).eps, ALPHA_MAX=ALPHA_MAX, SLOW=SLOW,
-        FINE=waves.shift.dtype != z.dtype, FEATURES=padded, ROWS=height,
+        FINE=waves.shift.dtype != z.dtype, FEATURES=padded, ROWS=height, num_warps=_warps(z),
     )  # fmt: skip
     most, worst = by_row(iterations, Tensor.amax), by_row(residual, Tensor.amax)
     return x, by_row(ladj, Tensor.sum), most, worst, by_row(converged, Tensor.all)
+
+
+def _warps(x: Tensor) -> int:
+    """Of a tile: doubles take so many registers that few others would have room beside a thread with four of them."""
+    return x.element_size()
 
 
 def _contiguous(waves: Waves) -> tuple[Tensor, ...]:
@@ -102,11 +108,14 @@ def _evaluate(x, a_at, p_at, q_at, d_at, place, here, WAVES: tl.constexpr, FINE:
     rise = tl.zeros_like(x) + tl.load(d_at + place, here, 0.0)[:, None]
     slope = tl.zeros_like(x) + 1.0
     curvature = tl.zeros_like(x)
+    if FINE:  # far beyond any pixel, where float32 has lost the phase of waves, they stay as they are; NaN stays, too
+        x = tl.where(x > 67108864.0, 67108864.0, x)
+        x = tl.where(x < -67108864.0, -67108864.0, x)
     for k in tl.static_range(WAVES):
         a, p, q = _wave(x, a_at, p_at, q_at, place * WAVES + k, here)
         square, product = wave_products(x, a, FINE)
         cosine = 1.0 - 2.0 * square
-        if FINE:  # a division of doubles takes as long as their sine: here by one of single numbers, and a step of Newton's
+        if FINE:  # a division of doubles takes as long as their sine: one of single numbers, and a step of Newton's
             shrink = (1.0 / a.to(tl.float32)).to(x.dtype)
             shrink *= 2.0 - a * shrink
             rise += (q * shrink) * square - (p * shrink) * product
@@ -135,7 +144,7 @@ def _forward(
         x, rest = exact_sum(x, rise + slope * rest)
         log_slope += tl.log(slope.to(log_slope.dtype))
     tl.store(value_at + place, x, inside)
-    tl.store(ladj_at + own_row(row, rows), tl.sum(tl.where(inside, log_slope, 0.0), 0), row < rows)
+    tl.store(ladj_at + own_row(row), tl.sum(tl.where(inside, log_slope, 0.0), 0), row < rows)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -247,7 +256,7 @@ def _inverse(
         good = good & done
         most = tl.maximum(most, used)
     tl.store(x_at + place, x, inside)
-    tl.store(ladj_at + own_row(row, rows), -tl.sum(tl.where(inside, log_slope, 0.0), 0), row < rows)
-    tl.store(iterations_at + own_row(row, rows), tl.max(tl.where(inside, most, 0), 0), row < rows)
-    tl.store(residual_at + own_row(row, rows), tl.max(tl.where(inside, worst, 0.0), 0), row < rows)
-    tl.store(converged_at + own_row(row, rows), tl.min(tl.where(good | ~inside, 1, 0), 0) == 1, row < rows)
+    tl.store(ladj_at + own_row(row), -tl.sum(tl.where(inside, log_slope, 0.0), 0), row < rows)
+    tl.store(iterations_at + own_row(row), tl.max(tl.where(inside, most, 0), 0), row < rows)
+    tl.store(residual_at + own_row(row), tl.max(tl.where(inside, worst, 0.0), 0), row < rows)
+    tl.store(converged_at + own_row(row), tl.min(tl.where(good | ~inside, 1, 0), 0) == 1, row < rows)

@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Bytes of a tile, so that its numbers have room in registers; features of which a tile has all; and features in a tile
-#: where there are more, so that it has many rows, and numbers that all rows share are worth reading.
-_TILE, _MOST_FEATURES, _FEW_FEATURES = 2048, 64, 8
+#: Numbers in a tile; features of which a tile has all; and features in a tile where there are more, so that it has many
+#: rows, and numbers that all rows share are worth reading.
+_TILE, _MOST_FEATURES, _FEW_FEATURES = 512, 64, 8
 
 
 class Tiling(NamedTuple):
@@ -45,13 +45,13 @@ def tiling(x: Tensor) -> Tiling:
     """The tiles of a feature-major batch; there is at least one."""
     features, rows = x.shape
     width = triton.next_power_of_2(features) if features <= _MOST_FEATURES else _FEW_FEATURES
-    height = _TILE // x.element_size() // width
+    height = _TILE // width
     return Tiling((max(1, triton.cdiv(rows, height)), triton.cdiv(features, width)), width, height)
 
 
 def by_row(numbers: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
-    """One number for each row, from those of every tile of features, (tiles, rows)."""
-    return numbers[0] if len(numbers) == 1 else reduce(numbers, 0)
+    """One number for each row, from those of every tile of features, (rows, tiles): quickly, if these are together."""
+    return numbers[:, 0] if numbers.shape[1] == 1 else reduce(numbers, 1)
 
 
 @triton.jit
@@ -65,6 +65,6 @@ def tile(rows, features, FEATURES: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def own_row(row, rows):
+def own_row(row):
     """Where this program's number for a row is, if there is one from every tile of features."""
-    return tl.program_id(1) * rows.to(tl.int64) + row
+    return row * tl.num_programs(1) + tl.program_id(1)

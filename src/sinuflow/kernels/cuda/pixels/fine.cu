@@ -38,6 +38,8 @@ __device__ __forceinline__ void multiply_finely(double (&sum)[COUNT][TALL][4], c
     }
 }
 
+constexpr int ALL = CHUNKS * AT_ONCE;  // tiles of a warp
+
 template <bool CHECKS>
 __device__ __forceinline__ void shift_finely(const PixelFineArguments& p) {
     DYNAMIC_SHARED(memory);
@@ -104,23 +106,17 @@ __device__ __forceinline__ void shift_finely(const PixelFineArguments& p) {
 
         // All warps have looked before anybody writes to where they look.
         const OfRows<NARROW / 16> more([&](int map) { return bias[map] + (added ? added[WIDE + block * NARROW + map] : 0.0f); });
-        double seen[CHUNKS][AT_ONCE][NARROW / 16][4] = {};
+        const Tiles tiles(0);
+        double seen[ALL][NARROW / 16][4] = {};
+        int place[ALL];
 #pragma unroll
-        for (int chunk = 0; chunk < CHUNKS; chunk++) {
-            const Tiles tiles(chunk);
-            int place[AT_ONCE];
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) place[i] = tiles.at(i, NARROW_ROW, narrow_place) + member * NARROW_PLANE;
-            multiply_finely<NARROW / 16, LOOK_STEPS>(seen[chunk], weights, [&](int step, int half, int i) {
-                return narrow[(8 * step % NARROW + half) * NARROW_PLANE + near_offset(8 * step / NARROW) + place[i]];
-            });
-        }
+        for (int i = 0; i < ALL; i++) place[i] = tiles.at(i, NARROW_ROW, narrow_place) + member * NARROW_PLANE;
+        multiply_finely<NARROW / 16, LOOK_STEPS>(seen, weights, [&](int step, int half, int i) {
+            return narrow[(8 * step % NARROW + half) * NARROW_PLANE + near_offset(8 * step / NARROW) + place[i]];
+        });
         __syncthreads();
-#pragma unroll
-        for (int chunk = 0; chunk < CHUNKS; chunk++) {
-            more.add_to(seen[chunk]);
-            each_pair(Tiles(chunk), seen[chunk], store_narrow);
-        }
+        more.add_to(seen);
+        each_pair(tiles, seen, store_narrow);
         weights += LOOK_STEPS * NARROW * 8, bias += NARROW;
         __syncwarp();
 
