@@ -10,6 +10,7 @@ import torch
 
 import sinuflow
 from looks_trained import look_trained
+from sinuflow.bijections import pixel_shift
 from sinuflow.bijections.pixel_shift import fused_inverse, fused_shift, kernels_for, plain_shift
 from sinuflow.bijections.whole_flow import whole_flow
 from sinuflow.conditioners import MADE
@@ -229,6 +230,49 @@ def test_networks_of_images_are_what_plain_pytorch_says(shape, rough, monkeypatc
         back, again, _ = fused_inverse(program, z.float().cuda(), c.cuda(), network.numbers())
     assert (back.cpu() - x).abs().max() <= 1e-4
     assert (again.cpu() - z).abs().max() <= 1e-5 * (1 + z.abs().max())
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 7, 9)])
+@torch.no_grad()
+def test_networks_of_images_add_up_in_double_and_are_inverted_exactly(shape):
+    network = PixelCNN(shape, context=2)
+    for parameter in network.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    exact, network = copy.deepcopy(network).double(), network.cuda()
+    x, c = torch.randn(shape[0] * shape[1] * shape[2], 5, dtype=torch.float64), torch.randn(2, 5)
+    program = kernels_for(network, x.cuda())
+    if torch.cuda.get_device_capability() not in pixel_shift._FAST_DOUBLES:
+        assert program is None
+        return
+    assert program is not None
+    for reverse in (False, True):
+        truth = plain_shift(x, c.double(), exact.numbers(), shape, reverse)
+        z = fused_shift(program, network, x.cuda(), c.cuda(), reverse)
+        assert (z.cpu() - truth).abs().max() <= 1e-6 * (1 + truth.abs().max())
+    z = fused_shift(program, network, x.cuda(), c.cuda(), False)
+    back, again, _ = fused_inverse(program, z, c.cuda(), network.numbers())
+    # By chance, a sum may be so close to the middle of two units that it is rounded otherwise on the way back.
+    assert (back.cpu() - x).abs().median() <= 1e-14
+    assert (back.cpu() - x).abs().max() <= 1e-6
+    assert (again - z).abs().max() <= 1e-6
+
+
+@torch.no_grad()
+def test_flows_of_images_are_as_exact_as_rounding_at_either_end():
+    flow = sinuflow.SinusoidalFlow.image((1, 28, 28), blocks=3).eval()
+    for name, parameter in flow.named_parameters():
+        parameter.data += (0.02 if "conditioner" in name else 0.3) * torch.randn_like(parameter)
+    exact, flow = copy.deepcopy(flow).double(), flow.cuda()
+    x = 5 * torch.randn(7, 784)
+    truth, ladj = exact.bijection(x.double())
+    z, found = flow.bijection(x.cuda())
+    noise = (truth.float().double() - truth).norm()
+    if torch.cuda.get_device_capability() in pixel_shift._FAST_DOUBLES:
+        assert (z.cpu().double() - truth).norm() < 2 * noise
+    assert (found.cpu().double() - ladj).abs().max() < 1e-3
+    back = flow.invert(z)
+    assert back.converged.all()
+    assert (back.x.cpu() - x).abs().max() < 1e-4
 
 
 def test_a_flow_of_images_is_fitted_and_sampled_on_the_gpu():

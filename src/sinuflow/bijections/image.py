@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..conditioners.pixelcnn import PixelCNN, Shape
 from ..errors import ArgumentError
+from ..kernels.dispatch import fused_allowed
 from ..solvers import SolverOptions
 from .affine import ElementwiseAffine
 from .base import Bijection, Chain, LayerInverse, log_normal
@@ -116,7 +117,7 @@ class ImageChain(Chain):
         return [layer.to(z.dtype) for layer in super().invert(z.double(), context, options)]
 
     def _finely(self, x: Tensor, context: Tensor | None) -> bool:
-        if x.dtype != torch.float32 or self._needs_gradients(x, context):
+        if x.dtype != torch.float32 or not fused_allowed() or self._needs_gradients(x, context):
             return False
         shift = next(layer for layer in self.modules() if isinstance(layer, ImageShift))  # all are alike
         return has_fine_kernels(shift.conditioner, x)

@@ -1,0 +1,199 @@
+"""The CUDA kernels for PixelCNNs that add up in double precision, by the emulator."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from sinuflow import SinusoidalFlow
+from sinuflow.bijections import image_inverse, pixel_shift
+from sinuflow.bijections.image import ImageLDUBlock
+from sinuflow.bijections.pixel_shift import added_maps, agrees_finely, fine_too, fused_inverse, fused_shift, plain_shift
+from sinuflow.conditioners.pixelcnn import PixelCNN
+from sinuflow.kernels.cuda.pixels.program import PixelProgram
+from sinuflow.kernels.cuda.pixels.shape import PixelShape
+from sinuflow.kernels.pixel_network import pixel_network
+from sinuflow.solvers import SolverOptions
+from tests.kernels.emulator import EmulatorLauncher
+from tests.kernels.test_pixel_kernels import NETWORKS, draw, emulated, error
+
+CPU = torch.device("cpu")
+
+
+def doubled(name: str):
+    """A network, the same in float64, its kernels, and images and contexts, these in both precisions."""
+    network, exact, program = emulated(name)
+    x, context = draw(network)
+    return network, exact, program, x.double(), context, None if context is None else context.double()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", NETWORKS)
+@torch.no_grad()
+def test_the_shift_is_rounded_in_its_units_alone(name, reverse):
+    network, exact, program, x, context, given = doubled(name)
+    truth = plain_shift(x, given, exact.numbers(), exact.shape, reverse)
+    z = fused_shift(program, network, x, context, reverse)
+    assert z.dtype == torch.float64
+    assert error(z, truth) < 1e-7
+    single = fused_shift(program, network, x.float(), context, reverse)
+    assert error(z, truth) < 0.5 * error(single.double(), truth)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@torch.no_grad()
+def test_the_inverse_finds_the_same_units(name):
+    """So that it is exact, though units are rounded."""
+    network, _, program, x, context, _ = doubled(name)
+    z = fused_shift(program, network, x, context, False)
+    back, again, _ = fused_inverse(program, z, context, network.numbers())
+    assert back.dtype == again.dtype == torch.float64
+    assert error(back, x) < 1e-14
+    assert error(again, z) < 1e-14
+
+
+@torch.no_grad()
+def test_pixels_count_to_their_last_digit():
+    """The network sees more of a pixel than float32 would tell it."""
+    network, _, program, x, context, _ = doubled("colour")
+    z = fused_shift(program, network, x, context, False)
+    moved = x.clone()
+    moved[0] += 1e-9
+    assert moved.float().equal(x.float())
+    change = fused_shift(program, network, moved, context, False) - z
+    torch.testing.assert_close(change[0], torch.full_like(change[0], 1e-9), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("name", ["colour", "many tiles to a warp", "one pixel"])
+@torch.no_grad()
+def test_a_check_tells_the_largest_unit(name):
+    network, exact, program, x, context, given = doubled(name)
+    units: list[torch.Tensor] = []
+    seen = pixel_shift.to_images(x, network.shape)
+    pixel_network(seen, None if given is None else given.mT, exact.numbers(), units)
+    parameters = [*(la.weight for la in network.layers), *(la.bias for la in network.layers)]
+    added = None if context is None else added_maps(program.shape, context, network.context_maps)
+    _, largest = program.check(program.pack(parameters, "invert finely"), x, added)
+    torch.testing.assert_close(largest.double(), torch.stack([u.amax((1, 2, 3)) for u in units]).amax(0))
+
+
+@pytest.mark.parametrize("layer", range(5))
+@torch.no_grad()
+def test_what_is_no_number_stays_none(layer):
+    network, _, program, x, _, _ = doubled("grey")
+    weight = network.layers[layer].weight
+    weight.data.view(-1)[int(network.layers[layer].mask.flatten().nonzero()[0])] = torch.nan
+    z = fused_shift(program, network, x, None, False)
+    assert z.isnan().any()
+    assert fused_inverse(program, x, None, network.numbers())[0].isnan().any()
+
+
+def test_kernels_that_err_are_found_out():
+    network, _, program = emulated("one column")
+    assert agrees_finely(program, copy.deepcopy(network))
+
+    def one_wrong(tensor):
+        tensor[0, 0] += 1e-5
+        return tensor
+
+    wrong = {
+        "forward": lambda plain: lambda *a: one_wrong(plain(*a)),
+        "inverse": lambda plain: lambda *a: one_wrong(plain(*a)),
+        "check": lambda plain: lambda *a: (one_wrong(plain(*a)[0]), plain(*a)[1]),
+    }
+    for name, spoiled in wrong.items():
+        plain = getattr(program, name)
+        setattr(program, name, spoiled(plain))
+        assert not agrees_finely(program, copy.deepcopy(network)), name
+        with pytest.warns(UserWarning, match="in double precision gave other numbers"):
+            assert not fine_too(program, network.context)
+        setattr(program, name, plain)
+    assert fine_too(program, network.context)
+
+
+def test_there_is_room_for_the_images_of_the_paper():
+    for shape in (PixelShape(1, 28, 28, 16, 2), PixelShape(3, 32, 32, 16, 2)):
+        masks = [la.mask for la in PixelCNN((shape.channels, shape.height, shape.width), residual_blocks=2).layers]
+        assert PixelProgram(shape, masks, CPU, EmulatorLauncher(shape)).fits_finely()
+    network = PixelCNN((3, 34, 34))
+    large = PixelShape(3, 34, 34, 16, 2)
+    program = PixelProgram(large, [la.mask for la in network.layers], CPU, EmulatorLauncher(large))
+    assert not program.fits_finely()
+    assert not fine_too(program, 0)
+
+
+# ---------------------------------------------------------------- a flow
+
+
+@pytest.fixture
+def flow_by_kernels(monkeypatch):
+    """A flow whose shifts go through kernels, the same in plain PyTorch, and the precisions that kernels have seen."""
+    flow = SinusoidalFlow.image((2, 5, 6), context=2, blocks=3, scales=2, waves=2, channels=5, residual_blocks=1)
+    for name, parameter in flow.named_parameters():
+        parameter.data += (0.15 if "conditioner" in name else 0.3) * torch.randn_like(parameter)
+    plain = copy.deepcopy(flow)
+    ours = [m for m in flow.modules() if isinstance(m, PixelCNN)]
+    shape = pixel_shift.pixel_shape(ours[0])
+    program = PixelProgram(shape, [la.mask for la in ours[0].layers], CPU, EmulatorLauncher(shape))
+    seen: list[torch.dtype] = []
+
+    def kernels_for(network, x):
+        if not any(network is mine for mine in ours):
+            return None
+        seen.extend([x.dtype] if x.numel() else [])
+        return program
+
+    monkeypatch.setattr(pixel_shift, "kernels_for", kernels_for)
+    monkeypatch.setattr(image_inverse, "kernels_for", kernels_for)
+    return flow.eval(), plain.eval(), seen
+
+
+@torch.no_grad()
+def test_a_flow_loses_only_what_rounding_noise_does(flow_by_kernels):
+    flow, plain, seen = flow_by_kernels
+    x, c = 5 * torch.randn(4, 60), torch.randn(4, 2)
+    exact = copy.deepcopy(plain).double()
+    truth, true_ladj = exact.bijection(x.double(), c.double())
+    z, ladj = flow.bijection(x, c)
+    assert set(seen) == {torch.float64}
+    assert z.dtype == ladj.dtype == torch.float32
+    # Rounded once but for units; the plain flow is rounded in every layer.
+    off, plainly_off = ((found.double() - truth).norm() for found in (z, plain.bijection(x, c)[0]))
+    assert off < 0.5 * plainly_off
+    assert error(ladj, true_ladj) < 1e-6
+    density = flow(c).log_prob(x)
+    assert density.dtype == torch.float32
+    assert error(density, exact(c.double()).log_prob(x.double())) < 3e-7
+
+    seen.clear()
+    found = flow.invert(truth.float(), c)
+    assert set(seen) == {torch.float64}
+    assert found.x.dtype == found.residual.dtype == found.ladj.dtype == torch.float32
+    assert found.converged.all()
+    best = exact.invert(truth.float().double(), c.double()).x
+    off, plainly_off = ((back.double() - best).norm() for back in (found.x, plain.invert(truth.float(), c).x))
+    assert off < 0.5 * plainly_off
+    assert error(found.ladj, -true_ladj) < 1e-5
+
+
+def test_gradients_and_algorithm_1_are_in_the_precision_of_the_flow(flow_by_kernels):
+    flow, _, seen = flow_by_kernels
+    x, c = torch.randn(2, 60), torch.randn(2, 2)
+    flow(c).log_prob(x).sum().backward()
+    z, _ = flow.bijection(x, c)
+    flow.bijection.certified(z.mT, c.mT, SolverOptions())
+    with torch.no_grad():
+        layers = flow.bijection.invert(z.mT.contiguous(), c.mT.contiguous(), SolverOptions("fixed_point"))
+    assert {layer.x.dtype for layer in layers} == {torch.float32}
+    assert set(seen) == {torch.float32}
+
+
+def test_a_block_adds_nothing_to_the_determinant_of_its_scale():
+    block = ImageLDUBlock((1, 4, 5), scales=2, waves=2, channels=4, residual_blocks=1)
+    for parameter in block.parameters():
+        parameter.data += 0.2 * torch.randn_like(parameter)
+    x = torch.randn(20, 3)
+    for one, other in zip(block.transform(x, None), block.layer_by_layer(x, None), strict=True):
+        torch.testing.assert_close(one, other)
