@@ -9,6 +9,7 @@ import torch
 
 from sinuflow import SinusoidalFlow
 from sinuflow.bijections import image_inverse, pixel_shift
+from sinuflow.bijections.affine import ElementwiseAffine
 from sinuflow.bijections.image import ImageLDUBlock
 from sinuflow.bijections.pixel_shift import added_maps, agrees_finely, fine_too, fused_inverse, fused_shift, plain_shift
 from sinuflow.conditioners.pixelcnn import PixelCNN
@@ -90,6 +91,20 @@ def test_what_is_no_number_stays_none(layer):
     assert fused_inverse(program, x, None, network.numbers())[0].isnan().any()
 
 
+@pytest.mark.parametrize(("off", "good"), [(1e-7, True), (1e-3, False)])
+@torch.no_grad()
+def test_certificates_are_for_units_in_single_precision(off, good, monkeypatch):
+    """A sum in the middle of two units may be rounded otherwise on the way back; nothing else may happen."""
+    network, _, program, x, context, _ = doubled("colour")
+    z = fused_shift(program, network, x, context, False)
+    check = program.check
+    monkeypatch.setattr(program, "check", lambda *a: (check(*a)[0] + off, check(*a)[1]))
+    monkeypatch.setattr(image_inverse, "kernels_for", lambda *_: program)
+    found = image_inverse.image_inverse(network, z, context, SolverOptions())
+    assert bool(found.converged.all()) == good
+    torch.testing.assert_close(found.residual, torch.full_like(found.residual, off), rtol=1e-6, atol=0)
+
+
 def test_kernels_that_err_are_found_out():
     network, _, program = emulated("one column")
     assert agrees_finely(program, copy.deepcopy(network))
@@ -163,7 +178,9 @@ def test_a_flow_loses_only_what_rounding_noise_does(flow_by_kernels):
     off, plainly_off = ((found.double() - truth).norm() for found in (z, plain.bijection(x, c)[0]))
     assert off < 0.5 * plainly_off
     assert error(ladj, true_ladj) < 1e-6
+    seen.clear()
     density = flow(c).log_prob(x)
+    assert set(seen) == {torch.float64}
     assert density.dtype == torch.float32
     assert error(density, exact(c.double()).log_prob(x.double())) < 3e-7
 
@@ -188,6 +205,18 @@ def test_gradients_and_algorithm_1_are_in_the_precision_of_the_flow(flow_by_kern
         layers = flow.bijection.invert(z.mT.contiguous(), c.mT.contiguous(), SolverOptions("fixed_point"))
     assert {layer.x.dtype for layer in layers} == {torch.float32}
     assert set(seen) == {torch.float32}
+
+
+@torch.no_grad()
+def test_single_parameters_lose_nothing_of_double_rows():
+    affine = ElementwiseAffine(3)
+    affine.log_scale += torch.randn(3)
+    x = torch.randn(3, 50, dtype=torch.float64)
+    z, ladj = affine.transform(x, None)
+    back = affine.invert(z, None, SolverOptions())[-1]
+    assert error(back.x, x) < 1e-15
+    assert z.dtype == ladj.dtype == back.ladj.dtype == torch.float64
+    torch.testing.assert_close(back.ladj, -ladj)
 
 
 def test_a_block_adds_nothing_to_the_determinant_of_its_scale():
