@@ -10,7 +10,6 @@ import torch
 
 import sinuflow
 from looks_trained import look_trained
-from sinuflow.bijections import pixel_shift
 from sinuflow.bijections.pixel_shift import fused_inverse, fused_shift, kernels_for, plain_shift
 from sinuflow.bijections.whole_flow import whole_flow
 from sinuflow.conditioners import MADE
@@ -241,9 +240,8 @@ def test_networks_of_images_add_up_in_double_and_are_inverted_exactly(shape):
     exact, network = copy.deepcopy(network).double(), network.cuda()
     x, c = torch.randn(shape[0] * shape[1] * shape[2], 5, dtype=torch.float64), torch.randn(2, 5)
     program = kernels_for(network, x.cuda())
-    if torch.cuda.get_device_capability() not in pixel_shift._FAST_DOUBLES:
-        assert program is None
-        return
+    if torch.cuda.get_device_capability() != (9, 0):  # others have no fast doubles, or little room
+        pytest.skip("needs an H100 or H200")
     assert program is not None
     for reverse in (False, True):
         truth = plain_shift(x, c.double(), exact.numbers(), shape, reverse)
@@ -267,7 +265,7 @@ def test_flows_of_images_are_as_exact_as_rounding_at_either_end():
     truth, ladj = exact.bijection(x.double())
     z, found = flow.bijection(x.cuda())
     noise = (truth.float().double() - truth).norm()
-    if torch.cuda.get_device_capability() in pixel_shift._FAST_DOUBLES:
+    if torch.cuda.get_device_capability() == (9, 0):
         assert (z.cpu().double() - truth).norm() < 2 * noise
     assert (found.cpu().double() - ladj).abs().max() < 1e-3
     back = flow.invert(z)

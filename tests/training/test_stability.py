@@ -20,6 +20,7 @@ from sinuflow.training.engine import PlainEngine
 from sinuflow.training.guard import Guard
 from sinuflow.training.settings import Settings
 from sinuflow.training.stability import Stability, growth_penalty, squares_of_noise
+from sinuflow.training.trainer import Trainer
 from tests.training.test_device_engine import Asked, settings
 from tests.training.test_image_rows import PIXELS, images, small_image_flow
 
@@ -327,6 +328,38 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, monkeypatch):
     again = run(tmp_path / "parts")
     assert found[-8:] == found[4:12]  # the last checkpoint was that of step 4
     assert all(torch.equal(a, b) for a, b in zip(whole, again, strict=True))
+
+
+def test_weights_are_chosen_by_likelihood_and_penalty_and_patience_does_not_count(monkeypatch):
+    """Of four looks the second has the best likelihood, the third the best sum, and the last is worse than both."""
+    nlls, penalties = iter([40.0, 10.0, 12.0, 13.0]), iter([0.0, 9.0, 2.0, 2.0])
+    source = ImageRows(images(), PIXELS)
+    seen = []
+    monkeypatch.setattr(Stability, "judged", lambda self, x, _: seen.append(x.shape) or next(penalties))
+    scores = Trainer._validation_scores
+    monkeypatch.setattr(Trainer, "_validation_scores", lambda self: (next(nlls), scores(self)[1]))
+    flow = small_image_flow()
+    result = sinuflow.fit(
+        flow, source, source, steps=6, batch_size=16, validate_every=2, patience=1, stability=1.0, progress=False,
+        device="cpu",
+    )  # fmt: skip
+    assert (result.steps, result.best_step, result.best_nll) == (6, 4, 12.0)
+    assert [record["val_penalty"] for record in result.history] == [0.0, 9.0, 2.0, 2.0]
+    assert set(seen) == {(49, 40)}
+
+
+def test_a_flow_is_judged_by_all_blocks_and_always_by_the_same_errors():
+    flow, x = steep_flow(torch.float64), torch.randn(49, 6, dtype=torch.float64)
+    before = torch.get_rng_state()
+    judged = Stability(flow, 10.0).judged(x, None)
+    assert torch.get_rng_state().equal(before)
+    assert judged == Stability(flow, 10.0).judged(x, None)
+    assert judged == pytest.approx(10 * Stability(flow, 1.0).judged(x, None))
+    # On average, the turns of training give the same.
+    stability = Stability(flow, 10.0)
+    with torch.no_grad():
+        turns = [float(stability.penalty(x, None, turn)) for turn in range(stability.turns) for _ in range(40)]
+    assert judged == pytest.approx(sum(turns) / len(turns), rel=0.2)
 
 
 @pytest.mark.parametrize("weight", [0, -1.0, float("nan"), "much", True])

@@ -34,8 +34,9 @@ class LayerInverse(NamedTuple):
         return cls(x, ladj, torch.ones_like(ladj, dtype=torch.int32), residual, residual == 0)
 
     def to(self, dtype: torch.dtype) -> LayerInverse:
-        """The same, rounded."""
-        return self._replace(x=self.x.to(dtype), ladj=self.ladj.to(dtype), residual=self.residual.to(dtype))
+        """The same, rounded; what is too large for that has failed."""
+        x, ladj, residual = (t.to(dtype) for t in (self.x, self.ladj, self.residual))
+        return LayerInverse(x, ladj, self.iterations, residual, self.converged & x.isfinite().all(0))
 
 
 class Certificate(NamedTuple):

@@ -95,8 +95,8 @@ class ImageChain(Chain):
     """The paper's flow of images: LDU blocks, and an elementwise affine map at the end.
 
     What is rounded between two layers, inverses may magnify. So where a GPU's kernels take doubles, float32 images
-    pass from layer to layer as float64, and only what comes out is rounded: without gradients, because training
-    does not need it.
+    pass from layer to layer as float64, and only what comes out is rounded: if nobody wants gradients, because
+    training does not need it.
     """
 
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -114,7 +114,13 @@ class ImageChain(Chain):
     def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> list[LayerInverse]:
         if options.method != "certified" or not self._finely(z, context):
             return super().invert(z, context, options)
-        return [layer.to(z.dtype) for layer in super().invert(z.double(), context, options)]
+        layers: list[LayerInverse] = []
+        x = z.double()
+        for bijection in reversed(list(self)):
+            fine = bijection.invert(x, context if bijection.context else None, options)
+            x = fine[-1].x
+            layers += [layer.to(z.dtype) for layer in fine]
+        return layers
 
     def _finely(self, x: Tensor, context: Tensor | None) -> bool:
         if x.dtype != torch.float32 or not fused_allowed() or self._needs_gradients(x, context):

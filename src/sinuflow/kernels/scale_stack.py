@@ -38,11 +38,11 @@ class Trace(NamedTuple):
 def scale_stack(x: Tensor, waves: Waves) -> tuple[Tensor, Tensor]:
     """The stack applied to ``x`` of shape (D, B), and its log-determinant of shape (B,).
 
-    Without gradients, x may be float64 and the waves float32.
+    If nobody wants gradients, x may be float64 and the waves float32.
     """
     if not fused_allowed():
-        return reference(x, *waves.to(x.dtype))
-    fine = not torch.is_grad_enabled()
+        return reference(x, *waves)
+    fine = not (torch.is_grad_enabled() and any(t.requires_grad for t in (x, *waves)))
     kernels = wave_kernels(waves.frequency.shape[-2], x, *waves, fine=fine) if _is_shared(waves) else None
     if kernels is None:
         value, ladj = _Fused.apply(torch.is_grad_enabled(), x, *waves.to(x.dtype))

@@ -91,9 +91,9 @@ def fit(
             validated and returned instead; None for none.
         stability: of flows of images, the weight of a penalty on shifts whose inverse would magnify errors, such as
             500, to which it grows with the square of the steps: images then come back from noise far more exactly, for
-            about two hundredths of a bit per dimension (of MNIST) and steps that take up to twice as long. None for no
-            penalty. Weights are still chosen on ``val`` by their likelihood: to continue a flow that was trained
-            without it, leave ``val`` out, or the start may win.
+            two to three hundredths of a bit per dimension (of MNIST) and steps that take up to twice as long. None for
+            no penalty. All ``steps`` are made then, whatever the ``patience``, and weights are chosen on ``val`` by
+            likelihood and penalty together.
         patience: stop after this many validations without a better one; None never stops early.
         validate_every: steps between validations and records; an epoch, within 20 and 500, by default.
         checkpoint: a folder for checkpoints, and for the history.

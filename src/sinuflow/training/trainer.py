@@ -24,9 +24,10 @@ from .progress import Progress, Standing
 from .schedules import Schedule
 from .settings import Settings
 from .sources import RowSource
+from .stability import Stability
 
-#: Rows that are scored at a time when validating.
-_VALIDATION_ROWS = 4096
+#: Rows that are scored at a time when validating, and those by which a penalty is judged, which takes inverses.
+_VALIDATION_ROWS, _JUDGED_ROWS = 4096, 64
 #: What is left of the learning rate after going back, and how often that is tried.
 _BACK_OFF, _MOST_RETURNS = 0.3, 3
 
@@ -58,7 +59,9 @@ class Trainer:
         self._schedule = Schedule(settings.schedule, settings.steps, settings.warmup, settings.decay, per_epoch)
         self._guard = Guard(slack)
         self._engine = make_engine(flow, self._batches, settings, self._guard, self._rate)
+        self._stability = None if settings.stability is None else Stability(flow, settings.stability)
         self._best: Weights | None = None
+        self._best_score = math.inf
         self._good = self._engine.snapshot()
         self._rate_factor = 1.0
         self._returns = 0
@@ -120,12 +123,13 @@ class Trainer:
     # ---------------------------------------------------------------- looking how good it is
 
     def _validate(self, rows_per_second: float) -> None:
-        nll = self._validation_nll()
+        nll, penalty = self._validation_scores()
         record = {
             "step": self.step,
             "train_nll": self._loss_sum / self._loss_count if self._loss_count else math.nan,
             "val_nll": nll if self._validation is not None else None,
             **({} if self._bits is None else {"val_bits_per_dimension": self._bits(nll)}),
+            **({} if self._stability is None or self._validation is None else {"val_penalty": penalty}),
             "learning_rate": self._rate(max(0, self.step - 1)),
             "seconds": round(self._seconds, 3),
             "rows_per_second": round(rows_per_second, 1),
@@ -141,9 +145,10 @@ class Trainer:
         if not math.isfinite(nll):
             self._return()
             return
-        improved = nll < self.best_nll
+        improved = nll + penalty < self._best_score
         if improved:
             self.best_nll, self.best_step, self._waited = nll, self.step, 0
+            self._best_score = nll + penalty
             self._best = copied(self._weights())
         else:
             self._waited += 1
@@ -151,11 +156,13 @@ class Trainer:
             self._good = self._engine.snapshot()
         self._schedule.validated(improved)
         patience = self._settings.patience
-        self.finished = patience is not None and self._waited >= patience
+        # A penalty grows to its weight until the last step: who stops before has less.
+        self.finished = patience is not None and self._waited >= patience and self._stability is None
 
-    def _validation_nll(self) -> float:
+    def _validation_scores(self) -> tuple[float, float]:
+        """The negative log-likelihood, and the penalty by its full weight, if there is one."""
         if self._validation is None:
-            return math.nan
+            return math.nan, 0.0
         average = self._engine.average
         own = copied(self._flow.state_dict()) if average is not None else None
         if average is not None:
@@ -167,11 +174,15 @@ class Trainer:
                 log_density = self._flow(batch.context, validate_args=False).log_prob(batch.x)
                 sums.append(log_density.double().sum())
                 count += len(batch.x)
+        penalty = 0.0
+        if self._stability is not None:
+            few = next(iter(self._validation.in_order(_JUDGED_ROWS)))
+            penalty = self._stability.judged(few.x.mT, None if few.context is None else few.context.mT)
         if own is not None:
             self._flow.load_state_dict(own)
         self._flow.train()
         total: float = sum(torch.stack(sums).tolist())
-        return -total / count
+        return -total / count, penalty
 
     # ---------------------------------------------------------------- when it goes wrong
 
@@ -230,6 +241,7 @@ class Trainer:
             "step": self.step,
             "best_step": self.best_step,
             "best_nll": self.best_nll if math.isfinite(self.best_nll) else None,
+            "best_score": self._best_score if math.isfinite(self._best_score) else None,
             "finished": self.finished,
             "position": list(self._batches.position),
             "rate_factor": self._rate_factor,
@@ -256,6 +268,8 @@ class Trainer:
             torch.cuda.set_rng_state(tensors["random"]["cuda"])
         self.step, self.best_step, self.finished = numbers["step"], numbers["best_step"], numbers["finished"]
         self.best_nll = math.inf if numbers["best_nll"] is None else numbers["best_nll"]
+        score = numbers.get("best_score", numbers["best_nll"])
+        self._best_score = math.inf if score is None else score
         epoch, taken = numbers["position"]
         self._batches.position = (epoch, taken)
         self._rate_factor, self._returns = numbers["rate_factor"], numbers["returns"]

@@ -1,8 +1,8 @@
-// The network with sums in double precision, by tensor cores: as fast as by ordinary products, where a GPU has such.
+// The network with sums in double precision, by tensor cores, on GPUs where these multiply doubles fast.
 //
-// Units are rounded to single precision when a layer is done, and pixels are not rounded at all. A sum of products of single
-// numbers is next to exact then, in whatever order it is taken: the inverse, which takes another one, finds the
-// same units, and so the same shift. What it is off by comes from the rounding of z alone.
+// Units are rounded to single precision when a layer is done, and pixels are not rounded at all. Before that, sums are next
+// to exact, in whatever order they are taken: the inverse, which takes another one, finds the same units, and so the same
+// shift. What it is off by comes from the rounding of z alone.
 
 struct PixelFineArguments {
     const double* x;       // [NUMBERS][batch]

@@ -23,9 +23,9 @@ class PixelLayout(NamedTuple):
     """Which parameter every number of the kernels' is, or whose gradient."""
 
     columns: Tensor  # weights of the exact kernels
-    forward: Tensor  # weights of pixel_learn, by tensor cores
+    forward: Tensor  # weights of pixel_learn, by tensor cores, and of the fine kernels
     backward: Tensor  # weights of pixel_backward
-    matrices: Tensor  # weights of pixel_inverse
+    matrices: Tensor  # weights of pixel_inverse and pixel_fine_inverse
     biases: Tensor
     parts: Tensor  # for every number that an image contributes to the gradients, to which
     parameters: int  # how many there are

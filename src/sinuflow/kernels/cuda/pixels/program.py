@@ -165,6 +165,7 @@ class PixelProgram:
         reverse: bool = False,
         largest: Tensor | None = None,
     ) -> Tensor:
+        assert packed.forward is not None
         batch = x.shape[-1]
         z = torch.empty_like(x)
         arguments = PixelFineArguments(
