@@ -37,7 +37,8 @@ _COMMON = ("basics.cuh", "common.cuh", "products.cuh", "waves.cuh")
 _PARTS = {
     "inverse.cu": ("search.cuh", "groups.cuh"),
     "pixels/forward.cu": ("pixels/exact.cuh",),
-    "pixels/learn.cu": ("pixels/exact.cuh",),
+    "pixels/learn.cu": ("pixels/exact.cuh", "pixels/walk.cuh"),
+    "pixels/fine.cu": ("pixels/walk.cuh",),
     "pixels/inverse.cu": ("pixels/inverse.cuh",),
     "pixels/fine_inverse.cu": ("pixels/inverse.cuh",),
 }
