@@ -159,6 +159,8 @@ def kernels_for(network: PixelCNN, x: Tensor) -> PixelProgram | None:
     """The kernels for a float32 network and a batch, if there are any that fit; those for a float64 batch are fine."""
     if not x.is_cuda or not fused_allowed() or not whole_flow_path(x.device).fused:
         return None
+    if x.dtype not in (torch.float32, torch.float64):
+        return None
     if any(p.dtype != torch.float32 or p.device != x.device for p in network.parameters()):
         return None
     shape = pixel_shape(network)
