@@ -6,7 +6,8 @@
 WEIGHTS is a flow's state, as `sinuflow reproduce images` leaves it (weights.safetensors), NAME the recipe that it was
 trained by (today), and DATA the folder that has the set. Errors are the largest ones in logits, with those of pixels
 between 0 and 1 beside them. Beside those of float32, for the M images with the largest of them: what is lost if exact
-noise (of float64) is rounded to float32 and inverted exactly, which no solver in float32 can better; and float64's.
+noise (of float64) is rounded to float32 and inverted exactly, which is about the best that float32 can do; and
+float64's.
 """
 
 from __future__ import annotations

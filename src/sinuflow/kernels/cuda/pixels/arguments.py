@@ -25,20 +25,10 @@ class PixelForwardArguments(Arguments):
     )
 
 
-class PixelFineArguments(Arguments):
+class PixelFineArguments(PixelForwardArguments):
     """Of pixel_fine_forward and pixel_fine_check."""
 
     doubles = ("x", "z")
-    _fields_ = (
-        ("x", _POINTER),
-        ("weights", _POINTER),
-        ("biases", _POINTER),
-        ("added", _POINTER),
-        ("z", _POINTER),
-        ("largest", _POINTER),
-        ("batch", _INT),
-        ("reverse", _INT),
-    )
 
 
 class PixelBackwardArguments(Arguments):

@@ -6,17 +6,6 @@
 // gradients need.
 enum Purpose { SCORE, CHECK, LEARN };
 
-struct PixelForwardArguments {
-    const float* x;        // [NUMBERS][batch]
-    const float* weights;  // of the layers, column by column; or as tensor cores want them, to learn roughly
-    const float* biases;   // of the layers, one after the other
-    const float* added;    // by the context, [batch][ADDED]; or null
-    float* z;              // [NUMBERS][batch]
-    Kept* kept;            // [batch][KEPT_MAPS][KEPT_PLANE], to LEARN
-    float* largest;        // [batch][WARPS], for a CHECK
-    int batch, reverse;
-};
-
 // Two pixels of a thread, of which the second may not exist: then it repeats the last one, and is not stored.
 struct Two {
     int pixel[2];

@@ -4,16 +4,6 @@
 // to exact, in whatever order they are taken: the inverse, which takes another one, finds the same units, and so the same
 // shift. What it is off by comes from the rounding of z alone.
 
-struct PixelFineArguments {
-    const double* x;       // [NUMBERS][batch]
-    const float* weights;  // of the layers, as tensor cores want them
-    const float* biases;   // of the layers, one after the other
-    const float* added;    // by the context, [batch][ADDED]; or null
-    double* z;             // [NUMBERS][batch]
-    float* largest;        // [batch][WARPS], for a check
-    int batch, reverse;
-};
-
 template <bool CHECKS>
 struct FineWay {
     using Number = double;
@@ -59,7 +49,7 @@ __device__ __forceinline__ void shift_finely(const PixelFineArguments& p) {
     float *wide = memory + 2 * padded(CHANNELS * X_PLANE, 2), *narrow = wide + WIDE * WIDE_PLANE;
     int* far = reinterpret_cast<int*>(narrow + NARROW * NARROW_PLANE);
     FineWay<CHECKS> way;
-    walk(way, Maps<double>{wide, narrow, reinterpret_cast<double*>(memory), far}, p.x, p.z, p.weights, p.biases, p.added, p.batch, p.reverse);
+    walk(way, Maps<double>{wide, narrow, reinterpret_cast<double*>(memory), far}, p);
     if (CHECKS) {
 #pragma unroll
         for (int distance = 16; distance; distance /= 2) way.most = fmaxf(way.most, __shfl_xor_sync(~0u, way.most, distance));

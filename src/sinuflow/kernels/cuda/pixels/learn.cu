@@ -23,7 +23,7 @@ __device__ __forceinline__ void shift_roughly(const PixelForwardArguments& p) {
     DYNAMIC_SHARED(memory);
     float *narrow = memory + WIDE * WIDE_PLANE, *x = narrow + NARROW * NARROW_PLANE;
     RoughWay way{p.kept + static_cast<long>(blockIdx.x) * KEPT_MAPS * KEPT_PLANE};
-    walk(way, Maps<float>{memory, narrow, x, reinterpret_cast<int*>(x + CHANNELS * X_PLANE)}, p.x, p.z, p.weights, p.biases, p.added, p.batch, p.reverse);
+    walk(way, Maps<float>{memory, narrow, x, reinterpret_cast<int*>(x + CHANNELS * X_PLANE)}, p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_learn(const PixelForwardArguments p) {

@@ -223,3 +223,19 @@ __device__ __forceinline__ void keep(Kept* maps, const Tiles& tiles, const float
             write_once(maps[(16 * m + 8 * h + lane / 4) * KEPT_PLANE + 4 * tiles.set + lane % 4].word, part.word);
         }
 }
+
+// ---------------------------------------------------------------- what the forward kernels are told
+
+template <class Number>
+struct ForwardArguments {
+    const Number* x;       // [NUMBERS][batch]
+    const float* weights;  // of the layers, column by column for ordinary products, or as tensor cores want them
+    const float* biases;   // of the layers, one after the other
+    const float* added;    // by the context, [batch][ADDED]; or null
+    Number* z;             // [NUMBERS][batch]
+    Kept* kept;            // [batch][KEPT_MAPS][KEPT_PLANE], to learn
+    float* largest;        // [batch][WARPS], for a check
+    int batch, reverse;
+};
+using PixelForwardArguments = ForwardArguments<float>;
+using PixelFineArguments = ForwardArguments<double>;

@@ -118,61 +118,40 @@ class PixelProgram:
 
     def forward(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> Tensor:
         """z = x + c(x) for images of shape (D, B); ``added`` (B, ...) is what the context adds to maps."""
-        if x.dtype == torch.float64:
-            return self._shift_finely("pixel_fine_forward", packed, x, added, reverse=reverse)
-        return self._shift("pixel_forward", packed.columns, packed.biases, x, added, reverse)
+        return self._shift("forward", packed, x, added, reverse)
 
     def learn(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> Learnt:
         """The same, and all that the gradients need."""
         kept = x.new_empty((x.shape[-1], *self.shape.kept))
-        weights = packed.forward if self.shape.rough else packed.columns
-        return Learnt(self._shift("pixel_learn", weights, packed.biases, x, added, reverse, kept=kept), kept)
+        return Learnt(self._shift("learn", packed, x, added, reverse, kept=kept), kept)
 
     def check(self, packed: PackedPixels, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
         """z, and the largest unit of every image on the way, (B,)."""
         largest = packed.biases.new_empty((x.shape[-1], WARPS))
-        if x.dtype == torch.float64:
-            return self._shift_finely("pixel_fine_check", packed, x, added, largest=largest), largest.amax(1)
-        return self._shift("pixel_check", packed.columns, packed.biases, x, added, largest=largest), largest.amax(1)
+        return self._shift("check", packed, x, added, largest=largest), largest.amax(1)
 
     def _shift(
         self,
-        name: str,
-        weights: Tensor | None,
-        biases: Tensor,
+        name: Literal["forward", "learn", "check"],
+        packed: PackedPixels,
         x: Tensor,
         added: Tensor | None,
         reverse: bool = False,
         kept: Tensor | None = None,
         largest: Tensor | None = None,
     ) -> Tensor:
+        fine = x.dtype == torch.float64
+        by_tensor_cores = fine or (name == "learn" and self.shape.rough)
+        weights = packed.forward if by_tensor_cores else packed.columns
         assert weights is not None
         batch = x.shape[-1]
         z = torch.empty_like(x)
-        arguments = PixelForwardArguments(
-            x=x, weights=weights, biases=biases, added=added, z=z, kept=kept, largest=largest, batch=batch,
+        arguments = (PixelFineArguments if fine else PixelForwardArguments)(
+            x=x, weights=weights, biases=packed.biases, added=added, z=z, kept=kept, largest=largest, batch=batch,
             reverse=reverse,
         )  # fmt: skip
-        self._run(name, batch, self.shape.forward_shared, arguments)
-        return z
-
-    def _shift_finely(
-        self,
-        name: str,
-        packed: PackedPixels,
-        x: Tensor,
-        added: Tensor | None,
-        reverse: bool = False,
-        largest: Tensor | None = None,
-    ) -> Tensor:
-        assert packed.forward is not None
-        batch = x.shape[-1]
-        z = torch.empty_like(x)
-        arguments = PixelFineArguments(
-            x=x, weights=packed.forward, biases=packed.biases, added=added, z=z, largest=largest, batch=batch,
-            reverse=reverse,
-        )  # fmt: skip
-        self._run(name, batch, self.shape.fine_shared, arguments)
+        shared = self.shape.fine_shared if fine else self.shape.forward_shared
+        self._run(f"pixel_fine_{name}" if fine else f"pixel_{name}", batch, shared, arguments)
         return z
 
     def backward(self, weights: Tensor, x: Tensor, kept: Tensor, reverse: bool, grad_z: Tensor) -> PixelGradients:
@@ -206,12 +185,11 @@ class PixelProgram:
         batch = z.shape[-1]
         x = torch.empty_like(z)
         fine = z.dtype == torch.float64
-        kind = PixelFineInverseArguments if fine else PixelInverseArguments
-        arguments = kind(z=z, matrices=packed.matrices, biases=packed.biases, added=added, x=x, batch=batch)
-        if fine:
-            self._run("pixel_fine_inverse", batch, self.shape.fine_inverse_shared, arguments)
-        else:
-            self._run("pixel_inverse", batch, self.shape.inverse_shared, arguments)
+        arguments = (PixelFineInverseArguments if fine else PixelInverseArguments)(
+            z=z, matrices=packed.matrices, biases=packed.biases, added=added, x=x, batch=batch
+        )
+        shared = self.shape.fine_inverse_shared if fine else self.shape.inverse_shared
+        self._run("pixel_fine_inverse" if fine else "pixel_inverse", batch, shared, arguments)
         return x
 
     def _run(self, name: str, batch: int, shared: int, arguments: Arguments) -> None:

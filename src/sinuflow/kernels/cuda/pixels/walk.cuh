@@ -19,18 +19,17 @@ struct Maps {
 
 constexpr int ALL = CHUNKS * AT_ONCE;  // tiles of a warp
 
-// `x`, `z`: [NUMBERS][batch]; `weights` as tensor cores want them; `added` by the context, or null.
 template <class Way, class Number = typename Way::Number>
-__device__ __forceinline__ void walk(Way& way, const Maps<Number>& at, const Number* x, Number* z, const float* weights, const float* bias,
-                                     const float* added, int batch, bool reverse) {
+__device__ __forceinline__ void walk(Way& way, const Maps<Number>& at, const ForwardArguments<Number>& p) {
     const int image = blockIdx.x, member = static_cast<int>(threadIdx.x) % 4;
-    added = added ? added + static_cast<long>(image) * ADDED : nullptr;
+    const float *weights = p.weights, *bias = p.biases;
+    const float* added = p.added ? p.added + static_cast<long>(image) * ADDED : nullptr;
 
     for (int e = threadIdx.x; e < NARROW * NARROW_PLANE; e += THREADS) at.narrow[e] = 0.0f;
     for (int e = threadIdx.x; e < CHANNELS * X_PLANE; e += THREADS) at.x[e] = 0;
     note_columns(at.far);
     __syncthreads();
-    each_number(x, batch, image, reverse, [&](int place, const Number* from) { at.x[place] = *from; });
+    each_number(p.x, p.batch, image, p.reverse, [&](int place, const Number* from) { at.x[place] = *from; });
     __syncthreads();
 
     auto exists = [](int pixel) { return PIXELS % 8 == 0 || pixel < PIXELS; };
@@ -132,8 +131,8 @@ __device__ __forceinline__ void walk(Way& way, const Maps<Number>& at, const Num
         each_pair(tiles, sum, [&](int channel, int pixel, Number one, Number two) {
             if (channel >= CHANNELS) return;
             const Number* mine = at.x + channel * X_PLANE;
-            if (pixel < PIXELS) z[number_of(channel, pixel, reverse) * batch + image] = mine[x_place(pixel)] + one;
-            if (pixel + 1 < PIXELS) z[number_of(channel, pixel + 1, reverse) * batch + image] = mine[x_place(pixel + 1)] + two;
+            if (pixel < PIXELS) p.z[number_of(channel, pixel, p.reverse) * p.batch + image] = mine[x_place(pixel)] + one;
+            if (pixel + 1 < PIXELS) p.z[number_of(channel, pixel + 1, p.reverse) * p.batch + image] = mine[x_place(pixel + 1)] + two;
         });
     }
 }
