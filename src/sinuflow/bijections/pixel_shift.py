@@ -113,13 +113,13 @@ class _FusedShift(torch.autograd.Function):
         context, numbers = (saved[0], saved[1:]) if ctx.conditional else (None, saved)
         if torch.is_grad_enabled():
             return None, None, None, None, *_differentiable(ctx, x, context, numbers, grad_z)
-        found = program.backward(weights, x.contiguous(), kept, ctx.reverse, grad_z.contiguous())
+        found = program.backward(weights, x.contiguous(), kept, ctx.reverse, grad_z.contiguous(), ctx.conditional)
         pieces = found.parameters.split([p.numel() for p in numbers[: 2 * depth]])
         of_parameters = [piece.view_as(p) for piece, p in zip(pieces, numbers, strict=False)]
         of_context, of_maps = None, []
-        if context is not None:
+        if context is not None and found.added is not None:
             widths = [program.shape.wide] + [program.shape.narrow] * program.shape.blocks
-            pairs = zip(program.of_added(found.parts).split(widths, 1), numbers[2 * depth :], strict=True)
+            pairs = zip(found.added.split(widths, 1), numbers[2 * depth :], strict=True)
             parts = [(part[:, : len(given)], given) for part, given in pairs]
             of_maps = [(context @ part).mT for part, _ in parts]
             of_context = sum((part @ given for part, given in parts), torch.zeros_like(context.mT)).mT

@@ -8,7 +8,7 @@ masked, or added to fill a tile, is none of them, ``NONE``: there the kernels ha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,19 @@ from .shape import FAR, FAR_PLACES, FAR_SIDE, NEAR_PLACES, PixelShape
 
 #: No parameter at all.
 NONE = -1
+
+
+class Padded(Protocol):
+    """How many maps there are, with those that fill a tile."""
+
+    @property
+    def narrow(self) -> int: ...
+    @property
+    def wide(self) -> int: ...
+    @property
+    def head(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
 
 
 class PixelLayout(NamedTuple):
@@ -33,29 +46,37 @@ class PixelLayout(NamedTuple):
 
 def pixel_layout(shape: PixelShape, masks: Sequence[Tensor]) -> PixelLayout:
     """The layout for weights with these masks, in the order of the layers."""
-    starts = [0]
-    for mask in masks:
-        starts.append(starts[-1] + mask.numel())
-    weights = []
-    for mask, start in zip(masks, starts, strict=False):
-        numbers = torch.arange(mask.numel()).view(mask.shape) + start
-        weights.append(torch.where(mask.cpu() > 0, numbers, NONE))
-    biases, first_bias = [], starts[-1]
-    for mask in masks:
-        biases.append(torch.arange(len(mask)) + first_bias)
-        first_bias += len(mask)
-
-    matrices = [_matrix(w, shape, i, len(weights)) for i, w in enumerate(weights)]
+    weights, _ = _numbered(masks)
+    matrices, biases, parameters = matrices_of(shape, masks)
     columns = torch.cat([m.mT.flatten() for m in matrices])
     forward = torch.cat([_fragments(m) for m in matrices])
     backward = torch.cat([_fragments(m) for m in _transposed(weights, shape)])
-    heights = [len(m) for m in matrices]
-    all_biases = torch.cat([_filled(b, (h,)) for b, h in zip(biases, heights, strict=True)])
-    plain = torch.cat([m.flatten() for m in matrices])
-    return PixelLayout(columns, forward, backward, plain, all_biases, torch.cat([plain, all_biases]), first_bias)
+    plain, all_biases = torch.cat([m.flatten() for m in matrices]), torch.cat(biases)
+    return PixelLayout(columns, forward, backward, plain, all_biases, torch.cat([plain, all_biases]), parameters)
 
 
-def _matrix(weight: Tensor, shape: PixelShape, layer: int, layers: int) -> Tensor:
+def matrices_of(shape: Padded, masks: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], int]:
+    """Every layer's matrix, whose rows are maps and whose columns are [place][map]; biases; how many parameters."""
+    weights, count = _numbered(masks)
+    matrices = [_matrix(w, shape, i, len(weights)) for i, w in enumerate(weights)]
+    biases = []
+    for mask, matrix in zip(masks, matrices, strict=True):
+        biases.append(_filled(torch.arange(len(mask)) + count, (len(matrix),)))
+        count += len(mask)
+    return matrices, biases, count
+
+
+def _numbered(masks: Sequence[Tensor]) -> tuple[list[Tensor], int]:
+    """The numbers of all weights, as the weights are; and how many there are."""
+    weights, count = [], 0
+    for mask in masks:
+        numbers = torch.arange(mask.numel()).view(mask.shape) + count
+        weights.append(torch.where(mask.cpu() > 0, numbers, NONE))
+        count += mask.numel()
+    return weights, count
+
+
+def _matrix(weight: Tensor, shape: Padded, layer: int, layers: int) -> Tensor:
     """A layer's matrix: rows are maps, columns are [place][map]."""
     outputs, inputs = weight.shape[:2]
     if layer == 0:

@@ -50,11 +50,11 @@ class Learnt(NamedTuple):
 
 
 class PixelGradients(NamedTuple):
-    """Of x (D, B); of all parameters, one after the other; and what each image contributes to them, (B, 4, ...)."""
+    """Of x (D, B); of all parameters, one after the other; and of what a context adds to the maps of images (B, ...)."""
 
     x: Tensor
     parameters: Tensor
-    parts: Tensor
+    added: Tensor | None
 
 
 class _Gather(NamedTuple):
@@ -154,7 +154,9 @@ class PixelProgram:
         self._run(f"pixel_fine_{name}" if fine else f"pixel_{name}", batch, shared, arguments)
         return z
 
-    def backward(self, weights: Tensor, x: Tensor, kept: Tensor, reverse: bool, grad_z: Tensor) -> PixelGradients:
+    def backward(
+        self, weights: Tensor, x: Tensor, kept: Tensor, reverse: bool, grad_z: Tensor, conditional: bool
+    ) -> PixelGradients:
         """The chain rule through :meth:`learn`."""
         batch = x.shape[-1]
         grad_x, parts = torch.empty_like(x), x.new_empty((batch, TURNS, len(self._parts)))
@@ -163,7 +165,8 @@ class PixelProgram:
             reverse=reverse,
         )  # fmt: skip
         self._run("pixel_backward", batch, self.shape.backward_shared, arguments)
-        return PixelGradients(grad_x, self._added_up(parts), parts)
+        added = parts.index_select(2, self._added).sum(1) if conditional else None
+        return PixelGradients(grad_x, self._added_up(parts), added)
 
     def _added_up(self, parts: Tensor) -> Tensor:
         """The gradient of all parameters."""
@@ -174,10 +177,6 @@ class PixelProgram:
         blocks, shared = -(-columns // _COLUMNS), 4 * _FEW_THREADS
         self._launcher.launch("pixel_sum", ANY_BLOCK, (blocks,), _FEW_THREADS, shared, arguments)
         return gradient
-
-    def of_added(self, parts: Tensor) -> Tensor:
-        """The gradient of what the context adds to the maps of an image, (B, ...)."""
-        return parts.index_select(2, self._added).sum(1)
 
     def inverse(self, packed: PackedPixels, z: Tensor, added: Tensor | None) -> Tensor:
         """x, given z = x + c(x), both of shape (D, B)."""
