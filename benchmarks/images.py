@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 import sinuflow
 from gpu import first_call, median_of, replayed, sampling, scoring, step_time, write_record
-from sinuflow.bijections import image_inverse, pixel_shift
+from sinuflow.bijections import image_inverse, pixel_kernels
 from sinuflow.pixels import PixelMap
 from sinuflow.training.image_rows import ImageRows
 
@@ -81,15 +81,15 @@ def measured(name: str, weights: Path | None) -> list[dict[str, Any]]:
 
 def plain(name: str, weights: Path | None, x: torch.Tensor) -> list[dict[str, Any]]:
     """The same by plain PyTorch, one operation after the other."""
-    kernels = pixel_shift.kernels_for
-    pixel_shift.kernels_for = image_inverse.kernels_for = lambda *_: None
+    kernels = pixel_kernels.kernels_for
+    pixel_kernels.kernels_for = image_inverse.kernels_for = lambda *_: None
     try:
         flow = make_flow(name, weights).cuda()
         score, draw = scoring(flow, x, validate_args=False), sampling(flow, IMAGES)
         first_call(score)
         times = {"log_prob": median_of(score, 3), "sample": 1000 * first_call(draw)}
     finally:
-        pixel_shift.kernels_for = image_inverse.kernels_for = kernels
+        pixel_kernels.kernels_for = image_inverse.kernels_for = kernels
     return [{"flow": f"{name}, plain PyTorch", "what": what, "ms": ms} for what, ms in times.items()]
 
 

@@ -10,7 +10,8 @@ import torch
 
 import sinuflow
 from looks_trained import look_trained
-from sinuflow.bijections.pixel_shift import fused_inverse, fused_shift, kernels_for, plain_shift
+from sinuflow.bijections.pixel_kernels import kernels_for
+from sinuflow.bijections.pixel_shift import fused_inverse, fused_shift, plain_shift
 from sinuflow.bijections.whole_flow import whole_flow
 from sinuflow.conditioners import MADE
 from sinuflow.conditioners.pixelcnn import PixelCNN

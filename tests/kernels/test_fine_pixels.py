@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from sinuflow import SinusoidalFlow
-from sinuflow.bijections import image_inverse, pixel_shift
+from sinuflow.bijections import image_inverse, pixel_kernels, pixel_shift
 from sinuflow.bijections.affine import ElementwiseAffine
 from sinuflow.bijections.base import LayerInverse
 from sinuflow.bijections.image import ImageLDUBlock
-from sinuflow.bijections.pixel_shift import added_maps, agrees_finely, fine_too, fused_inverse, fused_shift, plain_shift
+from sinuflow.bijections.pixel_kernels import agrees_finely, fine_too
+from sinuflow.bijections.pixel_shift import added_maps, fused_inverse, fused_shift, plain_shift
 from sinuflow.conditioners.pixelcnn import PixelCNN
 from sinuflow.kernels import scale_stack
 from sinuflow.kernels.cuda.pixels.program import PixelProgram
@@ -152,7 +153,7 @@ def flow_by_kernels(monkeypatch):
         parameter.data += (0.15 if "conditioner" in name else 0.3) * torch.randn_like(parameter)
     plain = copy.deepcopy(flow)
     ours = [m for m in flow.modules() if isinstance(m, PixelCNN)]
-    shape = pixel_shift.pixel_shape(ours[0])
+    shape = pixel_kernels.pixel_shape(ours[0])
     program = PixelProgram(shape, [la.mask for la in ours[0].layers], CPU, EmulatorLauncher(shape))
     seen: list[torch.dtype] = []
 
@@ -166,7 +167,7 @@ def flow_by_kernels(monkeypatch):
         seen.extend(["rounded before"] if z.dtype == torch.float64 and z.float().double().equal(z) else [])
         return kernels_for(network, z)
 
-    monkeypatch.setattr(pixel_shift, "kernels_for", kernels_for)
+    monkeypatch.setattr(pixel_kernels, "kernels_for", kernels_for)
     monkeypatch.setattr(image_inverse, "kernels_for", kernels_of_inverse)
     return flow.eval(), plain.eval(), seen
 

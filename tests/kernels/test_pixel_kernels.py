@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from sinuflow import SinusoidalFlow
-from sinuflow.bijections import image_inverse, pixel_shift
-from sinuflow.bijections.pixel_shift import agrees, fused_inverse, fused_shift, pixel_shape, plain_shift, tried
+from sinuflow.bijections import image_inverse, pixel_kernels, pixel_shift
+from sinuflow.bijections.pixel_kernels import agrees, pixel_shape, tried
+from sinuflow.bijections.pixel_shift import fused_inverse, fused_shift, plain_shift
 from sinuflow.conditioners.pixelcnn import PixelCNN
 from sinuflow.kernels.cuda.pixels.program import PixelProgram
 from sinuflow.kernels.cuda.pixels.shape import PixelShape
@@ -271,7 +272,7 @@ def test_a_flow_goes_through_the_kernels(monkeypatch):
         used.append(network)
         return program
 
-    monkeypatch.setattr(pixel_shift, "kernels_for", kernels_for)
+    monkeypatch.setattr(pixel_kernels, "kernels_for", kernels_for)
     monkeypatch.setattr(image_inverse, "kernels_for", kernels_for)
     x, c = torch.randn(3, 60), torch.randn(3, 2)
     truth = exact(c.double()).log_prob(x.double())

@@ -15,7 +15,7 @@ from ..solvers import SolverOptions
 from .affine import ElementwiseAffine
 from .base import Bijection, Chain, LayerInverse, log_normal
 from .image_inverse import image_inverse
-from .pixel_shift import has_fine_kernels, pixel_shift
+from .pixel_kernels import has_fine_kernels, pixel_shift
 from .sinusoidal import SinusoidalScale
 
 

@@ -21,7 +21,8 @@ from ..solvers import SolverOptions, parallel_sweeps
 from ..solvers.wavefront import Activations, PixelNetwork, ordered_pixels, ordered_pixels_adjoint
 from .base import LayerInverse
 from .inverse_ops import _first_order_only
-from .pixel_shift import from_images, fused_inverse, kernels_for, to_images
+from .pixel_kernels import kernels_for
+from .pixel_shift import from_images, fused_inverse, to_images
 
 #: Rounding that may be left, in ulps of the largest number: outputs are sums of hundreds of products, added up in
 #: another order than by the forward map.

@@ -8,15 +8,18 @@ from collections.abc import Callable
 from ..kernels.cuda.compiler import CompilerError
 
 
-def trusted(trial: Callable[[], bool], told: str) -> bool:
-    """Whether kernels can be compiled and pass a trial; if not, the user is warned. ``told``: what they did wrong."""
+def trusted(trial: Callable[[], bool], told: str, failure: type[Exception] = CompilerError) -> bool:
+    """Whether kernels can be compiled and pass a trial; if not, the user is warned.
+
+    ``told``: what they did wrong; ``failure``: what it looks like if they cannot be compiled.
+    """
     try:
         passed = trial()
-    except CompilerError as error:
-        warnings.warn(f"the CUDA kernels cannot be used, and others will be: {error}", stacklevel=3)
+    except failure as error:
+        warnings.warn(f"the GPU's kernels cannot be used, and others will be: {error}", stacklevel=3)
         return False
     if not passed:
         warnings.warn(
-            f"the CUDA kernels {told}: please report this, with the output of `sinuflow info --devices`", stacklevel=3
+            f"the GPU's kernels {told}: please report this, with the output of `sinuflow info --devices`", stacklevel=3
         )
     return passed

@@ -1,7 +1,7 @@
 """The gradients of a wide PixelCNN's matrices and biases, given those of its maps.
 
-A program adds up one matrix over a part of all places, and of a bottleneck's second convolution, the columns of one of
-its five places. What all programs have found is added up in a fixed order afterwards, so that results repeat.
+A program adds up one matrix over a part of all places. What all programs have found is added up in a fixed order
+afterwards, so that results repeat. A part has ``size`` sums: of matrices in the order of the layers, then of biases.
 Maps are stored, and named, as in :mod:`sinuflow.kernels.triton.wide_layers`.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .wide_layers import far, head_gradient, maps_at
+from .wide_layers import head_gradient, maps_at, rectified
 
 
 @triton.jit
@@ -27,119 +27,125 @@ def _write(matrix_at, matrix, bias_at, bias, MAPS: tl.constexpr, COLUMNS: tl.con
     tl.store(bias_at + maps, tl.sum(bias, 0))
 
 
-@triton.jit
-def _of_first(
-    x_at, grad_wide_at, matrix_at, bias_at, batch, tiles,
-    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
-    REVERSE: tl.constexpr, ROWS: tl.constexpr,
+@triton.jit(do_not_specialize=["batch", "size"])
+def of_first(
+    seen_at, grad_wide_at, sums_at, size, batch,
+    PIXELS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, WEIGHTS: tl.constexpr, ROWS: tl.constexpr,
+    PART: tl.constexpr,
 ):  # fmt: skip
-    matrix = tl.zeros((WIDE, COLUMNS), tl.float32)
+    """Of the first convolution; a program has a part of its columns, and all of them write the same biases."""
+    sums_at += tl.program_id(0) * size.to(tl.int64)
+    column = tl.program_id(1) * PART + tl.arange(0, PART)
+    matrix = tl.zeros((WIDE, PART), tl.float32)
     bias = tl.zeros((ROWS, WIDE), tl.float32)
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        place, image, inside = _taken(tile, batch, HEIGHT * WIDTH, ROWS)
-        x = far(x_at, place // WIDTH, place % WIDTH, image, inside, batch, CHANNELS, HEIGHT, WIDTH, COLUMNS, REVERSE)
+    for tile in range(tl.program_id(0), PIXELS * tl.cdiv(batch, ROWS), tl.num_programs(0)):
+        place, image, inside = _taken(tile, batch, PIXELS, ROWS)
+        at = (place * batch + image).to(tl.int64) * COLUMNS
+        seen = tl.load(seen_at + at[:, None] + column[None, :], inside[:, None], 0.0)
         grad = tl.load(grad_wide_at + maps_at(place, image, batch, WIDE), inside[:, None], 0.0)
-        matrix = tl.dot(tl.trans(grad), x, matrix)
+        matrix = tl.dot(tl.trans(grad), seen, matrix)
         bias += grad.to(tl.float32)
-    _write(matrix_at, matrix, bias_at, bias, WIDE, COLUMNS, COLUMNS)
+    _write(sums_at + tl.program_id(1) * PART, matrix, sums_at + WEIGHTS, bias, WIDE, PART, COLUMNS)
 
 
-@triton.jit
-def _of_head(
-    grad_at, scale_at, wide_at, matrix_at, bias_at, batch, tiles,
-    CHANNELS: tl.constexpr, PIXELS: tl.constexpr, WIDE: tl.constexpr, HEAD: tl.constexpr, REVERSE: tl.constexpr,
-    ROWS: tl.constexpr,
+@triton.jit(do_not_specialize=["batch", "size"])
+def of_head(
+    grad_at, scale_at, wide_at, sums_at, size, batch,
+    CHANNELS: tl.constexpr, PIXELS: tl.constexpr, WIDE: tl.constexpr, HEAD: tl.constexpr, MATRIX: tl.constexpr,
+    BIAS: tl.constexpr, REVERSE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
+    """Of the head."""
+    sums_at += tl.program_id(0) * size.to(tl.int64)
     matrix = tl.zeros((HEAD, WIDE), tl.float32)
     bias = tl.zeros((ROWS, HEAD), tl.float32)
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+    for tile in range(tl.program_id(0), PIXELS * tl.cdiv(batch, ROWS), tl.num_programs(0)):
         place, image, inside = _taken(tile, batch, PIXELS, ROWS)
         wide = tl.load(wide_at + maps_at(place, image, batch, WIDE), inside[:, None], 0.0)
         grad = head_gradient(grad_at, scale_at, place, image, inside, batch, CHANNELS, PIXELS, HEAD, REVERSE)
-        matrix = tl.dot(tl.trans(grad), tl.maximum(wide, 0.0), matrix)
+        matrix = tl.dot(tl.trans(grad), rectified(wide), matrix)
         bias += grad.to(tl.float32)
-    _write(matrix_at, matrix, bias_at, bias, HEAD, WIDE, WIDE)
+    _write(sums_at + MATRIX, matrix, sums_at + BIAS, bias, HEAD, WIDE, WIDE)
 
 
 @triton.jit
 def _of_one(
-    seen_at, grad_at, matrix_at, bias_at, batch, tiles,
+    seen_at, grad_at, matrix_at, bias_at, batch,
     PIXELS: tl.constexpr, COLUMNS: tl.constexpr, MAPS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Of a convolution that sees one place; of what it sees, the rectified part."""
+    """Of a convolution that sees one place, and of what is there the positive part."""
     matrix = tl.zeros((MAPS, COLUMNS), tl.float32)
     bias = tl.zeros((ROWS, MAPS), tl.float32)
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+    for tile in range(tl.program_id(0), PIXELS * tl.cdiv(batch, ROWS), tl.num_programs(0)):
         place, image, inside = _taken(tile, batch, PIXELS, ROWS)
         seen = tl.load(seen_at + maps_at(place, image, batch, COLUMNS), inside[:, None], 0.0)
         grad = tl.load(grad_at + maps_at(place, image, batch, MAPS), inside[:, None], 0.0)
-        matrix = tl.dot(tl.trans(grad), tl.maximum(seen, 0.0), matrix)
+        matrix = tl.dot(tl.trans(grad), rectified(seen), matrix)
         bias += grad.to(tl.float32)
     _write(matrix_at, matrix, bias_at, bias, MAPS, COLUMNS, COLUMNS)
 
 
-@triton.jit
-def _of_look(
-    seen_at, grad_at, matrix_at, bias_at, near, batch, tiles,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, MAPS: tl.constexpr, ROWS: tl.constexpr,
+@triton.jit(do_not_specialize=["batch", "size"])
+def of_shrink_and_grow(
+    wide_at, inner_at, grad_wide_at, grad_shrunk_at, sums_at, size, batch,
+    PIXELS: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr,
+    BIASES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Of a convolution that sees five, for one of them. All five write the same biases."""
-    matrix = tl.zeros((MAPS, MAPS), tl.float32)
-    bias = tl.zeros((ROWS, MAPS), tl.float32)
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        place, image, inside = _taken(tile, batch, HEIGHT * WIDTH, ROWS)
-        up, aside = place // WIDTH + near // 3 - 1, place % WIDTH + near % 3 - 1
-        there = (up >= 0) & (aside >= 0) & (aside < WIDTH)
-        exists = image < tl.where(there, batch, 0)
-        seen = tl.load(seen_at + maps_at(up * WIDTH + aside, image, batch, MAPS), exists[:, None], 0.0)
-        grad = tl.load(grad_at + maps_at(place, image, batch, MAPS), inside[:, None], 0.0)
-        matrix = tl.dot(tl.trans(grad), seen, matrix)
-        bias += grad.to(tl.float32)
-    _write(matrix_at + near * MAPS, matrix, bias_at, bias, MAPS, MAPS, 5 * MAPS)
-
-
-@triton.jit(do_not_specialize=["batch"])
-def weight_gradients(
-    x_at, grad_at, scale_at, wide_at, shrunk_at, inner_at, grad_wide_at, grad_shrunk_at, grad_inner_at, sums_at, batch,
-    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
-    NARROW: tl.constexpr, HEAD: tl.constexpr, BLOCKS: tl.constexpr, REVERSE: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """All sums of a part of the places: of matrices in the order of the layers, and then of biases."""
-    PIXELS: tl.constexpr = HEIGHT * WIDTH
-    FIRST: tl.constexpr = WIDE * COLUMNS
-    BLOCK: tl.constexpr = 2 * NARROW * WIDE + 5 * NARROW * NARROW
-    WEIGHTS: tl.constexpr = FIRST + BLOCKS * BLOCK + HEAD * WIDE
-    BIASES: tl.constexpr = WIDE + BLOCKS * (2 * NARROW + WIDE) + HEAD
-    tiles = PIXELS * tl.cdiv(batch, ROWS)
-    block, kind = tl.program_id(1) // 7, tl.program_id(1) % 7
-    sums_at += tl.program_id(0).to(tl.int64) * (WEIGHTS + BIASES)
+    """Of the first convolution of a bottleneck, or of its third."""
+    sums_at += tl.program_id(0) * size.to(tl.int64)
+    block, third = tl.program_id(1) // 2, tl.program_id(1) % 2
     matrix_at = sums_at + FIRST + block * BLOCK
-    bias_at = sums_at + WEIGHTS + WIDE + block * (2 * NARROW + WIDE)
+    bias_at = sums_at + BIASES + block * (2 * NARROW + WIDE)
     wide = (PIXELS * batch).to(tl.int64) * WIDE
     narrow = (PIXELS * batch).to(tl.int64) * NARROW
-    if block == BLOCKS:
-        if kind == 0:
-            _of_first(
-                x_at, grad_wide_at, sums_at, sums_at + WEIGHTS, batch, tiles, CHANNELS, HEIGHT, WIDTH, COLUMNS, WIDE,
-                REVERSE, ROWS,
-            )  # fmt: skip
-        else:
-            _of_head(
-                grad_at, scale_at, wide_at + BLOCKS * wide, sums_at + WEIGHTS - HEAD * WIDE, bias_at, batch, tiles,
-                CHANNELS, PIXELS, WIDE, HEAD, REVERSE, ROWS,
-            )  # fmt: skip
-    elif kind == 0:
+    if third:
+        grad_at = grad_wide_at + (block + 1) * wide
+        matrix_at += BLOCK - WIDE * NARROW
         _of_one(
-            wide_at + block * wide, grad_shrunk_at + block * narrow, matrix_at, bias_at, batch, tiles,
-            PIXELS, WIDE, NARROW, ROWS,
-        )  # fmt: skip
-    elif kind == 6:
-        _of_one(
-            inner_at + block * narrow, grad_wide_at + (block + 1) * wide, matrix_at + BLOCK - WIDE * NARROW,
-            bias_at + 2 * NARROW, batch, tiles, PIXELS, NARROW, WIDE, ROWS,
+            inner_at + block * narrow, grad_at, matrix_at, bias_at + 2 * NARROW, batch, PIXELS, NARROW, WIDE, ROWS
         )  # fmt: skip
     else:
-        _of_look(
-            shrunk_at + block * narrow, grad_inner_at + block * narrow, matrix_at + NARROW * WIDE, bias_at + NARROW,
-            kind - 1, batch, tiles, HEIGHT, WIDTH, NARROW, ROWS,
-        )  # fmt: skip
+        grad_at = grad_shrunk_at + block * narrow
+        _of_one(wide_at + block * wide, grad_at, matrix_at, bias_at, batch, PIXELS, WIDE, NARROW, ROWS)
+
+
+@triton.jit
+def _near(shrunk_at, place, near: tl.constexpr, image, batch, WIDTH: tl.constexpr, NARROW: tl.constexpr):
+    """What the second convolution sees at one of its five places."""
+    up, aside = place // WIDTH + near // 3 - 1, place % WIDTH + near % 3 - 1
+    there = (up >= 0) & (aside >= 0) & (aside < WIDTH)
+    exists = image < tl.where(there, batch, 0)
+    return tl.load(shrunk_at + maps_at(up * WIDTH + aside, image, batch, NARROW), exists[:, None], 0.0)
+
+
+@triton.jit(do_not_specialize=["batch", "size"])
+def of_look(
+    shrunk_at, grad_inner_at, sums_at, size, batch,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr, FIRST: tl.constexpr,
+    BLOCK: tl.constexpr, BIASES: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Of the second convolution of a bottleneck."""
+    PIXELS: tl.constexpr = HEIGHT * WIDTH
+    sums_at += tl.program_id(0) * size.to(tl.int64)
+    block = tl.program_id(1)
+    shrunk_at += block * (PIXELS * batch).to(tl.int64) * NARROW
+    grad_inner_at += block * (PIXELS * batch).to(tl.int64) * NARROW
+    far_left = tl.zeros((NARROW, NARROW), tl.float32)
+    above, far_right, left, here = far_left, far_left, far_left, far_left
+    bias = tl.zeros((ROWS, NARROW), tl.float32)
+    for tile in range(tl.program_id(0), PIXELS * tl.cdiv(batch, ROWS), tl.num_programs(0)):
+        place, image, inside = _taken(tile, batch, PIXELS, ROWS)
+        grad = tl.load(grad_inner_at + maps_at(place, image, batch, NARROW), inside[:, None], 0.0)
+        turned = tl.trans(grad)
+        far_left = tl.dot(turned, _near(shrunk_at, place, 0, image, batch, WIDTH, NARROW), far_left)
+        above = tl.dot(turned, _near(shrunk_at, place, 1, image, batch, WIDTH, NARROW), above)
+        far_right = tl.dot(turned, _near(shrunk_at, place, 2, image, batch, WIDTH, NARROW), far_right)
+        left = tl.dot(turned, _near(shrunk_at, place, 3, image, batch, WIDTH, NARROW), left)
+        here = tl.dot(turned, _near(shrunk_at, place, 4, image, batch, WIDTH, NARROW), here)
+        bias += grad.to(tl.float32)
+    matrix_at = sums_at + FIRST + block * BLOCK + NARROW * WIDE
+    bias_at = sums_at + BIASES + block * (2 * NARROW + WIDE) + NARROW
+    _write(matrix_at, far_left, bias_at, bias, NARROW, NARROW, 5 * NARROW)
+    _write(matrix_at + NARROW, above, bias_at, bias, NARROW, NARROW, 5 * NARROW)
+    _write(matrix_at + 2 * NARROW, far_right, bias_at, bias, NARROW, NARROW, 5 * NARROW)
+    _write(matrix_at + 3 * NARROW, left, bias_at, bias, NARROW, NARROW, 5 * NARROW)
+    _write(matrix_at + 4 * NARROW, here, bias_at, bias, NARROW, NARROW, 5 * NARROW)

@@ -50,7 +50,7 @@ def _features(place, channel, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, REVE
 
 
 @triton.jit
-def far(
+def _far(
     x_at, i, j, image, inside, batch, CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
@@ -78,6 +78,12 @@ def head_gradient(
 
 
 @triton.jit
+def rectified(maps):
+    """The positive part, in the same precision."""
+    return tl.where(maps > 0.0, maps, tl.zeros_like(maps))
+
+
+@triton.jit
 def _biased(sums, biases_at, added_at, image, inside, MAPS: tl.constexpr, ADDED: tl.constexpr):
     """With biases, and with what the context adds to the maps of an image, if anything."""
     maps = tl.arange(0, MAPS)
@@ -89,18 +95,22 @@ def _biased(sums, biases_at, added_at, image, inside, MAPS: tl.constexpr, ADDED:
 
 @triton.jit(do_not_specialize=["batch"])
 def begin(
-    x_at, first_at, first_bias_at, added_at, shrink_at, shrink_bias_at, wide_at, shrunk_at, batch,
+    x_at, first_at, first_bias_at, added_at, shrink_at, shrink_bias_at, seen_at, wide_at, shrunk_at, batch,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
     NARROW: tl.constexpr, ADDED: tl.constexpr, REVERSE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The first convolution, and the first of the first bottleneck."""
+    """The first convolution, and the first of the first bottleneck.
+
+    What the one sees is stored as well: for the gradients, to gather it again would take three times as long.
+    """
     place, i, j, image, inside = _tile(batch, WIDTH, ROWS)
-    x = far(x_at, i, j, image, inside, batch, CHANNELS, HEIGHT, WIDTH, COLUMNS, REVERSE)
+    x = _far(x_at, i, j, image, inside, batch, CHANNELS, HEIGHT, WIDTH, COLUMNS, REVERSE)
+    tl.store(seen_at + maps_at(place, image, batch, COLUMNS), x, inside[:, None])
     wide = tl.dot(x, _turned(first_at, WIDE, COLUMNS, COLUMNS))
     wide = _biased(wide, first_bias_at, added_at, image, inside, WIDE, ADDED).to(tl.float16)
     tl.store(wide_at + maps_at(place, image, batch, WIDE), wide, inside[:, None])
-    shrunk = tl.dot(tl.maximum(wide, 0.0), _turned(shrink_at, NARROW, WIDE, WIDE))
-    shrunk = tl.maximum(_biased(shrunk, shrink_bias_at, added_at, image, inside, NARROW, 0), 0.0).to(tl.float16)
+    shrunk = tl.dot(rectified(wide), _turned(shrink_at, NARROW, WIDE, WIDE))
+    shrunk = rectified(_biased(shrunk, shrink_bias_at, added_at, image, inside, NARROW, 0)).to(tl.float16)
     tl.store(shrunk_at + maps_at(place, image, batch, NARROW), shrunk, inside[:, None])
 
 
@@ -120,14 +130,14 @@ def bottleneck(
         exists = image < tl.where(there, batch, 0)
         seen = tl.load(shrunk_at + maps_at(up * WIDTH + aside, image, batch, NARROW), exists[:, None], 0.0)
         sums = tl.dot(seen, _turned(look_at + near * NARROW, NARROW, NARROW, 5 * NARROW), sums)
-    inner = tl.maximum(_biased(sums, look_bias_at, added_at, image, inside, NARROW, ADDED), 0.0).to(tl.float16)
+    inner = rectified(_biased(sums, look_bias_at, added_at, image, inside, NARROW, ADDED)).to(tl.float16)
     tl.store(inner_at + maps_at(place, image, batch, NARROW), inner, inside[:, None])
     at = maps_at(place, image, batch, WIDE)
     grown = tl.dot(inner, _turned(grow_at, WIDE, NARROW, NARROW))
     grown = _biased(grown, grow_bias_at, added_at, image, inside, WIDE, 0)
     wide = (grown + tl.load(wide_at + at, inside[:, None], 0.0).to(tl.float32)).to(tl.float16)
     tl.store(wide_next_at + at, wide, inside[:, None])
-    active = tl.maximum(wide, 0.0)
+    active = rectified(wide)
     if LAST:
         shift = tl.dot(active, _turned(next_at, HEAD, WIDE, WIDE))
         shift = _biased(shift, next_bias_at, added_at, image, inside, HEAD, 0)
@@ -138,7 +148,7 @@ def bottleneck(
         tl.store(out_at + here, tl.load(x_at + here, exists, 0.0) + shift, exists)
     else:
         shrunk = tl.dot(active, _turned(next_at, NARROW, WIDE, WIDE))
-        shrunk = tl.maximum(_biased(shrunk, next_bias_at, added_at, image, inside, NARROW, 0), 0.0).to(tl.float16)
+        shrunk = rectified(_biased(shrunk, next_bias_at, added_at, image, inside, NARROW, 0)).to(tl.float16)
         tl.store(out_at + maps_at(place, image, batch, NARROW), shrunk, inside[:, None])
 
 
@@ -157,12 +167,12 @@ def begin_back(
         grad_at, scale_at, place, image, inside, batch, CHANNELS, HEIGHT * WIDTH, HEAD, REVERSE
     )  # fmt: skip
     at = maps_at(place, image, batch, WIDE)
-    grad_wide = tl.dot(grad, _matrix(head_at, HEAD, WIDE, WIDE)).to(tl.float16)
-    grad_wide = tl.where(tl.load(wide_at + at, inside[:, None], 0.0) > 0.0, grad_wide, 0.0)
+    grad_wide = tl.dot(grad, _matrix(head_at, HEAD, WIDE, WIDE))
+    grad_wide = tl.where(tl.load(wide_at + at, inside[:, None], 0.0) > 0.0, grad_wide, 0.0).to(tl.float16)
     tl.store(grad_wide_at + at, grad_wide, inside[:, None])
     at = maps_at(place, image, batch, NARROW)
-    grad_inner = tl.dot(grad_wide, _matrix(grow_at, WIDE, NARROW, NARROW)).to(tl.float16)
-    grad_inner = tl.where(tl.load(inner_at + at, inside[:, None], 0.0) > 0.0, grad_inner, 0.0)
+    grad_inner = tl.dot(grad_wide, _matrix(grow_at, WIDE, NARROW, NARROW))
+    grad_inner = tl.where(tl.load(inner_at + at, inside[:, None], 0.0) > 0.0, grad_inner, 0.0).to(tl.float16)
     tl.store(grad_inner_at + at, grad_inner, inside[:, None])
 
 
@@ -201,8 +211,8 @@ def bottleneck_back(
         here = (column[None, :] * (HEIGHT * WIDTH) + place) * batch.to(tl.int64) + image[:, None]
         tl.store(out_at + here, parts, (column < 25 * CHANNELS)[None, :] & inside[:, None])
     else:
-        grad_inner = tl.dot(grad_wide, _matrix(before_at, WIDE, NARROW, NARROW)).to(tl.float16)
-        grad_inner = tl.where(tl.load(inner_at + at, inside[:, None], 0.0) > 0.0, grad_inner, 0.0)
+        grad_inner = tl.dot(grad_wide, _matrix(before_at, WIDE, NARROW, NARROW))
+        grad_inner = tl.where(tl.load(inner_at + at, inside[:, None], 0.0) > 0.0, grad_inner, 0.0).to(tl.float16)
         tl.store(out_at + at, grad_inner, inside[:, None])
 
 

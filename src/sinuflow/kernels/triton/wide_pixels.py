@@ -1,8 +1,8 @@
 """What Triton's kernels do for a PixelCNN that learns, and is too wide for the CUDA kernels: its shift, and gradients.
 
-Maps are in half precision, with as many digits as the tensor cores' rough single numbers have, and half the bytes, which
-is what takes the time here. Sums are in single precision. Gradients are scaled so that the largest one of an output is
-in the middle of what half precision can hold.
+Maps are in half precision, with as many digits as the tensor cores' rough single numbers have, and half the bytes:
+to move them takes most of the time. Sums are in single precision. Gradients are scaled so that the largest one of an
+output is in the middle of what half precision can hold.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ..cuda.pixels.shape import FAR_PLACES, NEAR_PLACES
 from . import wide_gradients, wide_layers
 from .tiles import on_its_device
 
-#: Images to a tile, at least and at most; numbers of a tile's maps, at most; and programs that share a matrix' gradient.
-_FEW, _MANY, _NUMBERS, _SPLITS = 16, 128, 128 * 128, 64
+#: Images to a tile, at least and at most; and programs that share a matrix' gradient.
+_FEW, _MANY, _SPLITS = 16, 64, 66
 #: The largest gradient of an output.
 _LARGEST = 64.0
 #: Maps of a bottleneck for which a tile has room.
-MOST_MAPS = 128
+MOST_MAPS = 64
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class WideProgram:
         where = torch.cat([m.flatten() for m in (*matrices, *biases)])
         self._weights = sum(m.numel() for m in matrices)
         self._where = where.clamp(min=0).to(device)
-        self._is_there = (where != NONE).to(device, torch.float32)
+        self._nothing = (where == NONE).to(device)
         back = torch.full((self._parameters + 1,), len(where))  # masked parameters have the gradient that comes last
         back[where] = torch.arange(len(where))
         self._back = back[:-1].to(device)
@@ -96,7 +96,7 @@ class WideProgram:
     def pack(self, parameters: Sequence[Tensor], _: str = "learn") -> PackedPixels:
         """All matrices in half precision, and all biases."""
         flat = torch.cat([p.flatten() for p in parameters])
-        numbers = flat.index_select(0, self._where) * self._is_there
+        numbers = flat.index_select(0, self._where).masked_fill(self._nothing, 0.0)
         return PackedPixels(biases=numbers[self._weights :], backward=numbers[: self._weights].half())
 
     @on_its_device
@@ -107,22 +107,21 @@ class WideProgram:
         z, kept = torch.empty_like(x), x.new_empty(self._maps_of(batch), dtype=torch.float16)
         if not batch:
             return Learnt(z, kept)
-        wide, shrunk, inner = self._stacks(kept, batch)
+        seen, wide, shrunk, inner = self._stacks(kept, batch)
         first, *inside, head = self._matrices(packed.backward)
         first_bias, *inside_biases, head_bias = packed.biases.split(shape.heights)
-        of_first, of_look = (added, None) if added is None else (added, added[:, shape.wide :])
         size, rows = self._size(), self._rows(batch)
         more = {"NARROW": shape.narrow, "ADDED": 0 if added is None else shape.added, "REVERSE": reverse, **rows}
         grid = (shape.pixels, triton.cdiv(batch, rows["ROWS"]))
         nothing = x if added is None else added
         wide_layers.begin[grid](
-            x, first, first_bias, nothing, inside[0], inside_biases[0], wide[0], shrunk[0], batch,
+            x, first, first_bias, nothing, inside[0], inside_biases[0], seen, wide[0], shrunk[0], batch,
             **size, COLUMNS=shape.columns, **more,
         )  # fmt: skip
         for k in range(shape.blocks):
             last = k == shape.blocks - 1
             after = (head, head_bias) if last else (inside[3 * k + 3], inside_biases[3 * k + 3])
-            context = nothing if of_look is None else of_look[:, k * shape.narrow :]
+            context = nothing if added is None else added[:, shape.wide + k * shape.narrow :]
             wide_layers.bottleneck[grid](
                 shrunk[k], wide[k], inside[3 * k + 1], inside_biases[3 * k + 1], context, inside[3 * k + 2],
                 inside_biases[3 * k + 2], *after, x, inner[k], wide[k + 1], z if last else shrunk[k + 1], batch,
@@ -140,10 +139,9 @@ class WideProgram:
             nothing = x.new_zeros((0, shape.added)) if conditional else None
             return PixelGradients(grad_z, x.new_zeros(self._parameters), nothing)
         scale = _LARGEST / grad_z.abs().amax().clamp(min=torch.finfo(x.dtype).tiny * _LARGEST)
-        wide, shrunk, inner = self._stacks(kept, batch)
-        grad_wide, grad_shrunk, grad_inner = self._stacks(torch.empty_like(kept), batch)
+        maps, gradients = self._stacks(kept, batch), self._stacks(torch.empty_like(kept), batch)
+        (_, wide, shrunk, inner), (parts, grad_wide, grad_shrunk, grad_inner) = maps, gradients
         first, *inside, head = self._matrices(weights)
-        parts = kept.new_empty((FAR_PLACES * shape.channels, shape.pixels, batch))
         size, rows = self._size(), self._rows(batch)
         grid = (shape.pixels, triton.cdiv(batch, rows["ROWS"]))
         wide_layers.begin_back[grid](
@@ -163,30 +161,69 @@ class WideProgram:
             CHANNELS=shape.channels, HEIGHT=shape.height, WIDTH=shape.width, REVERSE=reverse, ROWS=_MANY,
         )  # fmt: skip
         sums = x.new_empty((_SPLITS, len(self._where)))
-        wide_gradients.weight_gradients[(_SPLITS, (NEAR_PLACES + 2) * shape.blocks + 2)](
-            x, grad_z, scale, wide, shrunk, inner, grad_wide, grad_shrunk, grad_inner, sums, batch,
-            **size, COLUMNS=shape.columns, NARROW=shape.narrow, HEAD=shape.head, BLOCKS=shape.blocks, REVERSE=reverse,
-            **self._rows_of_sums(batch),
-        )  # fmt: skip
+        self._add_up(sums, grad_z, scale, maps, gradients, reverse)
         of_parameters = F.pad(sums.sum(0) / scale, (0, 1)).index_select(0, self._back)
         added = None
         if conditional:
             added = torch.cat([t.sum(0, dtype=x.dtype) for t in (grad_wide[0], *grad_inner)], 1) / scale
         return PixelGradients(grad_x, of_parameters, added)
 
+    def _add_up(
+        self,
+        sums: Tensor,
+        grad_z: Tensor,
+        scale: Tensor,
+        maps: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        reverse: bool,
+    ) -> None:
+        """What every part of the places contributes to the gradients of matrices and biases."""
+        shape, (splits, size), batch = self.shape, sums.shape, grad_z.shape[-1]
+        (seen, wide, shrunk, inner), (_, grad_wide, grad_shrunk, grad_inner) = maps, gradients
+        first, block = shape.wide * shape.columns, 2 * shape.narrow * shape.wide + NEAR_PLACES * shape.narrow**2
+        starts = {"FIRST": first, "BLOCK": block, "BIASES": self._weights + shape.wide}
+        part = min(64, shape.columns)
+        wide_gradients.of_first[(splits, shape.columns // part)](
+            seen, grad_wide, sums, size, batch,
+            PIXELS=shape.pixels, COLUMNS=shape.columns, WIDE=shape.wide, WEIGHTS=self._weights, PART=part,
+            **self._tuning("first", batch),
+        )  # fmt: skip
+        wide_gradients.of_head[(splits,)](
+            grad_z, scale, wide[-1], sums, size, batch,
+            CHANNELS=shape.channels, PIXELS=shape.pixels, WIDE=shape.wide, HEAD=shape.head,
+            MATRIX=self._weights - shape.head * shape.wide, BIAS=size - shape.head, REVERSE=reverse,
+            **self._tuning("head", batch),
+        )  # fmt: skip
+        wide_gradients.of_shrink_and_grow[(splits, 2 * shape.blocks)](
+            wide, inner, grad_wide, grad_shrunk, sums, size, batch,
+            PIXELS=shape.pixels, WIDE=shape.wide, NARROW=shape.narrow, **starts, **self._tuning("one", batch),
+        )  # fmt: skip
+        wide_gradients.of_look[(splits, shape.blocks)](
+            shrunk, grad_inner, sums, size, batch,
+            HEIGHT=shape.height, WIDTH=shape.width, WIDE=shape.wide, NARROW=shape.narrow, **starts,
+            **self._tuning("look", batch),
+        )  # fmt: skip
+
     # ---------------------------------------------------------------- memory
 
     def _maps_of(self, batch: int) -> int:
         """Numbers that are kept of a batch."""
-        shape = self.shape
-        return shape.pixels * batch * ((shape.blocks + 1) * shape.wide + 2 * shape.blocks * shape.narrow)
+        return self.shape.pixels * batch * sum(count * maps for count, maps in self._counts)
 
     def _stacks(self, kept: Tensor, batch: int) -> list[Tensor]:
-        """Outside of bottlenecks, after their first convolutions, and after the second ones: (n, place, image, map)."""
+        """What the first convolution sees; maps outside of bottlenecks; after their first convolutions, and the second.
+
+        Each of shape (n, place, image, map).
+        """
+        parts = kept.split([count * self.shape.pixels * batch * maps for count, maps in self._counts])
+        return [p.view(n, self.shape.pixels, batch, m) for p, (n, m) in zip(parts, self._counts, strict=True)]
+
+    @property
+    def _counts(self) -> list[tuple[int, int]]:
+        """How many of each there are, and of how many maps."""
         shape = self.shape
-        stacks = [(shape.blocks + 1, shape.wide), (shape.blocks, shape.narrow), (shape.blocks, shape.narrow)]
-        parts = kept.split([count * shape.pixels * batch * maps for count, maps in stacks])
-        return [p.view(n, shape.pixels, batch, maps) for p, (n, maps) in zip(parts, stacks, strict=True)]
+        narrow = (shape.blocks, shape.narrow)
+        return [(1, shape.columns), (shape.blocks + 1, shape.wide), narrow, narrow]
 
     def _matrices(self, weights: Tensor) -> tuple[Tensor, ...]:
         return weights.split([h * w for h, w in zip(self.shape.heights, self.shape.widths, strict=True)])
@@ -197,10 +234,9 @@ class WideProgram:
 
     def _rows(self, batch: int) -> dict[str, int]:
         """Images to a tile, and its warps."""
-        most = min(_MANY, _NUMBERS // self.shape.wide)
-        rows = max(_FEW, min(most, triton.next_power_of_2(batch)))
-        return {"ROWS": rows, "num_warps": 8 if rows * self.shape.wide >= _NUMBERS else 4}
+        return {"ROWS": max(_FEW, min(_MANY, triton.next_power_of_2(batch))), "num_warps": 4}
 
-    def _rows_of_sums(self, batch: int) -> dict[str, int]:
+    def _tuning(self, kernel: str, batch: int) -> dict[str, int]:
         """The same where matrices are added up."""
-        return self._rows(batch)
+        warps = {"first": 8, "head": 4, "one": 4, "look": 4}
+        return {**self._rows(batch), "num_warps": warps[kernel], "num_stages": 3}

@@ -50,7 +50,7 @@ class Learnt(NamedTuple):
 
 
 class PixelGradients(NamedTuple):
-    """Of x (D, B); of all parameters, one after the other; and of what a context adds to the maps of images (B, ...)."""
+    """Of x (D, B); of all parameters, one after the other; and of what a context adds to maps, (B, ...)."""
 
     x: Tensor
     parameters: Tensor
