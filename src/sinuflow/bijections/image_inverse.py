@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from ..conditioners.pixelcnn import PixelCNN
-from ..kernels.cuda.pixels.program import PixelProgram
 from ..kernels.pixel_network import PixelWeights, pixel_network
 from ..solvers import SolverOptions, parallel_sweeps
 from ..solvers.wavefront import Activations, PixelNetwork, ordered_pixels, ordered_pixels_adjoint
 from .base import LayerInverse
 from .inverse_ops import _first_order_only
 from .pixel_kernels import kernels_for
-from .pixel_shift import from_images, fused_inverse, to_images
+from .pixel_shift import Kernels, from_images, fused_inverse, to_images
 
 #: Rounding that may be left, in ulps of the largest number: outputs are sums of hundreds of products, added up in
 #: another order than by the forward map.
@@ -154,7 +153,7 @@ class _ImageInverse(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        program: PixelProgram | None,
+        program: Kernels | None,
         z: Tensor,
         context: Tensor | None,
         sizes: tuple[int, int],

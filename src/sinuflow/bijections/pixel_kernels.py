@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,11 +20,8 @@ from ..kernels.cuda.pixels.program import PixelProgram
 from ..kernels.cuda.pixels.shape import PixelShape
 from ..kernels.dispatch import fused_allowed
 from ..kernels.paths import use_triton, whole_flow_path
-from .pixel_shift import Learner, fused_inverse, fused_shift, plain_shift
+from .pixel_shift import Kernels, fused_inverse, fused_shift, plain_shift
 from .trial import trusted
-
-if TYPE_CHECKING:
-    from ..kernels.triton.wide_pixels import WideProgram
 
 #: For the trial that new kernels are put to: how far their numbers may be from those of plain PyTorch, and their
 #: gradients, those of parameters together; in rough ones, a unit next to zero is active or not as rounding has it.
@@ -35,35 +34,29 @@ _FAST_DOUBLES = ((8, 0), (9, 0), (10, 0))
 
 def pixel_shift(network: PixelCNN, x: Tensor, context: Tensor | None, reverse: bool) -> Tensor:
     """z = x + c(x) for a feature-major batch (D, B); with ``reverse``, c sees everything from the end."""
-    program: Learner | None = kernels_for(network, x) or learning_kernels_for(network, x)
+    program = kernels_for(network, x)
     if program is None:
         return plain_shift(x, context, network.numbers(), network.shape, reverse)
     return fused_shift(program, network, x, context, reverse)
 
 
-def kernels_for(network: PixelCNN, x: Tensor) -> PixelProgram | None:
-    """The kernels for a float32 network and a batch, if there are any that fit; those for a float64 batch are fine."""
-    if not x.is_cuda or not fused_allowed() or not whole_flow_path(x.device).fused:
-        return None
-    if x.dtype not in (torch.float32, torch.float64):
+def kernels_for(network: PixelCNN, x: Tensor) -> Kernels | None:
+    """The kernels for a float32 network and a batch, if there are any that fit; those for a float64 batch are fine.
+
+    Those in CUDA C++, or Triton's if the network has too many maps for them.
+    """
+    if not x.is_cuda or not fused_allowed() or x.dtype not in (torch.float32, torch.float64):
         return None
     if any(p.dtype != torch.float32 or p.device != x.device for p in network.parameters()):
         return None
-    shape = pixel_shape(network)
-    if x.dtype == torch.float64:
-        return _fine_program(shape, x.device, network.context)
-    return _program(shape, x.device, network.context)
-
-
-def learning_kernels_for(network: PixelCNN, x: Tensor) -> WideProgram | None:
-    """Triton's kernels for a network that is trained, if it has too many maps for those of :func:`kernels_for`."""
-    if not use_triton(x) or not torch.is_grad_enabled() or not network.training or not _tf32_allowed():
-        return None
-    if any(t.dtype != torch.float32 or t.device != x.device for t in (x, *network.parameters())):
-        return None
-    if not any(p.requires_grad for p in network.parameters()):
-        return None
-    return _wide_program(network.shape, network.channels, len(network.blocks), network.context, x.device)
+    shape, program = pixel_shape(network), None
+    if whole_flow_path(x.device).fused:
+        kind = _fine_program if x.dtype == torch.float64 else _program
+        program = kind(shape, x.device, network.context)
+    exact_gradients = torch.is_grad_enabled() and not shape.rough  # which Triton's do not have
+    if program is None and x.dtype == torch.float32 and not exact_gradients and use_triton(x):
+        return _wide_program(replace(shape, rough=True), x.device, network.context)
+    return program
 
 
 def has_fine_kernels(network: PixelCNN, x: Tensor) -> bool:
@@ -103,21 +96,18 @@ def _fine_program(shape: PixelShape, device: torch.device, context: int) -> Pixe
 
 
 @lru_cache(maxsize=32)
-def _wide_program(
-    size: tuple[int, int, int], maps: int, blocks: int, context: int, device: torch.device
-) -> WideProgram | None:
+def _wide_program(shape: PixelShape, device: torch.device, context: int) -> Kernels | None:
     from triton.runtime.errors import TritonError
 
-    from ..kernels.triton.wide_pixels import MOST_MAPS, WideProgram, WideShape
+    from ..kernels.triton.wide_pixels import WideProgram, WideShape
 
-    if not blocks or maps > MOST_MAPS:
-        return None
+    wide = WideShape(shape.channels, shape.height, shape.width, shape.maps, shape.blocks)
     with _undisturbed(device):
-        sample = PixelCNN(size, context, maps, blocks).float()
-        shape = WideShape(*size, maps=maps, blocks=blocks)
-        program = WideProgram(shape, [layer.mask for layer in sample.layers], device)
+        sample = _drawn_network(shape, context)
+        program = WideProgram(wide, [layer.mask for layer in sample.layers], device)
         told = "for wide networks of images gave other numbers than plain PyTorch, and are not used"
-        return program if trusted(lambda: learns(program, sample.to(device)), told, TritonError) else None
+        good = program.fits() and trusted(lambda: agrees(program, sample.to(device)), told, TritonError)
+        return program if good else None
 
 
 def tried(shape: PixelShape, device: torch.device, context: int, launcher: Launcher) -> PixelProgram | None:
@@ -157,15 +147,15 @@ def _drawn_network(shape: PixelShape, context: int) -> PixelCNN:
     return PixelCNN((shape.channels, shape.height, shape.width), context, shape.maps, shape.blocks).float()
 
 
-def _trial(program: PixelProgram | WideProgram, network: PixelCNN) -> tuple[Tensor, Tensor | None]:
+def _trial(program: Kernels, network: PixelCNN) -> tuple[Tensor, Tensor | None]:
     """Images and contexts; and the network's numbers are changed, because the head of a fresh one is zero."""
-    shape, device = program.shape, program.device
+    device = program.device
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*size: int) -> Tensor:
         return torch.randn(size, generator=generator, dtype=torch.float32).to(device)
 
-    x = drawn(shape.channels * shape.pixels, _TRIAL_IMAGES)
+    x = drawn(math.prod(network.shape), _TRIAL_IMAGES)
     context = drawn(network.context, _TRIAL_IMAGES) if network.context else None
     for parameter in network.parameters():
         parameter.data += 0.05 * drawn(*parameter.shape)
@@ -188,7 +178,7 @@ def agrees_finely(program: PixelProgram, network: PixelCNN) -> bool:
     return _close(found, x, _OF_FINE_UNITS) and _close(again, z, _OF_FINE_SUMS)
 
 
-def learns(program: PixelProgram | WideProgram, network: PixelCNN, tolerance: float = _OF_ROUGH_GRADIENTS) -> bool:
+def learns(program: Kernels, network: PixelCNN, tolerance: float = _OF_ROUGH_GRADIENTS) -> bool:
     """Whether the kernels find the same as plain PyTorch for a few images, but for a tenth of this; and gradients."""
     x, context = _trial(program, network)
     x.requires_grad_()
@@ -209,7 +199,7 @@ def learns(program: PixelProgram | WideProgram, network: PixelCNN, tolerance: fl
     return True
 
 
-def agrees(program: PixelProgram, network: PixelCNN) -> bool:
+def agrees(program: Kernels, network: PixelCNN) -> bool:
     """Whether the kernels do with a few images what plain PyTorch does, gradients and inverse included."""
     if not learns(program, network, _OF_ROUGH_GRADIENTS if program.shape.rough else _OF_GRADIENTS):
         return False

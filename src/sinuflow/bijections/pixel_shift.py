@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..conditioners.pixelcnn import PixelCNN
-from ..kernels.cuda.pixels.program import Learnt, PackedPixels, PixelGradients, PixelProgram, Purpose
+from ..kernels.cuda.pixels.program import Learnt, PackedPixels, PixelGradients, Purpose
 from ..kernels.dispatch import reference_backward
 from ..kernels.pixel_network import PixelWeights, pixel_network
 
@@ -27,19 +27,38 @@ class Maps(Protocol):
     def narrow(self) -> int: ...
     @property
     def blocks(self) -> int: ...
+    @property
+    def rough(self) -> bool: ...
 
 
-class Learner(Protocol):
-    """Kernels that learn."""
+class Kernels(Protocol):
+    """What kernels can do for a network, whoever they are by."""
+
+    device: torch.device
 
     @property
     def shape(self) -> Maps: ...
 
+    def fits(self) -> bool:
+        """Whether they can do anything for it at all."""
+
+    def inverts(self) -> bool:
+        """Whether they have an inverse."""
+
     def pack(self, parameters: Sequence[Tensor], purpose: Purpose) -> PackedPixels:
-        """A network's numbers as the kernels want them."""
+        """Its numbers as the kernels want them."""
+
+    def forward(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> Tensor:
+        """z = x + c(x) for images of shape (D, B); ``added`` (B, ...) is what the context adds to maps."""
+
+    def check(self, packed: PackedPixels, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
+        """z, and the largest unit of every image on the way, (B,)."""
+
+    def inverse(self, packed: PackedPixels, z: Tensor, added: Tensor | None) -> Tensor:
+        """x, given z = x + c(x)."""
 
     def learn(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> Learnt:
-        """z = x + c(x) for images of shape (D, B), and what the gradients need."""
+        """The same as :meth:`forward`, and all that the gradients need."""
 
     def backward(
         self, weights: Tensor, x: Tensor, kept: Tensor, reverse: bool, grad_z: Tensor, conditional: bool
@@ -66,8 +85,8 @@ def plain_shift(
     return x + (shift.flip(0) if reverse else shift)
 
 
-def fused_shift(program: Learner, network: PixelCNN, x: Tensor, context: Tensor | None, reverse: bool) -> Tensor:
-    """The same by kernels; without gradients, by those that score."""
+def fused_shift(program: Kernels, network: PixelCNN, x: Tensor, context: Tensor | None, reverse: bool) -> Tensor:
+    """The same by kernels."""
     layers = network.layers
     numbers = [*(layer.weight for layer in layers), *(layer.bias for layer in layers), *network.context_maps]
     masks = [layer.mask for layer in layers]
@@ -76,7 +95,7 @@ def fused_shift(program: Learner, network: PixelCNN, x: Tensor, context: Tensor 
 
 
 def fused_inverse(
-    program: PixelProgram, z: Tensor, context: Tensor | None, numbers: PixelWeights
+    program: Kernels, z: Tensor, context: Tensor | None, numbers: PixelWeights
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x, given z = x + c(x); what the forward map makes of it; and the largest unit on the way, image by image.
 
@@ -94,7 +113,7 @@ class _FusedShift(torch.autograd.Function):
     def forward(
         ctx: Any,
         grad_enabled: bool,
-        program: Learner,
+        program: Kernels,
         masks: list[Tensor],
         reverse: bool,
         x: Tensor,
@@ -108,7 +127,6 @@ class _FusedShift(torch.autograd.Function):
         packed = program.pack(numbers[: 2 * depth], purpose)
         added = None if context is None else added_maps(program.shape, context, numbers[2 * depth :])
         if not learning:
-            assert isinstance(program, PixelProgram)
             return program.forward(packed, x.contiguous(), added, reverse)
         z, kept = program.learn(packed, x.contiguous(), added, reverse)
         ctx.program, ctx.masks, ctx.reverse, ctx.conditional = program, masks, reverse, context is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .wide_layers import head_gradient, maps_at, rectified
+from .wide_layers import head_gradient, maps_at, near_maps, rectified
 
 
 @triton.jit
@@ -48,11 +48,11 @@ def of_first(
     _write(sums_at + tl.program_id(1) * PART, matrix, sums_at + WEIGHTS, bias, WIDE, PART, COLUMNS)
 
 
-@triton.jit(do_not_specialize=["batch", "size"])
+@triton.jit(do_not_specialize=["batch", "size", "reverse"])
 def of_head(
-    grad_at, scale_at, wide_at, sums_at, size, batch,
+    grad_at, scale_at, wide_at, sums_at, size, batch, reverse,
     CHANNELS: tl.constexpr, PIXELS: tl.constexpr, WIDE: tl.constexpr, HEAD: tl.constexpr, MATRIX: tl.constexpr,
-    BIAS: tl.constexpr, REVERSE: tl.constexpr, ROWS: tl.constexpr,
+    BIAS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Of the head."""
     sums_at += tl.program_id(0) * size.to(tl.int64)
@@ -61,7 +61,7 @@ def of_head(
     for tile in range(tl.program_id(0), PIXELS * tl.cdiv(batch, ROWS), tl.num_programs(0)):
         place, image, inside = _taken(tile, batch, PIXELS, ROWS)
         wide = tl.load(wide_at + maps_at(place, image, batch, WIDE), inside[:, None], 0.0)
-        grad = head_gradient(grad_at, scale_at, place, image, inside, batch, CHANNELS, PIXELS, HEAD, REVERSE)
+        grad = head_gradient(grad_at, scale_at, place, image, inside, batch, reverse, CHANNELS, PIXELS, HEAD)
         matrix = tl.dot(tl.trans(grad), rectified(wide), matrix)
         bias += grad.to(tl.float32)
     _write(sums_at + MATRIX, matrix, sums_at + BIAS, bias, HEAD, WIDE, WIDE)
@@ -108,15 +108,6 @@ def of_shrink_and_grow(
         _of_one(wide_at + block * wide, grad_at, matrix_at, bias_at, batch, PIXELS, WIDE, NARROW, ROWS)
 
 
-@triton.jit
-def _near(shrunk_at, place, near: tl.constexpr, image, batch, WIDTH: tl.constexpr, NARROW: tl.constexpr):
-    """What the second convolution sees at one of its five places."""
-    up, aside = place // WIDTH + near // 3 - 1, place % WIDTH + near % 3 - 1
-    there = (up >= 0) & (aside >= 0) & (aside < WIDTH)
-    exists = image < tl.where(there, batch, 0)
-    return tl.load(shrunk_at + maps_at(up * WIDTH + aside, image, batch, NARROW), exists[:, None], 0.0)
-
-
 @triton.jit(do_not_specialize=["batch", "size"])
 def of_look(
     shrunk_at, grad_inner_at, sums_at, size, batch,
@@ -135,12 +126,12 @@ def of_look(
     for tile in range(tl.program_id(0), PIXELS * tl.cdiv(batch, ROWS), tl.num_programs(0)):
         place, image, inside = _taken(tile, batch, PIXELS, ROWS)
         grad = tl.load(grad_inner_at + maps_at(place, image, batch, NARROW), inside[:, None], 0.0)
-        turned = tl.trans(grad)
-        far_left = tl.dot(turned, _near(shrunk_at, place, 0, image, batch, WIDTH, NARROW), far_left)
-        above = tl.dot(turned, _near(shrunk_at, place, 1, image, batch, WIDTH, NARROW), above)
-        far_right = tl.dot(turned, _near(shrunk_at, place, 2, image, batch, WIDTH, NARROW), far_right)
-        left = tl.dot(turned, _near(shrunk_at, place, 3, image, batch, WIDTH, NARROW), left)
-        here = tl.dot(turned, _near(shrunk_at, place, 4, image, batch, WIDTH, NARROW), here)
+        turned, i, j = tl.trans(grad), place // WIDTH, place % WIDTH
+        far_left = tl.dot(turned, near_maps(shrunk_at, i, j, 0, image, batch, WIDTH, NARROW), far_left)
+        above = tl.dot(turned, near_maps(shrunk_at, i, j, 1, image, batch, WIDTH, NARROW), above)
+        far_right = tl.dot(turned, near_maps(shrunk_at, i, j, 2, image, batch, WIDTH, NARROW), far_right)
+        left = tl.dot(turned, near_maps(shrunk_at, i, j, 3, image, batch, WIDTH, NARROW), left)
+        here = tl.dot(turned, near_maps(shrunk_at, i, j, 4, image, batch, WIDTH, NARROW), here)
         bias += grad.to(tl.float32)
     matrix_at = sums_at + FIRST + block * BLOCK + NARROW * WIDE
     bias_at = sums_at + BIASES + block * (2 * NARROW + WIDE) + NARROW

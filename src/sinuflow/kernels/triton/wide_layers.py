@@ -1,4 +1,7 @@
-"""The layers of a PixelCNN that is too wide for a block of the CUDA kernels, in half precision, while it learns.
+"""The layers of a PixelCNN that is too wide for a block of the CUDA kernels.
+
+They are in half precision while it learns, and otherwise in single precision, which tensor cores reach with three
+products instead of one.
 
 A program takes one place of a tile of images, and all maps there. So maps are stored as [place][image][map]: the
 neighbours of a place are tiles as well, and of a tile, all images are inside of the image or none is. Layers follow one
@@ -35,46 +38,47 @@ def _matrix(weights_at, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.co
 
 
 @triton.jit
-def _turned(weights_at, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.constexpr):
-    """Its transpose (COLUMNS, ROWS)."""
-    return tl.load(weights_at + tl.arange(0, ROWS)[None, :] * STRIDE + tl.arange(0, COLUMNS)[:, None])
-
-
-@triton.jit
-def _features(place, channel, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, REVERSE: tl.constexpr):
+def features(place, channel, reverse, PIXELS: tl.constexpr, CHANNELS: tl.constexpr):
     """The rows of a feature-major batch that have some channels of some places."""
     feature = channel * PIXELS + place
-    if REVERSE:
-        feature = CHANNELS * PIXELS - 1 - feature
-    return feature
+    return tl.where(reverse != 0, CHANNELS * PIXELS - 1 - feature, feature)
 
 
 @triton.jit
-def _far(
-    x_at, i, j, image, inside, batch, CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr, REVERSE: tl.constexpr,
+def far(
+    x_at, i, j, image, inside, batch, reverse, CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """What the first convolution sees, (ROWS, COLUMNS)."""
+    """What the first convolution sees of its first so many places, (ROWS, COLUMNS)."""
     column = tl.arange(0, COLUMNS)
     seen, channel = column // CHANNELS, column % CHANNELS
     up, aside = i + seen // 7 - 3, j + seen % 7 - 3
-    there = (seen < 25) & (up >= 0) & (aside >= 0) & (aside < WIDTH)
-    feature = _features(up * WIDTH + aside, channel, HEIGHT * WIDTH, CHANNELS, REVERSE)
+    there = (seen < PLACES) & (up >= 0) & (aside >= 0) & (aside < WIDTH)
+    feature = features(up * WIDTH + aside, channel, reverse, HEIGHT * WIDTH, CHANNELS)
     at = feature[None, :] * batch.to(tl.int64) + image[:, None]
-    return tl.load(x_at + at, there[None, :] & inside[:, None], 0.0).to(tl.float16)
+    return tl.load(x_at + at, there[None, :] & inside[:, None], 0.0)
 
 
 @triton.jit
 def head_gradient(
-    grad_at, scale_at, place, image, inside, batch, CHANNELS: tl.constexpr, PIXELS: tl.constexpr, HEAD: tl.constexpr,
-    REVERSE: tl.constexpr,
+    grad_at, scale_at, place, image, inside, batch, reverse, CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
+    HEAD: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the network's output, (ROWS, HEAD)."""
     channel = tl.arange(0, HEAD)
-    feature = _features(place, channel, PIXELS, CHANNELS, REVERSE)
+    feature = features(place, channel, reverse, PIXELS, CHANNELS)
     at = feature[None, :] * batch.to(tl.int64) + image[:, None]
     grad = tl.load(grad_at + at, (channel < CHANNELS)[None, :] & inside[:, None], 0.0)
     return (grad * tl.load(scale_at)).to(tl.float16)
+
+
+@triton.jit
+def near_maps(shrunk_at, i, j, near: tl.constexpr, image, batch, WIDTH: tl.constexpr, NARROW: tl.constexpr):
+    """What the second convolution of a bottleneck sees at one of its five places."""
+    up, aside = i + near // 3 - 1, j + near % 3 - 1
+    there = (up >= 0) & (aside >= 0) & (aside < WIDTH)
+    exists = image < tl.where(there, batch, 0)
+    return tl.load(shrunk_at + maps_at(up * WIDTH + aside, image, batch, NARROW), exists[:, None], 0.0)
 
 
 @triton.jit
@@ -84,7 +88,7 @@ def rectified(maps):
 
 
 @triton.jit
-def _biased(sums, biases_at, added_at, image, inside, MAPS: tl.constexpr, ADDED: tl.constexpr):
+def biased(sums, biases_at, added_at, image, inside, MAPS: tl.constexpr, ADDED: tl.constexpr):
     """With biases, and with what the context adds to the maps of an image, if anything."""
     maps = tl.arange(0, MAPS)
     sums += tl.load(biases_at + maps)[None, :]
@@ -93,78 +97,102 @@ def _biased(sums, biases_at, added_at, image, inside, MAPS: tl.constexpr, ADDED:
     return sums
 
 
-@triton.jit(do_not_specialize=["batch"])
+@triton.jit
+def times(maps, weights_at, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.constexpr, PRECISION: tl.constexpr):
+    """Maps (tile, COLUMNS) times the transpose of a matrix (ROWS, COLUMNS), whose precision they get."""
+    turned = tl.load(weights_at + tl.arange(0, ROWS)[None, :] * STRIDE + tl.arange(0, COLUMNS)[:, None])
+    return tl.dot(maps.to(turned.dtype), turned, input_precision=PRECISION)
+
+
+@triton.jit
+def _note_largest(largest_at, image, inside, maps):
+    tl.atomic_max(largest_at + image, tl.max(maps.to(tl.float32), 1), inside)
+
+
+@triton.jit(do_not_specialize=["batch", "reverse"])
 def begin(
-    x_at, first_at, first_bias_at, added_at, shrink_at, shrink_bias_at, seen_at, wide_at, shrunk_at, batch,
+    x_at, first_at, first_bias_at, added_at, shrink_at, shrink_bias_at, seen_at, wide_at, shrunk_at, largest_at,
+    batch, reverse,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
-    NARROW: tl.constexpr, ADDED: tl.constexpr, REVERSE: tl.constexpr, ROWS: tl.constexpr,
+    NARROW: tl.constexpr, ADDED: tl.constexpr, LEARN: tl.constexpr, CHECK: tl.constexpr,
+    PRECISION: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The first convolution, and the first of the first bottleneck.
 
-    What the one sees is stored as well: for the gradients, to gather it again would take three times as long.
+    What the one sees is stored as well, to learn: to gather it again for the gradients would take three times as long.
     """
     place, i, j, image, inside = _tile(batch, WIDTH, ROWS)
-    x = _far(x_at, i, j, image, inside, batch, CHANNELS, HEIGHT, WIDTH, COLUMNS, REVERSE)
-    tl.store(seen_at + maps_at(place, image, batch, COLUMNS), x, inside[:, None])
-    wide = tl.dot(x, _turned(first_at, WIDE, COLUMNS, COLUMNS))
-    wide = _biased(wide, first_bias_at, added_at, image, inside, WIDE, ADDED).to(tl.float16)
+    x = far(x_at, i, j, image, inside, batch, reverse, CHANNELS, HEIGHT, WIDTH, COLUMNS, 25)
+    if LEARN:
+        tl.store(seen_at + maps_at(place, image, batch, COLUMNS), x.to(seen_at.dtype.element_ty), inside[:, None])
+    wide = times(x, first_at, WIDE, COLUMNS, COLUMNS, PRECISION)
+    wide = biased(wide, first_bias_at, added_at, image, inside, WIDE, ADDED).to(wide_at.dtype.element_ty)
     tl.store(wide_at + maps_at(place, image, batch, WIDE), wide, inside[:, None])
-    shrunk = tl.dot(rectified(wide), _turned(shrink_at, NARROW, WIDE, WIDE))
-    shrunk = rectified(_biased(shrunk, shrink_bias_at, added_at, image, inside, NARROW, 0)).to(tl.float16)
-    tl.store(shrunk_at + maps_at(place, image, batch, NARROW), shrunk, inside[:, None])
+    shrunk = times(rectified(wide), shrink_at, NARROW, WIDE, WIDE, PRECISION)
+    shrunk = rectified(biased(shrunk, shrink_bias_at, added_at, image, inside, NARROW, 0))
+    tl.store(shrunk_at + maps_at(place, image, batch, NARROW), shrunk.to(shrunk_at.dtype.element_ty), inside[:, None])
+    if CHECK:
+        _note_largest(largest_at, image, inside, rectified(wide))
+        _note_largest(largest_at, image, inside, shrunk)
 
 
-@triton.jit(do_not_specialize=["batch"])
+@triton.jit(do_not_specialize=["batch", "reverse"])
 def bottleneck(
     shrunk_at, wide_at, look_at, look_bias_at, added_at, grow_at, grow_bias_at, next_at, next_bias_at, x_at,
-    inner_at, wide_next_at, out_at, batch,
+    inner_at, wide_next_at, out_at, largest_at, batch, reverse,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr,
-    HEAD: tl.constexpr, ADDED: tl.constexpr, REVERSE: tl.constexpr, LAST: tl.constexpr, ROWS: tl.constexpr,
+    HEAD: tl.constexpr, ADDED: tl.constexpr, LAST: tl.constexpr, LEARN: tl.constexpr,
+    CHECK: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The second and third convolutions of a bottleneck, and what comes next: another one's first, or the head."""
     place, i, j, image, inside = _tile(batch, WIDTH, ROWS)
     sums = tl.zeros((ROWS, NARROW), tl.float32)
     for near in tl.static_range(5):
-        up, aside = i + near // 3 - 1, j + near % 3 - 1
-        there = (up >= 0) & (aside >= 0) & (aside < WIDTH)
-        exists = image < tl.where(there, batch, 0)
-        seen = tl.load(shrunk_at + maps_at(up * WIDTH + aside, image, batch, NARROW), exists[:, None], 0.0)
-        sums = tl.dot(seen, _turned(look_at + near * NARROW, NARROW, NARROW, 5 * NARROW), sums)
-    inner = rectified(_biased(sums, look_bias_at, added_at, image, inside, NARROW, ADDED)).to(tl.float16)
-    tl.store(inner_at + maps_at(place, image, batch, NARROW), inner, inside[:, None])
+        seen = near_maps(shrunk_at, i, j, near, image, batch, WIDTH, NARROW)
+        sums += times(seen, look_at + near * NARROW, NARROW, NARROW, 5 * NARROW, PRECISION)
+    inner = rectified(biased(sums, look_bias_at, added_at, image, inside, NARROW, ADDED))
+    inner = inner.to(wide_at.dtype.element_ty)
+    if LEARN:
+        tl.store(inner_at + maps_at(place, image, batch, NARROW), inner, inside[:, None])
     at = maps_at(place, image, batch, WIDE)
-    grown = tl.dot(inner, _turned(grow_at, WIDE, NARROW, NARROW))
-    grown = _biased(grown, grow_bias_at, added_at, image, inside, WIDE, 0)
-    wide = (grown + tl.load(wide_at + at, inside[:, None], 0.0).to(tl.float32)).to(tl.float16)
-    tl.store(wide_next_at + at, wide, inside[:, None])
+    grown = times(inner, grow_at, WIDE, NARROW, NARROW, PRECISION)
+    grown = biased(grown, grow_bias_at, added_at, image, inside, WIDE, 0)
+    wide = (grown + tl.load(wide_at + at, inside[:, None], 0.0).to(tl.float32)).to(wide_at.dtype.element_ty)
     active = rectified(wide)
+    if CHECK:
+        _note_largest(largest_at, image, inside, inner)
+        _note_largest(largest_at, image, inside, active)
+    if LEARN or not LAST:
+        tl.store(wide_next_at + at, wide, inside[:, None])
     if LAST:
-        shift = tl.dot(active, _turned(next_at, HEAD, WIDE, WIDE))
-        shift = _biased(shift, next_bias_at, added_at, image, inside, HEAD, 0)
+        shift = times(active, next_at, HEAD, WIDE, WIDE, PRECISION)
+        shift = biased(shift, next_bias_at, added_at, image, inside, HEAD, 0)
         channel = tl.arange(0, HEAD)
-        feature = _features(place, channel, HEIGHT * WIDTH, CHANNELS, REVERSE)
+        feature = features(place, channel, reverse, HEIGHT * WIDTH, CHANNELS)
         here = feature[None, :] * batch.to(tl.int64) + image[:, None]
         exists = (channel < CHANNELS)[None, :] & inside[:, None]
         tl.store(out_at + here, tl.load(x_at + here, exists, 0.0) + shift, exists)
     else:
-        shrunk = tl.dot(active, _turned(next_at, NARROW, WIDE, WIDE))
-        shrunk = rectified(_biased(shrunk, next_bias_at, added_at, image, inside, NARROW, 0)).to(tl.float16)
-        tl.store(out_at + maps_at(place, image, batch, NARROW), shrunk, inside[:, None])
+        shrunk = times(active, next_at, NARROW, WIDE, WIDE, PRECISION)
+        shrunk = rectified(biased(shrunk, next_bias_at, added_at, image, inside, NARROW, 0))
+        tl.store(out_at + maps_at(place, image, batch, NARROW), shrunk.to(out_at.dtype.element_ty), inside[:, None])
+        if CHECK:
+            _note_largest(largest_at, image, inside, shrunk)
 
 
 # ---------------------------------------------------------------- gradients
 
 
-@triton.jit(do_not_specialize=["batch"])
+@triton.jit(do_not_specialize=["batch", "reverse"])
 def begin_back(
-    grad_at, scale_at, head_at, wide_at, grow_at, inner_at, grad_wide_at, grad_inner_at, batch,
+    grad_at, scale_at, head_at, wide_at, grow_at, inner_at, grad_wide_at, grad_inner_at, batch, reverse,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr,
-    HEAD: tl.constexpr, REVERSE: tl.constexpr, ROWS: tl.constexpr,
+    HEAD: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Back through the head, and through the third convolution of the last bottleneck."""
     place, _, _, image, inside = _tile(batch, WIDTH, ROWS)
     grad = head_gradient(
-        grad_at, scale_at, place, image, inside, batch, CHANNELS, HEIGHT * WIDTH, HEAD, REVERSE
+        grad_at, scale_at, place, image, inside, batch, reverse, CHANNELS, HEIGHT * WIDTH, HEAD
     )  # fmt: skip
     at = maps_at(place, image, batch, WIDE)
     grad_wide = tl.dot(grad, _matrix(head_at, HEAD, WIDE, WIDE))
@@ -216,10 +244,10 @@ def bottleneck_back(
         tl.store(out_at + at, grad_inner, inside[:, None])
 
 
-@triton.jit(do_not_specialize=["batch"])
+@triton.jit(do_not_specialize=["batch", "reverse"])
 def end_back(
-    parts_at, grad_at, scale_at, grad_x_at, batch,
-    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, REVERSE: tl.constexpr, ROWS: tl.constexpr,
+    parts_at, grad_at, scale_at, grad_x_at, batch, reverse,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the image: of itself, and of all places that have seen it."""
     place, i, j, image, inside = _tile(batch, WIDTH, ROWS)
@@ -230,5 +258,5 @@ def end_back(
         there = (down < HEIGHT) & (aside >= 0) & (aside < WIDTH)
         at = ((seen * CHANNELS + channel) * (HEIGHT * WIDTH) + down * WIDTH + aside) * batch.to(tl.int64) + image
         total += tl.load(parts_at + at, image < tl.where(there, batch, 0), 0.0).to(tl.float32)
-    here = _features(place, channel, HEIGHT * WIDTH, CHANNELS, REVERSE) * batch.to(tl.int64) + image
+    here = features(place, channel, reverse, HEIGHT * WIDTH, CHANNELS) * batch.to(tl.int64) + image
     tl.store(grad_x_at + here, tl.load(grad_at + here, inside, 0.0) + total / tl.load(scale_at), inside)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -18,15 +19,29 @@ from torch import Tensor
 from ..cuda.pixels.layout import NONE, matrices_of
 from ..cuda.pixels.program import Learnt, PackedPixels, PixelGradients
 from ..cuda.pixels.shape import FAR_PLACES, NEAR_PLACES
-from . import wide_gradients, wide_layers
+from . import wide_gradients, wide_inverse, wide_layers
 from .tiles import on_its_device
 
-#: Images to a tile, at least and at most; and programs that share a matrix' gradient.
-_FEW, _MANY, _SPLITS = 16, 64, 66
+#: Images to a tile, and its warps, as measured on an H200: to learn, otherwise, and for the inverse.
+_TILE = {"ROWS": 64, "num_warps": 4}
+_EXACT_TILE = {"ROWS": 64, "num_warps": 8}
+_INVERSE_TILE = {"ROWS": 16, "CHUNK": 16, "num_warps": 8, "num_stages": 2}
+#: The same where the gradients of matrices are added up, by so many programs for each.
+_SPLITS = 66
+_SUMS_TILES = {
+    "first": {"ROWS": 64, "num_warps": 8, "num_stages": 3},
+    "head": {"ROWS": 64, "num_warps": 4, "num_stages": 3},
+    "one": {"ROWS": 64, "num_warps": 4, "num_stages": 3},
+    "look": {"ROWS": 64, "num_warps": 4, "num_stages": 3},
+}
 #: The largest gradient of an output.
 _LARGEST = 64.0
-#: Maps of a bottleneck for which a tile has room.
-MOST_MAPS = 64
+#: Maps of a bottleneck for which a program has registers.
+_MOST_MAPS = 64
+#: How the tensor cores multiply single numbers: of the eight products of two halves each, the three largest.
+_EXACT = "tf32x3"
+#: Pixels of a front are one row and this many columns apart.
+_SKEW = 4
 
 
 @dataclass(frozen=True)
@@ -38,6 +53,7 @@ class WideShape:
     width: int
     maps: int  # of a bottleneck
     blocks: int
+    rough: ClassVar[bool] = True  # while it learns
 
     @property
     def pixels(self) -> int:
@@ -46,22 +62,22 @@ class WideShape:
     @property
     def narrow(self) -> int:
         """Maps inside a bottleneck."""
-        return max(16, triton.next_power_of_2(self.maps))
+        return _power(self.maps)
 
     @property
     def wide(self) -> int:
         """Maps outside of it."""
-        return max(16, triton.next_power_of_2(2 * self.maps))
+        return _power(2 * self.maps)
 
     @property
     def head(self) -> int:
         """Rows of the last layer."""
-        return max(16, triton.next_power_of_2(self.channels))
+        return _power(self.channels)
 
     @property
     def columns(self) -> int:
         """Of the first convolution: [place][channel]."""
-        return max(16, triton.next_power_of_2(FAR_PLACES * self.channels))
+        return _power(FAR_PLACES * self.channels)
 
     @property
     def added(self) -> int:
@@ -79,6 +95,10 @@ class WideShape:
         return [self.columns, *self.blocks * [self.wide, NEAR_PLACES * self.narrow, self.narrow], self.wide]
 
 
+def _power(maps: int) -> int:
+    return int(max(16, triton.next_power_of_2(maps)))
+
+
 class WideProgram:
     """The kernels of networks of one shape, and the tables that they work with."""
 
@@ -93,41 +113,111 @@ class WideProgram:
         back[where] = torch.arange(len(where))
         self._back = back[:-1].to(device)
 
-    def pack(self, parameters: Sequence[Tensor], _: str = "learn") -> PackedPixels:
-        """All matrices in half precision, and all biases."""
+    def fits(self) -> bool:
+        """Whether a program has registers for all maps of a tile."""
+        return self.shape.blocks > 0 and self.shape.maps <= _MOST_MAPS
+
+    def inverts(self) -> bool:
+        """Whether there is an inverse."""
+        return True
+
+    def pack(self, parameters: Sequence[Tensor], purpose: str) -> PackedPixels:
+        """All matrices, in half precision if they are to learn, and all biases."""
         flat = torch.cat([p.flatten() for p in parameters])
         numbers = flat.index_select(0, self._where).masked_fill(self._nothing, 0.0)
-        return PackedPixels(biases=numbers[self._weights :], backward=numbers[: self._weights].half())
+        weights, biases = numbers.split([self._weights, len(numbers) - self._weights])
+        return PackedPixels(biases, backward=weights.half()) if purpose == "learn" else PackedPixels(biases, weights)
+
+    def forward(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> Tensor:
+        """z = x + c(x) for images of shape (D, B); ``added`` (B, ...) is what the context adds to maps."""
+        return self._score(packed, x, added, reverse, None)
+
+    def check(self, packed: PackedPixels, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
+        """z, and the largest unit of every image on the way, (B,)."""
+        largest = x.new_zeros(x.shape[-1])
+        return self._score(packed, x, added, False, largest), largest
 
     @on_its_device
     def learn(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> Learnt:
-        """z = x + c(x) for images of shape (D, B), and all that the gradients need."""
+        """The same as :meth:`forward`, roughly, and all that the gradients need."""
         assert packed.backward is not None
-        shape, batch = self.shape, x.shape[-1]
-        z, kept = torch.empty_like(x), x.new_empty(self._maps_of(batch), dtype=torch.float16)
+        kept = x.new_empty(self._maps_of(x.shape[-1]), dtype=torch.float16)
+        maps = self._stacks(kept, x.shape[-1])
+        return Learnt(self._run(packed.backward, packed.biases, x, added, reverse, maps, None), kept)
+
+    @on_its_device
+    def _score(
+        self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool, largest: Tensor | None
+    ) -> Tensor:
+        assert packed.columns is not None
+        shape, places = self.shape, self.shape.pixels * x.shape[-1]
+        wide, shrunk = x.new_empty(places * shape.wide), x.new_empty((2, places * shape.narrow))
+        turns = [shrunk[k % 2] for k in range(shape.blocks)]  # who writes one of them reads the other
+        maps = [x, [wide] * (shape.blocks + 1), turns, turns]
+        return self._run(packed.columns, packed.biases, x, added, reverse, maps, largest)
+
+    def _run(
+        self,
+        weights: Tensor,
+        biases: Tensor,
+        x: Tensor,
+        added: Tensor | None,
+        reverse: bool,
+        maps: Sequence[Any],
+        largest: Tensor | None,
+    ) -> Tensor:
+        """z, and the maps on the way; with weights in half precision, also those that only the gradients need."""
+        shape, batch, z, learn = self.shape, x.shape[-1], torch.empty_like(x), weights.dtype == torch.float16
         if not batch:
-            return Learnt(z, kept)
-        seen, wide, shrunk, inner = self._stacks(kept, batch)
-        first, *inside, head = self._matrices(packed.backward)
-        first_bias, *inside_biases, head_bias = packed.biases.split(shape.heights)
-        size, rows = self._size(), self._rows(batch)
-        more = {"NARROW": shape.narrow, "ADDED": 0 if added is None else shape.added, "REVERSE": reverse, **rows}
-        grid = (shape.pixels, triton.cdiv(batch, rows["ROWS"]))
-        nothing = x if added is None else added
+            return z
+        seen, wide, shrunk, inner = maps
+        first, *inside, head = self._matrices(weights)
+        first_bias, *inside_biases, head_bias = biases.split(shape.heights)
+        tile = _TILE if learn else _EXACT_TILE
+        grid = (shape.pixels, triton.cdiv(batch, tile["ROWS"]))
+        given, most = x if added is None else added, x if largest is None else largest
+        more = {
+            **self._size(), **tile, "NARROW": shape.narrow, "ADDED": 0 if added is None else shape.added,
+            "LEARN": learn, "CHECK": largest is not None, "PRECISION": _EXACT,
+        }  # fmt: skip
         wide_layers.begin[grid](
-            x, first, first_bias, nothing, inside[0], inside_biases[0], seen, wide[0], shrunk[0], batch,
-            **size, COLUMNS=shape.columns, **more,
+            x, first, first_bias, given, inside[0], inside_biases[0], seen, wide[0], shrunk[0], most, batch, int(reverse),
+            COLUMNS=shape.columns, **more,
         )  # fmt: skip
         for k in range(shape.blocks):
             last = k == shape.blocks - 1
             after = (head, head_bias) if last else (inside[3 * k + 3], inside_biases[3 * k + 3])
-            context = nothing if added is None else added[:, shape.wide + k * shape.narrow :]
+            of_look = given if added is None else added[:, shape.wide + k * shape.narrow :]
             wide_layers.bottleneck[grid](
-                shrunk[k], wide[k], inside[3 * k + 1], inside_biases[3 * k + 1], context, inside[3 * k + 2],
-                inside_biases[3 * k + 2], *after, x, inner[k], wide[k + 1], z if last else shrunk[k + 1], batch,
-                **size, HEAD=shape.head, LAST=last, **more,
+                shrunk[k], wide[k], inside[3 * k + 1], inside_biases[3 * k + 1], of_look, inside[3 * k + 2],
+                inside_biases[3 * k + 2], *after, x, inner[k], wide[k + 1], z if last else shrunk[k + 1], most, batch,
+                int(reverse),
+                HEAD=shape.head, LAST=last, **more,
             )  # fmt: skip
-        return Learnt(z, kept)
+        return z
+
+    @on_its_device
+    def inverse(self, packed: PackedPixels, z: Tensor, added: Tensor | None) -> Tensor:
+        """x, given z = x + c(x), both of shape (D, B)."""
+        assert packed.columns is not None
+        shape, batch, x = self.shape, z.shape[-1], torch.empty_like(z)
+        if not batch:
+            return x
+        tall = -(-shape.width // _SKEW)  # pixels of a front, at most
+        sizes = [tall * shape.wide, shape.blocks * shape.pixels * shape.narrow, tall * shape.narrow]
+        maps = [x.new_empty(size * batch) for size in sizes]
+        tile = _INVERSE_TILE
+        for front in range(shape.width + _SKEW * (shape.height - 1)):
+            top = max(0, -((shape.width - 1 - front) // _SKEW))
+            rows = min(shape.height - 1, front // _SKEW) - top + 1
+            if rows < 1:
+                continue
+            wide_inverse.solve_front[(rows, triton.cdiv(batch, tile["ROWS"]))](
+                z, x, packed.columns, packed.biases, z if added is None else added, *maps, front, top, batch,
+                **self._size(), COLUMNS=shape.columns, NARROW=shape.narrow, HEAD=shape.head, BLOCKS=shape.blocks,
+                ADDED=0 if added is None else shape.added, PRECISION=_EXACT, SKEW=_SKEW, **tile,
+            )  # fmt: skip
+        return x
 
     @on_its_device
     def backward(
@@ -142,23 +232,22 @@ class WideProgram:
         maps, gradients = self._stacks(kept, batch), self._stacks(torch.empty_like(kept), batch)
         (_, wide, shrunk, inner), (parts, grad_wide, grad_shrunk, grad_inner) = maps, gradients
         first, *inside, head = self._matrices(weights)
-        size, rows = self._size(), self._rows(batch)
-        grid = (shape.pixels, triton.cdiv(batch, rows["ROWS"]))
+        size, grid = self._size(), (shape.pixels, triton.cdiv(batch, _TILE["ROWS"]))
         wide_layers.begin_back[grid](
-            grad_z, scale, head, wide[-1], inside[-1], inner[-1], grad_wide[-1], grad_inner[-1], batch,
-            **size, NARROW=shape.narrow, HEAD=shape.head, REVERSE=reverse, **rows,
+            grad_z, scale, head, wide[-1], inside[-1], inner[-1], grad_wide[-1], grad_inner[-1], batch, int(reverse),
+            **size, NARROW=shape.narrow, HEAD=shape.head, **_TILE,
         )  # fmt: skip
         for k in range(shape.blocks - 1, -1, -1):
             before = inside[3 * k - 1] if k else first
             wide_layers.bottleneck_back[grid](
                 grad_inner[k], inside[3 * k + 1], shrunk[k], inside[3 * k], wide[k], grad_wide[k + 1], before,
                 inner[k - 1], grad_shrunk[k], grad_wide[k], grad_inner[k - 1] if k else parts, batch,
-                **size, COLUMNS=shape.columns, NARROW=shape.narrow, FIRST=not k, **rows,
+                **size, COLUMNS=shape.columns, NARROW=shape.narrow, FIRST=not k, **_TILE,
             )  # fmt: skip
         grad_x = torch.empty_like(x)
-        wide_layers.end_back[(shape.pixels, triton.cdiv(batch, _MANY), shape.channels)](
-            parts, grad_z, scale, grad_x, batch,
-            CHANNELS=shape.channels, HEIGHT=shape.height, WIDTH=shape.width, REVERSE=reverse, ROWS=_MANY,
+        wide_layers.end_back[(shape.pixels, triton.cdiv(batch, 128), shape.channels)](
+            parts, grad_z, scale, grad_x, batch, int(reverse),
+            CHANNELS=shape.channels, HEIGHT=shape.height, WIDTH=shape.width, ROWS=128,
         )  # fmt: skip
         sums = x.new_empty((_SPLITS, len(self._where)))
         self._add_up(sums, grad_z, scale, maps, gradients, reverse)
@@ -186,22 +275,22 @@ class WideProgram:
         wide_gradients.of_first[(splits, shape.columns // part)](
             seen, grad_wide, sums, size, batch,
             PIXELS=shape.pixels, COLUMNS=shape.columns, WIDE=shape.wide, WEIGHTS=self._weights, PART=part,
-            **self._tuning("first", batch),
+            **_SUMS_TILES["first"],
         )  # fmt: skip
         wide_gradients.of_head[(splits,)](
-            grad_z, scale, wide[-1], sums, size, batch,
+            grad_z, scale, wide[-1], sums, size, batch, int(reverse),
             CHANNELS=shape.channels, PIXELS=shape.pixels, WIDE=shape.wide, HEAD=shape.head,
-            MATRIX=self._weights - shape.head * shape.wide, BIAS=size - shape.head, REVERSE=reverse,
-            **self._tuning("head", batch),
+            MATRIX=self._weights - shape.head * shape.wide, BIAS=size - shape.head,
+            **_SUMS_TILES["head"],
         )  # fmt: skip
         wide_gradients.of_shrink_and_grow[(splits, 2 * shape.blocks)](
             wide, inner, grad_wide, grad_shrunk, sums, size, batch,
-            PIXELS=shape.pixels, WIDE=shape.wide, NARROW=shape.narrow, **starts, **self._tuning("one", batch),
+            PIXELS=shape.pixels, WIDE=shape.wide, NARROW=shape.narrow, **starts, **_SUMS_TILES["one"],
         )  # fmt: skip
         wide_gradients.of_look[(splits, shape.blocks)](
             shrunk, grad_inner, sums, size, batch,
             HEIGHT=shape.height, WIDTH=shape.width, WIDE=shape.wide, NARROW=shape.narrow, **starts,
-            **self._tuning("look", batch),
+            **_SUMS_TILES["look"],
         )  # fmt: skip
 
     # ---------------------------------------------------------------- memory
@@ -226,17 +315,9 @@ class WideProgram:
         return [(1, shape.columns), (shape.blocks + 1, shape.wide), narrow, narrow]
 
     def _matrices(self, weights: Tensor) -> tuple[Tensor, ...]:
-        return weights.split([h * w for h, w in zip(self.shape.heights, self.shape.widths, strict=True)])
+        sizes = [h * w for h, w in zip(self.shape.heights, self.shape.widths, strict=True)]
+        return tuple(torch.split(weights, sizes))
 
     def _size(self) -> dict[str, int]:
         shape = self.shape
         return {"CHANNELS": shape.channels, "HEIGHT": shape.height, "WIDTH": shape.width, "WIDE": shape.wide}
-
-    def _rows(self, batch: int) -> dict[str, int]:
-        """Images to a tile, and its warps."""
-        return {"ROWS": max(_FEW, min(_MANY, triton.next_power_of_2(batch))), "num_warps": 4}
-
-    def _tuning(self, kernel: str, batch: int) -> dict[str, int]:
-        """The same where matrices are added up."""
-        warps = {"first": 8, "head": 4, "one": 4, "look": 4}
-        return {**self._rows(batch), "num_warps": warps[kernel], "num_stages": 3}
