@@ -39,7 +39,7 @@ def _shared(at, maps, inside, MAPS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["front", "top", "batch"])
 def solve_front(
-    z_at, x_at, weights_at, biases_at, added_at, wide_at, shrunk_at, inner_at, front, top, batch,
+    z_at, x_at, weights_at, biases_at, added_at, wide_at, shrunk_at, inner_at, beside_at, front, top, batch,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
     NARROW: tl.constexpr, HEAD: tl.constexpr, BLOCKS: tl.constexpr, ADDED: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, SKEW: tl.constexpr, CHUNK: tl.constexpr,
@@ -69,15 +69,23 @@ def solve_front(
             shrunk = _layer(wide_at + own * WIDE, inside, shrink_at, NARROW, WIDE, WIDE, PRECISION, ROWS, CHUNK)
             shrunk = rectified(biased(shrunk, bias_at, added_at, image, inside, NARROW, 0))
             _shared(mine_at + here * NARROW, shrunk, inside, NARROW)  # with the last channel, they are complete
-            sums = tl.zeros((ROWS, NARROW), tl.float32)
-            for near in tl.static_range(5):
-                up, aside = i + near // 3 - 1, j + near % 3 - 1
-                there = (up >= 0) & (aside >= 0) & (aside < WIDTH)
-                exists = image < tl.where(there, batch, 0)
-                beside = mine_at + ((up * WIDTH + aside) * batch + image).to(tl.int64) * NARROW
-                sums += _layer(
-                    beside, exists, look_at + near * NARROW, NARROW, NARROW, 5 * NARROW, PRECISION, ROWS, CHUNK
-                )  # fmt: skip
+            kept = (own * BLOCKS + block)[:, None] * NARROW + tl.arange(0, NARROW)[None, :]
+            if channel == 0:  # the neighbours are complete, and contribute the same to all channels
+                beside = tl.zeros((ROWS, NARROW), tl.float32)
+                for near in tl.static_range(4):
+                    up, aside = i + near // 3 - 1, j + near % 3 - 1
+                    there = (up >= 0) & (aside >= 0) & (aside < WIDTH)
+                    exists = image < tl.where(there, batch, 0)
+                    at = mine_at + ((up * WIDTH + aside) * batch + image).to(tl.int64) * NARROW
+                    near_at = look_at + near * NARROW
+                    beside += _layer(at, exists, near_at, NARROW, NARROW, 5 * NARROW, PRECISION, ROWS, CHUNK)
+                tl.store(beside_at + kept, beside, inside[:, None])
+            else:
+                beside = tl.load(beside_at + kept, inside[:, None], 0.0)
+            here_at = look_at + 4 * NARROW
+            sums = beside + _layer(
+                mine_at + here * NARROW, inside, here_at, NARROW, NARROW, 5 * NARROW, PRECISION, ROWS, CHUNK
+            )  # fmt: skip
             context_at = added_at + WIDE + block * NARROW
             inner = rectified(biased(sums, bias_at + NARROW, context_at, image, inside, NARROW, ADDED))
             _shared(inner_at + own * NARROW, inner, inside, NARROW)

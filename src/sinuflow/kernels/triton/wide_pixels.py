@@ -24,8 +24,10 @@ from .tiles import on_its_device
 
 #: Images to a tile, and its warps, as measured on an H200: to learn, otherwise, and for the inverse.
 _TILE = {"ROWS": 64, "num_warps": 4}
-_EXACT_TILE = {"ROWS": 64, "num_warps": 8}
-_INVERSE_TILE = {"ROWS": 16, "CHUNK": 16, "num_warps": 8, "num_stages": 2}
+_EXACT_TILE = {"ROWS": 64, "num_warps": 4}
+_INVERSE_TILE = {"ROWS": 16, "num_warps": 8, "num_stages": 2}
+#: Of what the inverse multiplies, columns at a time.
+_CHUNK = 32
 #: The same where the gradients of matrices are added up, by so many programs for each.
 _SPLITS = 66
 _SUMS_TILES = {
@@ -181,8 +183,8 @@ class WideProgram:
             "LEARN": learn, "CHECK": largest is not None, "PRECISION": _EXACT,
         }  # fmt: skip
         wide_layers.begin[grid](
-            x, first, first_bias, given, inside[0], inside_biases[0], seen, wide[0], shrunk[0], most, batch, int(reverse),
-            COLUMNS=shape.columns, **more,
+            x, first, first_bias, given, inside[0], inside_biases[0], seen, wide[0], shrunk[0], most, batch,
+            int(reverse), COLUMNS=shape.columns, **more,
         )  # fmt: skip
         for k in range(shape.blocks):
             last = k == shape.blocks - 1
@@ -204,18 +206,19 @@ class WideProgram:
         if not batch:
             return x
         tall = -(-shape.width // _SKEW)  # pixels of a front, at most
-        sizes = [tall * shape.wide, shape.blocks * shape.pixels * shape.narrow, tall * shape.narrow]
+        narrow, blocks = shape.narrow, shape.blocks
+        sizes = [tall * shape.wide, blocks * shape.pixels * narrow, tall * narrow, blocks * tall * narrow]
         maps = [x.new_empty(size * batch) for size in sizes]
-        tile = _INVERSE_TILE
         for front in range(shape.width + _SKEW * (shape.height - 1)):
             top = max(0, -((shape.width - 1 - front) // _SKEW))
             rows = min(shape.height - 1, front // _SKEW) - top + 1
             if rows < 1:
                 continue
-            wide_inverse.solve_front[(rows, triton.cdiv(batch, tile["ROWS"]))](
+            wide_inverse.solve_front[(rows, triton.cdiv(batch, _INVERSE_TILE["ROWS"]))](
                 z, x, packed.columns, packed.biases, z if added is None else added, *maps, front, top, batch,
                 **self._size(), COLUMNS=shape.columns, NARROW=shape.narrow, HEAD=shape.head, BLOCKS=shape.blocks,
-                ADDED=0 if added is None else shape.added, PRECISION=_EXACT, SKEW=_SKEW, **tile,
+                ADDED=0 if added is None else shape.added, PRECISION=_EXACT, SKEW=_SKEW,
+                CHUNK=min(_CHUNK, shape.narrow), **_INVERSE_TILE,
             )  # fmt: skip
         return x
 
