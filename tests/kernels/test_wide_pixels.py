@@ -1,0 +1,300 @@
+"""Triton's kernels for wide PixelCNNs against float64: on a GPU if there is one, else by Triton's interpreter."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from sinuflow import SinusoidalFlow
+from sinuflow.bijections import image_inverse, pixel_kernels, pixel_shift
+from sinuflow.bijections.pixel_kernels import agrees
+from sinuflow.bijections.pixel_shift import fused_inverse, fused_shift, plain_shift
+from sinuflow.conditioners.pixelcnn import PixelCNN
+from sinuflow.kernels.pixel_network import pixel_network
+from sinuflow.kernels.triton import wide_pixels
+from sinuflow.kernels.triton.wide_pixels import WideProgram, WideShape
+from sinuflow.solvers import SolverOptions
+from tests.kernels.test_pixel_kernels import error
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "grey": {"shape": (1, 4, 3), "channels": 5, "residual_blocks": 1},
+    "colour": {"shape": (3, 3, 5), "channels": 20, "residual_blocks": 2, "context": 2},
+    "many maps": {"shape": (3, 2, 3), "channels": 64, "residual_blocks": 1},
+    "deep": {"shape": (1, 4, 4), "channels": 17, "residual_blocks": 4, "context": 1},
+    "a row of four channels": {"shape": (4, 1, 9), "channels": 16, "residual_blocks": 1},
+    "one column": {"shape": (2, 5, 1), "channels": 4, "residual_blocks": 1, "context": 1},
+    "one pixel": {"shape": (2, 1, 1), "channels": 2, "residual_blocks": 1},
+}
+IMAGES = 3
+
+
+@pytest.fixture(autouse=True)
+def _few_programs(monkeypatch):
+    """The interpreter runs one after the other."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(wide_pixels, "_SPLITS", 3)
+
+
+def built(name: str) -> tuple[PixelCNN, PixelCNN, WideProgram]:
+    """A network, the same in float64, and its kernels."""
+    network = PixelCNN(**NETWORKS[name])
+    for parameter in network.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return network.to(DEVICE), copy.deepcopy(network).double(), program_of(network)
+
+
+def decided(*networks: PixelCNN) -> None:
+    """Keep all units away from zero, where rounding would decide whether they are active."""
+    for network in networks:
+        for layer in network.layers[:-1]:
+            layer.bias.data += 6 * (-1) ** torch.arange(len(layer.bias)).to(layer.bias)
+
+
+def program_of(network: PixelCNN) -> WideProgram:
+    shape = WideShape(*network.shape, network.channels, len(network.blocks))
+    return WideProgram(shape, [layer.mask for layer in network.layers], torch.device(DEVICE))
+
+
+def draw(network: PixelCNN, images: int = IMAGES) -> tuple[torch.Tensor, torch.Tensor | None]:
+    channels, height, width = network.shape
+    context = torch.randn(network.context, images).to(DEVICE) if network.context else None
+    return torch.randn(channels * height * width, images).to(DEVICE), context
+
+
+def doubled(context: torch.Tensor | None) -> torch.Tensor | None:
+    return None if context is None else context.double()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_shift_and_its_gradients(name, reverse):
+    network, exact, program = built(name)
+    decided(network, exact)
+    x, context = draw(network)
+    leaves = [t.requires_grad_() for t in (x, context) if t is not None]
+    doubles = [t.detach().double().requires_grad_() for t in leaves]
+    z = fused_shift(program, network, x, context, reverse)
+    given = doubles[1] if context is not None else None
+    truth = plain_shift(doubles[0], given, exact.numbers(), exact.shape, reverse)
+    assert error(z, truth) < 2e-3
+    grad = torch.randn_like(z)
+    found = torch.autograd.grad(z, [*leaves, *network.parameters()], grad)
+    expected = torch.autograd.grad(truth, [*doubles, *exact.parameters()], grad.double())
+    for ours, theirs in zip(found, expected, strict=True):
+        assert error(ours, theirs) < 5e-3
+        assert (ours - theirs).norm() <= 1e-2 * (0.1 + theirs.norm())
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", NETWORKS)
+@torch.no_grad()
+def test_without_gradients_it_is_exact_and_nothing_is_kept(name, reverse):
+    network, exact, program = built(name)
+    x, context = draw(network)
+    program.learn = None
+    z = fused_shift(program, network, x, context, reverse)
+    assert error(z, plain_shift(x.double(), doubled(context), exact.numbers(), exact.shape, reverse)) < 1e-6
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@torch.no_grad()
+def test_the_inverse_is_the_inverse(name):
+    network, exact, program = built(name)
+    x, context = draw(network)
+    z = plain_shift(x.double(), doubled(context), exact.numbers(), exact.shape, False).float()
+    found, again, _ = fused_inverse(program, z, context, network.numbers())
+    true = plain_shift(found.double(), doubled(context), exact.numbers(), exact.shape, False)
+    assert error(true, z.double()) < 1e-6
+    assert error(again, z.double()) < 2e-6
+    assert error(found, x.double()) < 1e-5
+
+
+@pytest.mark.parametrize("images", [1, 64, 70])
+def test_images_beside_do_not_matter(images):
+    """Whether they fill a tile, or more than one, and whatever the others are."""
+    network, _, program = built("grey")
+    x, _ = draw(network, images)
+    alone = x[:, -1:].clone().requires_grad_()
+    together = x.clone().requires_grad_()
+    with torch.no_grad():
+        z = fused_shift(program, network, x, None, False)
+        torch.testing.assert_close(z[:, -1:], fused_shift(program, network, alone, None, False))
+        found = fused_inverse(program, z, None, network.numbers())[0]
+    torch.testing.assert_close(found, x, rtol=1e-5, atol=1e-5)
+    of_last = [fused_shift(program, network, each, None, False)[:, -1].square().sum() for each in (together, alone)]
+    wanted = ([t, *network.parameters()] for t in (together, alone))
+    grads = [torch.autograd.grad(loss, leaves) for loss, leaves in zip(of_last, wanted, strict=True)]
+    assert (grads[0][0][:, :-1] == 0).all()
+    for ours, theirs in zip((grads[0][0][:, -1:], *grads[0][1:]), grads[1], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("largest", [1e-12, 1e12])
+def test_gradients_may_be_tiny_or_huge(largest):
+    """Half precision would lose the one and not hold the other."""
+    network, _, program = built("colour")
+    x, context = draw(network)
+    z = fused_shift(program, network, x.requires_grad_(), context, False)
+    grad = torch.randn_like(z)
+    usual = torch.autograd.grad(z, [x, *network.parameters()], grad, retain_graph=True)
+    scaled = torch.autograd.grad(z, [x, *network.parameters()], largest * grad)
+    for ours, theirs in zip(scaled, usual, strict=True):
+        assert (ours / largest - theirs).norm() <= 1e-2 * theirs.norm()
+
+
+def test_a_gradient_of_nothing_is_nothing():
+    network, _, program = built("grey")
+    x, _ = draw(network)
+    z = fused_shift(program, network, x.requires_grad_(), None, False)
+    for found in torch.autograd.grad(z, [x, *network.parameters()], torch.zeros_like(z)):
+        assert (found == 0).all()
+
+
+def test_masked_weights_have_no_effect_and_get_no_gradient():
+    network, _, program = built("colour")
+    x, context = draw(network)
+    with torch.no_grad():
+        exact = fused_shift(program, network, x, context, False)
+    z = fused_shift(program, network, x, context, False)
+    z.square().sum().backward()
+    for layer in network.layers:
+        assert (layer.weight.grad[layer.mask == 0] == 0).all()
+        layer.weight.data[layer.mask == 0] = torch.nan
+    assert fused_shift(program, network, x, context, False).equal(z)
+    with torch.no_grad():
+        assert fused_shift(program, network, x, context, False).equal(exact)
+
+
+@pytest.mark.parametrize("name", ["colour", "deep", "one pixel"])
+@torch.no_grad()
+def test_a_check_tells_the_largest_unit(name):
+    network, exact, program = built(name)
+    x, context = draw(network)
+    given, units = doubled(context), []
+    seen = pixel_shift.to_images(x.double(), network.shape)
+    shift = pixel_network(seen, None if given is None else given.mT, exact.numbers(), units)
+    packed = program.pack([*(la.weight for la in network.layers), *(la.bias for la in network.layers)], "invert")
+    added = None if context is None else pixel_shift.added_maps(program.shape, context, network.context_maps)
+    z, largest = program.check(packed, x, added)
+    assert error(z, x.double() + pixel_shift.from_images(shift)) < 1e-6
+    expected = torch.stack([u.amax((1, 2, 3)) for u in units]).amax(0)
+    torch.testing.assert_close(largest.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_empty_batch_is_an_empty_answer():
+    network, _, program = built("deep")
+    x, context = draw(network, 0)
+    z = fused_shift(program, network, x.requires_grad_(), context, False)
+    assert z.shape == (16, 0)
+    assert all((g == 0).all() for g in torch.autograd.grad(z.sum(), [x, *network.parameters()]))
+    with torch.no_grad():
+        assert fused_inverse(program, z, context, network.numbers())[0].shape == (16, 0)
+
+
+def test_kernels_that_err_are_found_out():
+    network, _, program = built("one column")
+    assert agrees(program, network)
+
+    def one_wrong(tensor):
+        tensor[0, 0] += 0.1
+        return tensor
+
+    wrong = {
+        "forward": lambda plain: lambda *a: one_wrong(plain(*a)),
+        "learn": lambda plain: lambda *a: plain(*a)._replace(z=1.1 * plain(*a).z),
+        "backward": lambda plain: lambda *a: plain(*a)._replace(x=1.1 * plain(*a).x),
+        "inverse": lambda plain: lambda *a: one_wrong(plain(*a)),
+        "check": lambda plain: lambda *a: (one_wrong(plain(*a)[0]), plain(*a)[1]),
+    }
+    for name, spoiled in wrong.items():
+        setattr(program, name, spoiled(getattr(program, name)))
+        assert not agrees(program, network), name
+        delattr(program, name)
+    assert agrees(program, network)
+
+
+@torch.no_grad()
+def test_what_is_no_number_stays_none():
+    network, _, program = built("grey")
+    x, _ = draw(network)
+    x[0, 1] = torch.nan
+    z = fused_shift(program, network, x, None, False)
+    assert z[:, 1].isnan().any()
+    assert z[:, [0, 2]].isfinite().all()
+
+
+def test_too_many_maps_are_left_to_others():
+    assert not program_of(PixelCNN((1, 4, 4), channels=65, residual_blocks=1)).fits()
+    assert not program_of(PixelCNN((1, 4, 4), channels=8, residual_blocks=0)).fits()
+    assert program_of(PixelCNN((3, 4, 4), channels=64, residual_blocks=4)).fits()
+
+
+def test_a_flow_goes_through_the_kernels(monkeypatch):
+    """Its training, scores and certified samples."""
+    flow = SinusoidalFlow.image((2, 3, 3), context=2, blocks=2, scales=2, waves=2, channels=5, residual_blocks=1)
+    for name, parameter in flow.named_parameters():
+        parameter.data += (0.1 if "conditioner" in name else 0.3) * torch.randn_like(parameter)
+    exact, flow = copy.deepcopy(flow).double().to(DEVICE), flow.to(DEVICE)
+    ours = [m for m in flow.modules() if isinstance(m, PixelCNN)]
+    program, used = program_of(ours[0]), []
+
+    def kernels_for(network, x):
+        if not any(network is mine for mine in ours) or x.dtype != torch.float32:
+            return None
+        used.append(network)
+        return program
+
+    monkeypatch.setattr(pixel_kernels, "kernels_for", kernels_for)
+    monkeypatch.setattr(image_inverse, "kernels_for", kernels_for)
+    x, c = torch.randn(3, 18).to(DEVICE), torch.randn(3, 2).to(DEVICE)
+    truth = exact(c.double()).log_prob(x.double())
+    found = flow(c).log_prob(x)
+    assert len(used) == 4
+    assert error(found, truth) < 1e-2
+    with torch.no_grad():
+        assert error(flow(c).log_prob(x), truth) < 1e-5
+    grads = torch.autograd.grad(found.sum(), list(flow.parameters()))
+    expected = torch.autograd.grad(truth.sum(), list(exact.parameters()))
+    flat = [torch.cat([g.flatten().double() for g in each]) for each in (grads, expected)]
+    assert (flat[0] - flat[1]).norm() < 0.02 * flat[1].norm()
+    z, _ = exact.bijection(x.double(), c.double())
+    back = flow.invert(z.float(), c)
+    assert back.converged.all()
+    assert error(back.x, x.double()) < 1e-4
+
+
+@torch.no_grad()
+def test_an_inverse_that_errs_is_not_certified(monkeypatch):
+    network, exact, program = built("colour")
+    x, context = draw(network)
+    z = plain_shift(x.double(), doubled(context), exact.numbers(), exact.shape, False).float()
+    monkeypatch.setattr(image_inverse, "kernels_for", lambda *_: program)
+    found = image_inverse.image_inverse(network, z, context, SolverOptions())
+    assert found.converged.all()
+    inverse = program.inverse
+    off = torch.zeros_like(z)
+    off[5, 1] = 1e-3
+    monkeypatch.setattr(program, "inverse", lambda *a: inverse(*a) + off)
+    found = image_inverse.image_inverse(network, z, context, SolverOptions())
+    assert found.converged.tolist() == [True, False, True]
+
+
+@torch.no_grad()
+def test_tiles_may_be_of_any_size(monkeypatch):
+    """What fits into a tile on one GPU need not on another."""
+    network, exact, program = built("colour")
+    x, context = draw(network)
+    truth = plain_shift(x.double(), doubled(context), exact.numbers(), exact.shape, False)
+    monkeypatch.setattr(wide_pixels, "_EXACT_TILE", {"ROWS": 16, "num_warps": 4})
+    monkeypatch.setattr(wide_pixels, "_CHUNK", 16)
+    z = fused_shift(program, network, x, context, False)
+    assert error(z, truth) < 1e-6
+    assert error(fused_inverse(program, z, context, network.numbers())[0], x.double()) < 1e-5
