@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from typing import Any
 
 import pytest
@@ -12,14 +13,14 @@ pytest.importorskip("triton")
 
 from sinuflow import SinusoidalFlow
 from sinuflow.bijections import image_inverse, pixel_kernels, pixel_shift
-from sinuflow.bijections.pixel_kernels import agrees
 from sinuflow.bijections.pixel_shift import fused_inverse, fused_shift, plain_shift
 from sinuflow.conditioners.pixelcnn import PixelCNN
 from sinuflow.kernels.pixel_network import pixel_network
 from sinuflow.kernels.triton import wide_pixels
 from sinuflow.kernels.triton.wide_pixels import WideProgram, WideShape
 from sinuflow.solvers import SolverOptions
-from tests.kernels.test_pixel_kernels import error
+from tests.kernels.test_pixel_kernels import error, finds_out_errors
+from tests.kernels.test_triton import compiled_by
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
@@ -201,24 +202,7 @@ def test_an_empty_batch_is_an_empty_answer():
 
 def test_kernels_that_err_are_found_out():
     network, _, program = built("one column")
-    assert agrees(program, network)
-
-    def one_wrong(tensor):
-        tensor[0, 0] += 0.1
-        return tensor
-
-    wrong = {
-        "forward": lambda plain: lambda *a: one_wrong(plain(*a)),
-        "learn": lambda plain: lambda *a: plain(*a)._replace(z=1.1 * plain(*a).z),
-        "backward": lambda plain: lambda *a: plain(*a)._replace(x=1.1 * plain(*a).x),
-        "inverse": lambda plain: lambda *a: one_wrong(plain(*a)),
-        "check": lambda plain: lambda *a: (one_wrong(plain(*a)[0]), plain(*a)[1]),
-    }
-    for name, spoiled in wrong.items():
-        setattr(program, name, spoiled(getattr(program, name)))
-        assert not agrees(program, network), name
-        delattr(program, name)
-    assert agrees(program, network)
+    finds_out_errors(program, network)
 
 
 @torch.no_grad()
@@ -298,3 +282,9 @@ def test_tiles_may_be_of_any_size(monkeypatch):
     z = fused_shift(program, network, x, context, False)
     assert error(z, truth) < 1e-6
     assert error(fused_inverse(program, z, context, network.numbers())[0], x.double()) < 1e-5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
+def test_every_kernel_compiles_for_a_gpu():
+    """The interpreter takes much that the compiler does not."""
+    assert len(compiled_by("compile_wide_pixels.py")) == 14
