@@ -81,15 +81,15 @@ def measured(name: str, weights: Path | None) -> list[dict[str, Any]]:
 
 def plain(name: str, weights: Path | None, x: torch.Tensor) -> list[dict[str, Any]]:
     """The same by plain PyTorch, one operation after the other."""
-    kernels = pixel_kernels.kernels_for
-    pixel_kernels.kernels_for = image_inverse.kernels_for = lambda *_: None
+    kernels = pixel_kernels.kernels_for, image_inverse.inverting_kernels_for
+    pixel_kernels.kernels_for = image_inverse.inverting_kernels_for = lambda *_: None
     try:
         flow = make_flow(name, weights).cuda()
         score, draw = scoring(flow, x, validate_args=False), sampling(flow, IMAGES)
         first_call(score)
         times = {"log_prob": median_of(score, 3), "sample": 1000 * first_call(draw)}
     finally:
-        pixel_kernels.kernels_for = image_inverse.kernels_for = kernels
+        pixel_kernels.kernels_for, image_inverse.inverting_kernels_for = kernels
     return [{"flow": f"{name}, plain PyTorch", "what": what, "ms": ms} for what, ms in times.items()]
 
 

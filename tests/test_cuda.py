@@ -10,7 +10,7 @@ import torch
 
 import sinuflow
 from looks_trained import look_trained
-from sinuflow.bijections.pixel_kernels import kernels_for
+from sinuflow.bijections.pixel_kernels import inverting_kernels_for, kernels_for
 from sinuflow.bijections.pixel_shift import fused_inverse, fused_shift, plain_shift
 from sinuflow.bijections.whole_flow import whole_flow
 from sinuflow.conditioners import MADE
@@ -232,6 +232,36 @@ def test_networks_of_images_are_what_plain_pytorch_says(shape, rough, monkeypatc
     assert (again.cpu() - z).abs().max() <= 1e-5 * (1 + z.abs().max())
 
 
+def test_wide_networks_of_images_are_what_plain_pytorch_says():
+    """Larger than a block's shared memory: by Triton, rough while they learn, and exact otherwise."""
+    network = PixelCNN((3, 32, 32), context=2, channels=64, residual_blocks=4)
+    for parameter in network.parameters():
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    network = network.cuda()
+    exact = copy.deepcopy(network).double()
+    x, c = torch.randn(3072, 70).cuda(), torch.randn(2, 70).cuda()
+    program = kernels_for(network, x)
+    assert program is not None
+    assert kernels_for(network.eval(), x) is None  # gradients would have to be exact
+    assert inverting_kernels_for(network, x) is program
+    for reverse in (False, True):
+        exactly, seen = x.double().requires_grad_(), x.clone().requires_grad_()
+        truth = plain_shift(exactly, c.double(), exact.numbers(), exact.shape, reverse)
+        z = fused_shift(program, network, seen, c, reverse)
+        with torch.no_grad():
+            assert (fused_shift(program, network, x, c, reverse) - truth).abs().max() <= 1e-5 * (1 + truth.abs().max())
+        assert (z - truth).abs().max() <= 5e-3 * (1 + truth.abs().max())
+        grads = torch.autograd.grad((z + 1).square().sum(), [seen, *network.parameters()])
+        expected = torch.autograd.grad((truth + 1).square().sum(), [exactly, *exact.parameters()])
+        ours, theirs = (torch.cat([t.flatten().double() for t in g]) for g in (grads, expected))
+        assert (ours - theirs).norm() <= 0.03 * theirs.norm()
+    with torch.no_grad():
+        z = plain_shift(x.double(), c.double(), exact.numbers(), exact.shape, False)
+        back, again, _ = fused_inverse(program, z.float(), c, network.numbers())
+    assert (back - x).abs().max() <= 1e-4
+    assert (again - z).abs().max() <= 1e-5 * (1 + z.abs().max())
+
+
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 7, 9)])
 @torch.no_grad()
 def test_networks_of_images_add_up_in_double_and_are_inverted_exactly(shape):
@@ -274,8 +304,9 @@ def test_flows_of_images_are_as_exact_as_rounding_at_either_end():
     assert (back.x.cpu() - x).abs().max() < 1e-4
 
 
-def test_a_flow_of_images_is_fitted_and_sampled_on_the_gpu():
-    flow = sinuflow.SinusoidalFlow.image((1, 28, 28), blocks=2)
+@pytest.mark.parametrize("network", [{}, {"channels": 40, "residual_blocks": 3}])
+def test_a_flow_of_images_is_fitted_and_sampled_on_the_gpu(network):
+    flow = sinuflow.SinusoidalFlow.image((1, 28, 28), blocks=2, **network)
     images = (255 * torch.rand(200, 1, 28, 28)).to(torch.uint8)
     rows = ImageRows(images, PixelMap())
     result = sinuflow.fit(flow, rows, rows, steps=60, batch_size=50, device="cuda", progress=False)

@@ -102,7 +102,7 @@ def test_certificates_are_for_units_in_single_precision(off, good, monkeypatch):
     z = fused_shift(program, network, x, context, False)
     check = program.check
     monkeypatch.setattr(program, "check", lambda *a: (check(*a)[0] + off, check(*a)[1]))
-    monkeypatch.setattr(image_inverse, "kernels_for", lambda *_: program)
+    monkeypatch.setattr(image_inverse, "inverting_kernels_for", lambda *_: program)
     found = image_inverse.image_inverse(network, z, context, SolverOptions())
     assert bool(found.converged.all()) == good
     torch.testing.assert_close(found.residual, torch.full_like(found.residual, off), rtol=1e-6, atol=0)
@@ -168,7 +168,7 @@ def flow_by_kernels(monkeypatch):
         return kernels_for(network, z)
 
     monkeypatch.setattr(pixel_kernels, "kernels_for", kernels_for)
-    monkeypatch.setattr(image_inverse, "kernels_for", kernels_of_inverse)
+    monkeypatch.setattr(image_inverse, "inverting_kernels_for", kernels_of_inverse)
     return flow.eval(), plain.eval(), seen
 
 

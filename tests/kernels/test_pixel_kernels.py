@@ -164,7 +164,7 @@ def test_certificates_are_exact_even_while_training_is_rough(monkeypatch):
     assert program.shape.rough
     x, context = draw(network)
     z = plain_shift(x.double(), context.double(), exact.numbers(), exact.shape, False).float()
-    monkeypatch.setattr(image_inverse, "kernels_for", lambda *_: program)
+    monkeypatch.setattr(image_inverse, "inverting_kernels_for", lambda *_: program)
     with torch.no_grad():
         found = image_inverse.image_inverse(network, z, context, SolverOptions())
     assert found.converged.all()
@@ -277,7 +277,7 @@ def test_a_flow_goes_through_the_kernels(monkeypatch):
         return program
 
     monkeypatch.setattr(pixel_kernels, "kernels_for", kernels_for)
-    monkeypatch.setattr(image_inverse, "kernels_for", kernels_for)
+    monkeypatch.setattr(image_inverse, "inverting_kernels_for", kernels_for)
     x, c = torch.randn(3, 60), torch.randn(3, 2)
     truth = exact(c.double()).log_prob(x.double())
     found = flow(c).log_prob(x)
@@ -331,3 +331,25 @@ def test_a_network_of_many_blocks_is_trained_by_kernels_and_inverted_without():
     )
     assert program.fits()
     assert not program.inverts()
+
+
+@pytest.mark.parametrize("rough", [False, True])
+def test_networks_without_room_in_a_block_get_other_kernels(rough, monkeypatch):
+    """Triton's: for the inverse always, and for the shift if gradients may be rough, or nobody wants any."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", rough)
+    network, _, small = emulated("grey")
+    x = torch.empty(20, 1)
+    others = object()
+    monkeypatch.setattr(pixel_kernels, "_may_have_kernels", lambda *_: True)
+    monkeypatch.setattr(pixel_kernels, "_triton_kernels", lambda *_: others)
+    monkeypatch.setattr(pixel_kernels, "_cuda_kernels", lambda *_: None)
+    assert pixel_kernels.inverting_kernels_for(network, x) is others
+    assert pixel_kernels.kernels_for(network, x) is (others if rough else None)
+    assert pixel_kernels.kernels_for(network.eval(), x) is None
+    with torch.no_grad():
+        assert pixel_kernels.kernels_for(network, x) is others
+    monkeypatch.setattr(pixel_kernels, "_cuda_kernels", lambda *_: small)
+    assert pixel_kernels.kernels_for(network, x) is pixel_kernels.inverting_kernels_for(network, x) is small
+    monkeypatch.setattr(small, "inverts", lambda: False)
+    assert pixel_kernels.kernels_for(network, x) is small
+    assert pixel_kernels.inverting_kernels_for(network, x) is others

@@ -237,7 +237,7 @@ def test_a_flow_goes_through_the_kernels(monkeypatch):
         return program
 
     monkeypatch.setattr(pixel_kernels, "kernels_for", kernels_for)
-    monkeypatch.setattr(image_inverse, "kernels_for", kernels_for)
+    monkeypatch.setattr(image_inverse, "inverting_kernels_for", kernels_for)
     x, c = torch.randn(3, 18).to(DEVICE), torch.randn(3, 2).to(DEVICE)
     truth = exact(c.double()).log_prob(x.double())
     found = flow(c).log_prob(x)
@@ -260,7 +260,7 @@ def test_an_inverse_that_errs_is_not_certified(monkeypatch):
     network, exact, program = built("colour")
     x, context = draw(network)
     z = plain_shift(x.double(), doubled(context), exact.numbers(), exact.shape, False).float()
-    monkeypatch.setattr(image_inverse, "kernels_for", lambda *_: program)
+    monkeypatch.setattr(image_inverse, "inverting_kernels_for", lambda *_: program)
     found = image_inverse.image_inverse(network, z, context, SolverOptions())
     assert found.converged.all()
     inverse = program.inverse

@@ -20,7 +20,7 @@ from ..solvers import SolverOptions, parallel_sweeps
 from ..solvers.wavefront import Activations, PixelNetwork, ordered_pixels, ordered_pixels_adjoint
 from .base import LayerInverse
 from .inverse_ops import _first_order_only
-from .pixel_kernels import kernels_for
+from .pixel_kernels import inverting_kernels_for
 from .pixel_shift import Kernels, from_images, fused_inverse, to_images
 
 #: Rounding that may be left, in ulps of the largest number: outputs are sums of hundreds of products, added up in
@@ -186,8 +186,7 @@ def image_inverse(network: PixelCNN, z: Tensor, context: Tensor | None, options:
         answer = image_inverse_op(z, context, weights, biases, given, *rest)
     else:
         sizes = len(weights), len(given)
-        program = kernels_for(network, z) if options.method == "certified" else None
-        program = program if program is not None and program.inverts() else None
+        program = inverting_kernels_for(network, z) if options.method == "certified" else None
         answer = _ImageInverse.apply(program, z, context, sizes, *weights, *biases, *given, *rest)
     x, *certificate = answer
     return LayerInverse(x, z.new_zeros(z.shape[-1]), *certificate)

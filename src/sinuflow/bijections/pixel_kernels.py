@@ -45,18 +45,37 @@ def kernels_for(network: PixelCNN, x: Tensor) -> Kernels | None:
 
     Those in CUDA C++, or Triton's if the network has too many maps for them.
     """
+    if not _may_have_kernels(network, x):
+        return None
+    exact_gradients = torch.is_grad_enabled() and not pixel_shape(network).rough  # which Triton's do not have
+    return _cuda_kernels(network, x) or (None if exact_gradients else _triton_kernels(network, x))
+
+
+def inverting_kernels_for(network: PixelCNN, z: Tensor) -> Kernels | None:
+    """The same for the inverse, for which those in CUDA C++ need more room."""
+    if not _may_have_kernels(network, z):
+        return None
+    program = _cuda_kernels(network, z)
+    return program if program is not None and program.inverts() else _triton_kernels(network, z)
+
+
+def _may_have_kernels(network: PixelCNN, x: Tensor) -> bool:
     if not x.is_cuda or not fused_allowed() or x.dtype not in (torch.float32, torch.float64):
+        return False
+    return all(p.dtype == torch.float32 and p.device == x.device for p in network.parameters())
+
+
+def _cuda_kernels(network: PixelCNN, x: Tensor) -> PixelProgram | None:
+    if not whole_flow_path(x.device).fused:
         return None
-    if any(p.dtype != torch.float32 or p.device != x.device for p in network.parameters()):
+    kind = _fine_program if x.dtype == torch.float64 else _program
+    return kind(pixel_shape(network), x.device, network.context)
+
+
+def _triton_kernels(network: PixelCNN, x: Tensor) -> Kernels | None:
+    if x.dtype != torch.float32 or not use_triton(x):
         return None
-    shape, program = pixel_shape(network), None
-    if whole_flow_path(x.device).fused:
-        kind = _fine_program if x.dtype == torch.float64 else _program
-        program = kind(shape, x.device, network.context)
-    exact_gradients = torch.is_grad_enabled() and not shape.rough  # which Triton's do not have
-    if program is None and x.dtype == torch.float32 and not exact_gradients and use_triton(x):
-        return _wide_program(replace(shape, rough=True), x.device, network.context)
-    return program
+    return _wide_program(replace(pixel_shape(network), rough=True), x.device, network.context)
 
 
 def has_fine_kernels(network: PixelCNN, x: Tensor) -> bool:
