@@ -1,7 +1,8 @@
 """Which version of a kernel runs where, and why.
 
 On a GPU, a whole float32 flow goes through CUDA kernels if they fit it, and so does every network of a flow of images;
-otherwise layers go through Triton kernels; and where neither works, through plain PyTorch: slower, same results.
+otherwise layers, and networks of images, go through Triton kernels; and where neither works, through plain PyTorch:
+slower, same results.
 On a CPU, float32 waves are compiled for the processor if there is a C++ compiler.
 ``SINUFLOW_KERNELS=plain`` (or ``triton``) in the environment asks for less than there is.
 """

@@ -1,8 +1,8 @@
-"""What Triton's kernels do for a PixelCNN that learns, and is too wide for the CUDA kernels: its shift, and gradients.
+"""What Triton's kernels do for a PixelCNN that is too wide for the CUDA kernels: its shift, gradients, and inverse.
 
-Maps are in half precision, with as many digits as the tensor cores' rough single numbers have, and half the bytes:
-to move them takes most of the time. Sums are in single precision. Gradients are scaled so that the largest one of an
-output is in the middle of what half precision can hold.
+While it learns, maps are in half precision, with as many digits as the tensor cores' rough single numbers have, and
+half the bytes: to move them takes most of the time. Sums are in single precision. Gradients are scaled so that the
+largest one of an output is in the middle of what half precision can hold. Everything else is in single precision.
 """
 
 from __future__ import annotations
