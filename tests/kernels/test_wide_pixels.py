@@ -174,17 +174,20 @@ def test_masked_weights_have_no_effect_and_get_no_gradient():
         assert fused_shift(program, network, x, context, False).equal(exact)
 
 
-@pytest.mark.parametrize("name", ["colour", "deep", "one pixel"])
+@pytest.mark.parametrize("layer", range(7))
 @torch.no_grad()
-def test_a_check_tells_the_largest_unit(name):
-    network, exact, program = built(name)
+def test_a_check_tells_the_largest_unit(layer):
+    """Whichever layer it is in: here, of the first convolution, or of those of two bottlenecks."""
+    network, exact, program = built("colour")
+    for each in (network, exact):
+        each.layers[layer].weight *= 100
+        each.layers[layer + 1].weight *= 0.001
     x, context = draw(network)
-    given, units = doubled(context), []
+    units: list[torch.Tensor] = []
     seen = pixel_shift.to_images(x.double(), network.shape)
-    shift = pixel_network(seen, None if given is None else given.mT, exact.numbers(), units)
+    shift = pixel_network(seen, context.double().mT, exact.numbers(), units)
     packed = program.pack([*(la.weight for la in network.layers), *(la.bias for la in network.layers)], "invert")
-    added = None if context is None else pixel_shift.added_maps(program.shape, context, network.context_maps)
-    z, largest = program.check(packed, x, added)
+    z, largest = program.check(packed, x, pixel_shift.added_maps(program.shape, context, network.context_maps))
     assert error(z, x.double() + pixel_shift.from_images(shift)) < 1e-6
     expected = torch.stack([u.amax((1, 2, 3)) for u in units]).amax(0)
     torch.testing.assert_close(largest.double(), expected, rtol=1e-5, atol=1e-5)
