@@ -1,8 +1,9 @@
 """Speed of image flows on a GPU: times under CUDA graphs, errors against float64, and plain PyTorch in the same run.
 
-    python images.py [--mnist MODEL] [--cifar10 MODEL] [--json FILE]
+    python images.py [FLOW ...] [--mnist MODEL] [--cifar10 MODEL] [--cifar10-best MODEL] [--json FILE]
 
-MODEL is the state of a flow of the paper's architecture, as `sinuflow reproduce images` leaves it
+FLOW is mnist or cifar10, of the paper's architecture, or cifar10-best, of the recipe `best`, whose networks are too
+wide for the CUDA kernels; all by default. MODEL is the state of such a flow, as `sinuflow reproduce images` leaves it
 (weights.safetensors); without one, parameters are drawn. Milliseconds, medians of replays, 128 images; plain
 PyTorch's samples are timed once. A training step is the whole one: noise, gradients, Adam.
 """
@@ -21,12 +22,17 @@ from safetensors.torch import load_file
 import sinuflow
 from gpu import first_call, median_of, replayed, sampling, scoring, step_time, write_record
 from sinuflow.bijections import image_inverse, pixel_kernels
+from sinuflow.paper.recipes import recipes
 from sinuflow.pixels import PixelMap
 from sinuflow.training.image_rows import ImageRows
 
 IMAGES = 128
 SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 ALPHA = {"mnist": 1e-6, "cifar10": 0.05}
+#: The set and the recipe of every flow.
+FLOWS = {"mnist": ("mnist", "today"), "cifar10": ("cifar10", "today"), "cifar10-best": ("cifar10", "best")}
+#: How far drawn parameters of networks are from where they start: wide networks add up more of them.
+DRAWN = {"today": 0.02, "best": 0.01}
 #: What must be reached, and the aim, in milliseconds.
 TARGETS = {
     ("mnist", "step"): (12, 4),
@@ -37,15 +43,16 @@ TARGETS = {
 
 
 def make_flow(name: str, weights: Path | None) -> sinuflow.SinusoidalFlow:
-    """The paper's flow, trained or with parameters that move it away from the identity."""
+    """A flow, trained or with parameters that move it away from the identity."""
     torch.manual_seed(0)
-    flow = sinuflow.SinusoidalFlow.image(SHAPES[name])
+    data, recipe = FLOWS[name]
+    flow = sinuflow.SinusoidalFlow.image(SHAPES[data], **recipes(data)[recipe].flow)
     if weights is not None:
         flow.load_state_dict(load_file(weights))
     else:
         with torch.no_grad():
             for key, parameter in flow.named_parameters():
-                parameter.add_((0.02 if "conditioner" in key else 0.3) * torch.randn_like(parameter))
+                parameter.add_((DRAWN[recipe] if "conditioner" in key else 0.3) * torch.randn_like(parameter))
     return flow.eval()
 
 
@@ -69,8 +76,9 @@ def measured(name: str, weights: Path | None) -> list[dict[str, Any]]:
     }
     score, draw = scoring(flow, x, validate_args=False), sampling(flow, IMAGES)
     times = {"log_prob": replayed(score, 20), "sample": replayed(draw, 10)}
-    bytes_ = (256 * torch.rand(20_000, *SHAPES[name])).to(torch.uint8)
-    rows = ImageRows(bytes_, PixelMap(ALPHA[name]), flips=name == "cifar10").to(torch.device("cuda"))
+    data = FLOWS[name][0]
+    bytes_ = (256 * torch.rand(20_000, *SHAPES[data])).to(torch.uint8)
+    rows = ImageRows(bytes_, PixelMap(ALPHA[data]), flips=data == "cifar10").to(torch.device("cuda"))
     times["step"] = step_time(make_flow(name, weights).cuda().train(), IMAGES, rows)
     records = [
         {"flow": name, "what": what, "ms": ms, "target": TARGETS.get((name, what)), "trained": weights is not None}
@@ -96,14 +104,17 @@ def plain(name: str, weights: Path | None, x: torch.Tensor) -> list[dict[str, An
 def main() -> None:
     """Print everything, and write it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--mnist", type=Path)
-    parser.add_argument("--cifar10", type=Path)
+    parser.add_argument("flows", nargs="*", metavar="FLOW", help=", ".join(FLOWS))
+    for name in FLOWS:
+        parser.add_argument(f"--{name}", type=Path, metavar="MODEL", dest=name)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    if unknown := set(arguments.flows) - set(FLOWS):
+        parser.error(f"there is no flow {', '.join(sorted(unknown))}; choose from {', '.join(FLOWS)}")
     if not torch.cuda.is_available():
         raise SystemExit("no GPU here")
     start, records = time.perf_counter(), list[dict[str, Any]]()
-    for name in SHAPES:
+    for name in arguments.flows or FLOWS:
         records += measured(name, getattr(arguments, name))
     print("| flow | what | ms | must reach, aim | error, bits/dim | sample error | round trip | certified |")
     print("|---|---|---|---|---|---|---|---|")
@@ -114,7 +125,8 @@ def main() -> None:
             cells += [f"{r['round_trip_max']:.1e}", r["certified"]]
         print("| " + " | ".join(map(str, cells)) + " |")
     if arguments.json:
-        given = "".join(f" --{name} MODEL" for name in SHAPES if getattr(arguments, name))
+        given = "".join(f" {name}" for name in arguments.flows)
+        given += "".join(f" --{name} MODEL" for name in FLOWS if getattr(arguments, name))
         write_record(arguments.json, f"python images.py{given}", start, records)
 
 

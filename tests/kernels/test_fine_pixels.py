@@ -12,8 +12,9 @@ from sinuflow.bijections import image_inverse, pixel_kernels, pixel_shift
 from sinuflow.bijections.affine import ElementwiseAffine
 from sinuflow.bijections.base import LayerInverse
 from sinuflow.bijections.image import ImageLDUBlock
-from sinuflow.bijections.pixel_kernels import agrees_finely, fine_too
+from sinuflow.bijections.pixel_kernels import fine_too
 from sinuflow.bijections.pixel_shift import added_maps, fused_inverse, fused_shift, plain_shift
+from sinuflow.bijections.pixel_trial import agrees_finely
 from sinuflow.conditioners.pixelcnn import PixelCNN
 from sinuflow.kernels import scale_stack
 from sinuflow.kernels.cuda.pixels.program import PixelProgram

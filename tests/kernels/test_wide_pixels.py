@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import copy
 import sys
+from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+from triton.runtime.errors import OutOfResources
+
 from sinuflow import SinusoidalFlow
 from sinuflow.bijections import image_inverse, pixel_kernels, pixel_shift
 from sinuflow.bijections.pixel_shift import fused_inverse, fused_shift, plain_shift
 from sinuflow.conditioners.pixelcnn import PixelCNN
+from sinuflow.kernels.cuda.pixels.shape import PixelShape
 from sinuflow.kernels.pixel_network import pixel_network
 from sinuflow.kernels.triton import wide_pixels
 from sinuflow.kernels.triton.wide_pixels import WideProgram, WideShape
@@ -208,20 +213,50 @@ def test_kernels_that_err_are_found_out():
     finds_out_errors(program, network)
 
 
-@torch.no_grad()
-def test_what_is_no_number_stays_none():
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # by NumPy, for the interpreter
+@pytest.mark.parametrize("layer", range(5))
+def test_what_is_no_number_stays_none(layer, monkeypatch):
     network, _, program = built("grey")
+    assert len(network.layers) == 5
+    weight = network.layers[layer].weight
+    weight.data.view(-1)[int(network.layers[layer].mask.flatten().nonzero()[0])] = torch.nan
     x, _ = draw(network)
-    x[0, 1] = torch.nan
-    z = fused_shift(program, network, x, None, False)
-    assert z[:, 1].isnan().any()
-    assert z[:, [0, 2]].isfinite().all()
+    assert fused_shift(program, network, x.requires_grad_(), None, False).isnan().any()
+    monkeypatch.setattr(image_inverse, "inverting_kernels_for", lambda *_: program)
+    with torch.no_grad():
+        assert fused_shift(program, network, x, None, False).isnan().any()
+        assert not image_inverse.image_inverse(network, x, None, SolverOptions()).converged.any()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # by NumPy, for the interpreter
+def test_what_half_precision_cannot_hold_is_seen():
+    """So that the step is not made."""
+    network, _, program = built("grey")
+    network.layers[0].bias.data[0] = 1e6
+    x, _ = draw(network)
+    z = fused_shift(program, network, x.requires_grad_(), None, False)
+    assert not z.isfinite().all()
+    with torch.no_grad():
+        assert fused_shift(program, network, x, None, False).isfinite().all()
+
+
+def test_gradients_are_the_same_again_however_they_come():
+    network, _, program = built("colour")
+    x, context = draw(network)
+    grad = torch.randn_like(x)
+    found = []
+    for each, of_each in ((x, grad), (x, grad), (x.mT.contiguous().mT, grad.mT.contiguous().mT)):
+        z = fused_shift(program, network, each.requires_grad_(), context, True)
+        found.append(torch.autograd.grad(z, [each, *network.parameters()], of_each))
+    for first, *others in zip(*found, strict=True):
+        assert all(other.equal(first) for other in others)
 
 
 def test_too_many_maps_are_left_to_others():
     assert not program_of(PixelCNN((1, 4, 4), channels=65, residual_blocks=1)).fits()
     assert not program_of(PixelCNN((1, 4, 4), channels=8, residual_blocks=0)).fits()
-    assert program_of(PixelCNN((3, 4, 4), channels=64, residual_blocks=4)).fits()
+    assert not program_of(PixelCNN((6, 4, 4), channels=8, residual_blocks=1)).fits()
+    assert program_of(PixelCNN((5, 4, 4), channels=64, residual_blocks=4)).fits()
 
 
 def test_a_flow_goes_through_the_kernels(monkeypatch):
@@ -258,6 +293,23 @@ def test_a_flow_goes_through_the_kernels(monkeypatch):
     assert error(back.x, x.double()) < 1e-4
 
 
+def test_only_kernels_that_run_and_are_right_are_used(monkeypatch):
+    shape = PixelShape(1, 3, 2, maps=4, blocks=1)
+    tried = partial(pixel_kernels._wide_program.__wrapped__, shape, torch.device(DEVICE), 2)
+    assert tried() is not None
+    monkeypatch.setattr(pixel_kernels, "agrees", lambda *_: False)
+    with pytest.warns(UserWarning, match="gave other numbers than plain PyTorch"):
+        assert tried() is None
+    failures = OutOfResources(300_000, 232_448, "shared memory"), RuntimeError("PassManager::run failed\nand more")
+    for failure in failures:
+        monkeypatch.setattr(pixel_kernels, "agrees", Mock(side_effect=failure))
+        with pytest.warns(UserWarning, match="others will be: .*(shared memory|failed$)"):
+            assert tried() is None
+    monkeypatch.setattr(pixel_kernels, "agrees", Mock(side_effect=torch.OutOfMemoryError("none left")))
+    with pytest.raises(torch.OutOfMemoryError):
+        tried()
+
+
 @torch.no_grad()
 def test_an_inverse_that_errs_is_not_certified(monkeypatch):
     network, exact, program = built("colour")
@@ -290,4 +342,4 @@ def test_tiles_may_be_of_any_size(monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
 def test_every_kernel_compiles_for_a_gpu():
     """The interpreter takes much that the compiler does not."""
-    assert len(compiled_by("compile_wide_pixels.py")) == 14
+    assert len(compiled_by("compile_wide_pixels.py")) == 21

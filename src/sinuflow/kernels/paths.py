@@ -106,14 +106,19 @@ def whole_flow_path(device: torch.device) -> Path:
         return Path(False, f"SINUFLOW_KERNELS={os.environ['SINUFLOW_KERNELS']} asks for others")
     if device.type != "cuda" or torch.version.cuda is None:
         return Path(False, "they need a GPU by NVIDIA")
-    capability = torch.cuda.get_device_capability(device)
-    if capability < _TENSOR_CORES:
-        return Path(False, f"compute capability {capability[0]}.{capability[1]} has no tensor cores for them")
+    if not has_tensor_cores(device):
+        major, minor = torch.cuda.get_device_capability(device)
+        return Path(False, f"compute capability {major}.{minor} has no tensor cores for them")
     try:
         find_compiler()
     except CompilerError as error:
         return Path(False, str(error))
     return Path(True, "fused CUDA kernels for whole flows, and for networks of images")
+
+
+def has_tensor_cores(device: torch.device) -> bool:
+    """Whether a GPU has tensor cores for rough single numbers."""
+    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= _TENSOR_CORES
 
 
 def _try_triton(device: torch.device) -> None:

@@ -83,8 +83,14 @@ def near_maps(shrunk_at, i, j, near: tl.constexpr, image, batch, WIDTH: tl.const
 
 @triton.jit
 def rectified(maps):
-    """The positive part, in the same precision."""
-    return tl.where(maps > 0.0, maps, tl.zeros_like(maps))
+    """The positive part, in the same precision; what is no number stays none."""
+    return tl.where(maps <= 0.0, tl.zeros_like(maps), maps)
+
+
+@triton.jit
+def _active(units, gradient):
+    """The gradient before the rectifier, for the gradient after it."""
+    return tl.where(units <= 0.0, 0.0, gradient)
 
 
 @triton.jit
@@ -196,11 +202,11 @@ def begin_back(
     )  # fmt: skip
     at = maps_at(place, image, batch, WIDE)
     grad_wide = tl.dot(grad, _matrix(head_at, HEAD, WIDE, WIDE))
-    grad_wide = tl.where(tl.load(wide_at + at, inside[:, None], 0.0) > 0.0, grad_wide, 0.0).to(tl.float16)
+    grad_wide = _active(tl.load(wide_at + at, inside[:, None], 0.0), grad_wide).to(tl.float16)
     tl.store(grad_wide_at + at, grad_wide, inside[:, None])
     at = maps_at(place, image, batch, NARROW)
     grad_inner = tl.dot(grad_wide, _matrix(grow_at, WIDE, NARROW, NARROW))
-    grad_inner = tl.where(tl.load(inner_at + at, inside[:, None], 0.0) > 0.0, grad_inner, 0.0).to(tl.float16)
+    grad_inner = _active(tl.load(inner_at + at, inside[:, None], 0.0), grad_inner).to(tl.float16)
     tl.store(grad_inner_at + at, grad_inner, inside[:, None])
 
 
@@ -226,11 +232,11 @@ def bottleneck_back(
         sums = tl.dot(grad, _matrix(look_at + near * NARROW, NARROW, NARROW, 5 * NARROW), sums)
     at = maps_at(place, image, batch, NARROW)
     shrunk = tl.load(shrunk_at + at, inside[:, None], 0.0)
-    grad_shrunk = tl.where(shrunk > 0.0, sums, 0.0).to(tl.float16)
+    grad_shrunk = _active(shrunk, sums).to(tl.float16)
     tl.store(grad_shrunk_at + at, grad_shrunk, inside[:, None])
     where = maps_at(place, image, batch, WIDE)
     grad = tl.dot(grad_shrunk, _matrix(shrink_at, NARROW, WIDE, WIDE))
-    grad = tl.where(tl.load(wide_at + where, inside[:, None], 0.0) > 0.0, grad, 0.0)
+    grad = _active(tl.load(wide_at + where, inside[:, None], 0.0), grad)
     grad_wide = (grad + tl.load(grad_next_at + where, inside[:, None], 0.0).to(tl.float32)).to(tl.float16)
     tl.store(grad_wide_at + where, grad_wide, inside[:, None])
     if FIRST:
@@ -240,7 +246,7 @@ def bottleneck_back(
         tl.store(out_at + here, parts, (column < 25 * CHANNELS)[None, :] & inside[:, None])
     else:
         grad_inner = tl.dot(grad_wide, _matrix(before_at, WIDE, NARROW, NARROW))
-        grad_inner = tl.where(tl.load(inner_at + at, inside[:, None], 0.0) > 0.0, grad_inner, 0.0).to(tl.float16)
+        grad_inner = _active(tl.load(inner_at + at, inside[:, None], 0.0), grad_inner).to(tl.float16)
         tl.store(out_at + at, grad_inner, inside[:, None])
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..cuda.pixels.layout import NONE, matrices_of
 from ..cuda.pixels.program import Learnt, PackedPixels, PixelGradients
-from ..cuda.pixels.shape import FAR_PLACES, NEAR_PLACES
+from ..cuda.pixels.shape import FAR_PLACES, NEAR_PLACES, SKEW
 from . import wide_gradients, wide_inverse, wide_layers
 from .tiles import on_its_device
 
@@ -38,12 +38,10 @@ _SUMS_TILES = {
 }
 #: The largest gradient of an output.
 _LARGEST = 64.0
-#: Maps of a bottleneck for which a program has registers.
-_MOST_MAPS = 64
-#: How the tensor cores multiply single numbers: of the eight products of two halves each, the three largest.
+#: Maps of a bottleneck for which a program has registers, and columns of the first convolution.
+_MOST_MAPS, _MOST_COLUMNS = 64, 128
+#: How the tensor cores multiply single numbers, each of them the sum of two rough ones: the three largest products.
 _EXACT = "tf32x3"
-#: Pixels of a front are one row and this many columns apart.
-_SKEW = 4
 
 
 @dataclass(frozen=True)
@@ -117,14 +115,18 @@ class WideProgram:
 
     def fits(self) -> bool:
         """Whether a program has registers for all maps of a tile."""
-        return self.shape.blocks > 0 and self.shape.maps <= _MOST_MAPS
+        shape = self.shape
+        return shape.blocks > 0 and shape.maps <= _MOST_MAPS and shape.columns <= _MOST_COLUMNS
 
     def inverts(self) -> bool:
         """Whether there is an inverse."""
         return True
 
     def pack(self, parameters: Sequence[Tensor], purpose: str) -> PackedPixels:
-        """All matrices, in half precision if they are to learn, and all biases."""
+        """All matrices, in half precision if they are to learn, and all biases.
+
+        Both ways go by the same matrices: to learn, they are with what is saved for the way back.
+        """
         flat = torch.cat([p.flatten() for p in parameters])
         numbers = flat.index_select(0, self._where).masked_fill(self._nothing, 0.0)
         weights, biases = numbers.split([self._weights, len(numbers) - self._weights])
@@ -205,19 +207,19 @@ class WideProgram:
         shape, batch, x = self.shape, z.shape[-1], torch.empty_like(z)
         if not batch:
             return x
-        tall = -(-shape.width // _SKEW)  # pixels of a front, at most
+        tall = -(-shape.width // SKEW)  # pixels of a front, at most
         narrow, blocks = shape.narrow, shape.blocks
         sizes = [tall * shape.wide, blocks * shape.pixels * narrow, tall * narrow, blocks * tall * narrow]
         maps = [x.new_empty(size * batch) for size in sizes]
-        for front in range(shape.width + _SKEW * (shape.height - 1)):
-            top = max(0, -((shape.width - 1 - front) // _SKEW))
-            rows = min(shape.height - 1, front // _SKEW) - top + 1
+        for front in range(shape.width + SKEW * (shape.height - 1)):
+            top = max(0, -((shape.width - 1 - front) // SKEW))
+            rows = min(shape.height - 1, front // SKEW) - top + 1
             if rows < 1:
                 continue
             wide_inverse.solve_front[(rows, triton.cdiv(batch, _INVERSE_TILE["ROWS"]))](
                 z, x, packed.columns, packed.biases, z if added is None else added, *maps, front, top, batch,
                 **self._size(), COLUMNS=shape.columns, NARROW=shape.narrow, HEAD=shape.head, BLOCKS=shape.blocks,
-                ADDED=0 if added is None else shape.added, PRECISION=_EXACT, SKEW=_SKEW,
+                ADDED=0 if added is None else shape.added, PRECISION=_EXACT, SKEW=SKEW,
                 CHUNK=min(_CHUNK, shape.narrow), **_INVERSE_TILE,
             )  # fmt: skip
         return x

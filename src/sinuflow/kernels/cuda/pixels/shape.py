@@ -12,7 +12,7 @@ FAR_PLACES, NEAR_PLACES = 25, 5
 #: Columns of the first convolution's kernel, and how far they are from the centre.
 FAR_SIDE, FAR = 7, 3
 #: Pixels of a front are one row and this many columns apart.
-_SKEW = 4
+SKEW = 4
 #: Warps to a block, and turns that they take where they add up.
 WARPS, TURNS = 16, 4
 
@@ -145,7 +145,7 @@ class PixelShape:
     @property
     def _front(self) -> int:
         """Pixels of a front."""
-        return round_up(-(-self.width // _SKEW), 8)
+        return round_up(-(-self.width // SKEW), 8)
 
 
 def _stride(columns: int) -> int:
