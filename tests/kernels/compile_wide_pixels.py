@@ -7,6 +7,7 @@ A script of its own, because kernels that were defined for the interpreter canno
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from triton.backends.compiler import GPUTarget
@@ -17,11 +18,12 @@ from sinuflow.kernels.triton import wide_gradients, wide_inverse, wide_layers, w
 
 #: Each has so much shared memory for a block.
 ROOM = {86: 101_376, 90: 232_448}
-SMALL = {"COLUMNS": 32, "WIDE": 32, "NARROW": 16, "CHUNK": 16, "PART": 32, "ADDED": 64}
-LARGE = {"COLUMNS": 128, "WIDE": 128, "NARROW": 64, "CHUNK": 32, "PART": 64, "ADDED": 0}
+SMALL = {"COLUMNS": 64, "WIDE": 32, "NARROW": 16, "CHUNK": 16, "ADDED": 64}
+LARGE = {"COLUMNS": 128, "WIDE": 128, "NARROW": 64, "CHUNK": 32, "ADDED": 0}
 CONSTANTS = {
     "CHANNELS": 1, "HEIGHT": 8, "WIDTH": 8, "PIXELS": 64, "HEAD": 16, "LAST": True, "FIRST": True, "BLOCKS": 2,
     "SKEW": 4, "PRECISION": "tf32x3", "WEIGHTS": 1000, "MATRIX": 500, "BIAS": 1100, "BLOCK": 200, "BIASES": 1050,
+    "PART": wide_pixels._PART,
 }  # fmt: skip
 LEARN = {"LEARN": True, "CHECK": False, **wide_pixels._TILE}
 SCORE = {"LEARN": False, "CHECK": True, **wide_pixels._EXACT_TILE}
@@ -41,8 +43,8 @@ KERNELS: list[tuple[JITFunction, dict[str, Any]]] = [
     (wide_gradients.of_look, {**SUMS["look"], "FIRST": 400}),
     (wide_inverse.solve_front, wide_pixels._INVERSE_TILE),
 ]
-#: Those that take most room.
-DEMANDING = (wide_layers.begin, wide_gradients.of_look)
+#: Those that take most room, or fetch tiles while they multiply others.
+DEMANDING = (wide_layers.begin, wide_gradients.of_first, wide_gradients.of_shrink_and_grow, wide_gradients.of_look)
 #: What is single while a network learns; the rest is half.
 SINGLE = {
     "x_at", "first_bias_at", "shrink_bias_at", "look_bias_at", "grow_bias_at", "next_bias_at", "added_at", "largest_at",
@@ -61,9 +63,19 @@ def compiled(kernel: JITFunction, size: dict[str, int], more: dict[str, Any], ge
             kinds[name] = "*fp32"
     kinds |= dict.fromkeys(constants, "constexpr")
     options = {name: given[name] for name in ("num_warps", "num_stages") if name in given}
-    made = compile(ASTSource(kernel, kinds, constants), target=GPUTarget("cuda", generation, 32), options=options)
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if name.endswith("_at")}
+    source = ASTSource(kernel, kinds, constants, aligned)
+    made = compile(source, target=GPUTarget("cuda", generation, 32), options=options)
     assert made.metadata.shared <= ROOM[generation], (kernel.fn.__name__, made.metadata.shared)
+    check_buffers(kernel.fn.__name__, made.asm["ttgir"])
     print(kernel.fn.__name__, "exact" if exact else "learn", generation, made.metadata.shared)  # noqa: T201
+
+
+def check_buffers(name: str, code: str) -> None:
+    """Where products may still run while the next tiles are fetched, all tiles that they read have three places."""
+    running = max(map(int, re.findall(r"warp_group_dot_wait[^{]*\{pendings = (\d+)", code)), default=0)
+    places = set(map(int, re.findall(r"local_alloc : \(\) -> !ttg.memdesc<(\d+)x\d+x\d+x", code)))
+    assert not running or places == {3}, (name, running, places)
 
 
 for kernel, more in KERNELS:

@@ -72,12 +72,11 @@ def agrees_finely(program: PixelProgram, network: PixelCNN) -> bool:
     return _close(found, x, _OF_FINE_UNITS) and _close(again, z, _OF_FINE_SUMS)
 
 
-def _learns(program: Kernels, network: PixelCNN, tolerance: float) -> bool:
+def _learns(program: Kernels, network: PixelCNN, x: Tensor, context: Tensor | None, tolerance: float) -> bool:
     """Whether the kernels find the same as plain PyTorch for a few images, but for a tenth of this; and gradients."""
-    x, context = _trial(program, network)
-    x.requires_grad_()
+    x = x.clone().requires_grad_()
     if context is not None:
-        context.requires_grad_()
+        context = context.clone().requires_grad_()
     wanted = [x, *([] if context is None else [context]), *network.parameters()]
     for reverse in (False, True):
         with torch.enable_grad():
@@ -95,9 +94,9 @@ def _learns(program: Kernels, network: PixelCNN, tolerance: float) -> bool:
 
 def agrees(program: Kernels, network: PixelCNN) -> bool:
     """Whether the kernels do with a few images what plain PyTorch does, gradients and inverse included."""
-    if not _learns(program, network, _OF_ROUGH_GRADIENTS if program.shape.rough else _OF_GRADIENTS):
-        return False
     x, context = _trial(program, network)
+    if not _learns(program, network, x, context, _OF_ROUGH_GRADIENTS if program.shape.rough else _OF_GRADIENTS):
+        return False
     with torch.no_grad():
         for reverse in (False, True):
             exact = fused_shift(program, network, x, context, reverse)

@@ -21,10 +21,20 @@ def _taken(tile, batch, PIXELS: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
+def _ones(ROWS: tl.constexpr):
+    """A product with these adds up a tile's gradients, as often as the smallest product has columns.
+
+    To add them up otherwise would be wrong on an H100: where a tile is read from shared memory both by a product and by
+    something else, Triton (3.6 and 3.9, issue 6691) fetches the next one over it before the product has ended.
+    """
+    return tl.full((ROWS, 16), 1.0, tl.float16)
+
+
+@triton.jit
 def _write(matrix_at, matrix, bias_at, bias, MAPS: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.constexpr):
     maps = tl.arange(0, MAPS)
     tl.store(matrix_at + maps[:, None] * STRIDE + tl.arange(0, COLUMNS)[None, :], matrix)
-    tl.store(bias_at + maps, tl.sum(bias, 0))
+    tl.store(bias_at + maps, tl.sum(bias, 1) / 16)
 
 
 @triton.jit(do_not_specialize=["batch", "size"])
@@ -37,14 +47,15 @@ def of_first(
     sums_at += tl.program_id(0) * size.to(tl.int64)
     column = tl.program_id(1) * PART + tl.arange(0, PART)
     matrix = tl.zeros((WIDE, PART), tl.float32)
-    bias = tl.zeros((ROWS, WIDE), tl.float32)
+    bias, ones = tl.zeros((WIDE, 16), tl.float32), _ones(ROWS)
     for tile in range(tl.program_id(0), PIXELS * tl.cdiv(batch, ROWS), tl.num_programs(0)):
         place, image, inside = _taken(tile, batch, PIXELS, ROWS)
         at = (place * batch + image).to(tl.int64) * COLUMNS
         seen = tl.load(seen_at + at[:, None] + column[None, :], inside[:, None], 0.0)
         grad = tl.load(grad_wide_at + maps_at(place, image, batch, WIDE), inside[:, None], 0.0)
-        matrix = tl.dot(tl.trans(grad), seen, matrix)
-        bias += grad.to(tl.float32)
+        turned = tl.trans(grad)
+        matrix = tl.dot(turned, seen, matrix)
+        bias = tl.dot(turned, ones, bias)
     _write(sums_at + tl.program_id(1) * PART, matrix, sums_at + WEIGHTS, bias, WIDE, PART, COLUMNS)
 
 
@@ -57,13 +68,14 @@ def of_head(
     """Of the head."""
     sums_at += tl.program_id(0) * size.to(tl.int64)
     matrix = tl.zeros((HEAD, WIDE), tl.float32)
-    bias = tl.zeros((ROWS, HEAD), tl.float32)
+    bias, ones = tl.zeros((HEAD, 16), tl.float32), _ones(ROWS)
     for tile in range(tl.program_id(0), PIXELS * tl.cdiv(batch, ROWS), tl.num_programs(0)):
         place, image, inside = _taken(tile, batch, PIXELS, ROWS)
         wide = tl.load(wide_at + maps_at(place, image, batch, WIDE), inside[:, None], 0.0)
         grad = head_gradient(grad_at, scale_at, place, image, inside, batch, reverse, CHANNELS, PIXELS, HEAD)
-        matrix = tl.dot(tl.trans(grad), rectified(wide), matrix)
-        bias += grad.to(tl.float32)
+        turned = tl.trans(grad)
+        matrix = tl.dot(turned, rectified(wide), matrix)
+        bias = tl.dot(turned, ones, bias)
     _write(sums_at + MATRIX, matrix, sums_at + BIAS, bias, HEAD, WIDE, WIDE)
 
 
@@ -74,13 +86,14 @@ def _of_one(
 ):  # fmt: skip
     """Of a convolution that sees one place, and of what is there the positive part."""
     matrix = tl.zeros((MAPS, COLUMNS), tl.float32)
-    bias = tl.zeros((ROWS, MAPS), tl.float32)
+    bias, ones = tl.zeros((MAPS, 16), tl.float32), _ones(ROWS)
     for tile in range(tl.program_id(0), PIXELS * tl.cdiv(batch, ROWS), tl.num_programs(0)):
         place, image, inside = _taken(tile, batch, PIXELS, ROWS)
         seen = tl.load(seen_at + maps_at(place, image, batch, COLUMNS), inside[:, None], 0.0)
         grad = tl.load(grad_at + maps_at(place, image, batch, MAPS), inside[:, None], 0.0)
-        matrix = tl.dot(tl.trans(grad), rectified(seen), matrix)
-        bias += grad.to(tl.float32)
+        turned = tl.trans(grad)
+        matrix = tl.dot(turned, rectified(seen), matrix)
+        bias = tl.dot(turned, ones, bias)
     _write(matrix_at, matrix, bias_at, bias, MAPS, COLUMNS, COLUMNS)
 
 
@@ -122,7 +135,7 @@ def of_look(
     grad_inner_at += block * (PIXELS * batch).to(tl.int64) * NARROW
     far_left = tl.zeros((NARROW, NARROW), tl.float32)
     above, far_right, left, here = far_left, far_left, far_left, far_left
-    bias = tl.zeros((ROWS, NARROW), tl.float32)
+    bias, ones = tl.zeros((NARROW, 16), tl.float32), _ones(ROWS)
     for tile in range(tl.program_id(0), PIXELS * tl.cdiv(batch, ROWS), tl.num_programs(0)):
         place, image, inside = _taken(tile, batch, PIXELS, ROWS)
         grad = tl.load(grad_inner_at + maps_at(place, image, batch, NARROW), inside[:, None], 0.0)
@@ -132,7 +145,7 @@ def of_look(
         far_right = tl.dot(turned, near_maps(shrunk_at, i, j, 2, image, batch, WIDTH, NARROW), far_right)
         left = tl.dot(turned, near_maps(shrunk_at, i, j, 3, image, batch, WIDTH, NARROW), left)
         here = tl.dot(turned, near_maps(shrunk_at, i, j, 4, image, batch, WIDTH, NARROW), here)
-        bias += grad.to(tl.float32)
+        bias = tl.dot(turned, ones, bias)
     matrix_at = sums_at + FIRST + block * BLOCK + NARROW * WIDE
     bias_at = sums_at + BIASES + block * (2 * NARROW + WIDE) + NARROW
     _write(matrix_at, far_left, bias_at, bias, NARROW, NARROW, 5 * NARROW)

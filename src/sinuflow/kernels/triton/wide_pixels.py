@@ -36,6 +36,8 @@ _SUMS_TILES = {
     "one": {"ROWS": 64, "num_warps": 4, "num_stages": 3},
     "look": {"ROWS": 64, "num_warps": 4, "num_stages": 3},
 }
+#: Columns of the first convolution to a program there.
+_PART = 64
 #: The largest gradient of an output.
 _LARGEST = 64.0
 #: Maps of a bottleneck for which a program has registers, and columns of the first convolution.
@@ -76,8 +78,8 @@ class WideShape:
 
     @property
     def columns(self) -> int:
-        """Of the first convolution: [place][channel]."""
-        return _power(FAR_PLACES * self.channels)
+        """Of the first convolution: [place][channel]. With 32, grey images failed the trial on an H200."""
+        return max(64, _power(FAR_PLACES * self.channels))
 
     @property
     def added(self) -> int:
@@ -276,10 +278,9 @@ class WideProgram:
         (seen, wide, shrunk, inner), (_, grad_wide, grad_shrunk, grad_inner) = maps, gradients
         first, block = shape.wide * shape.columns, 2 * shape.narrow * shape.wide + NEAR_PLACES * shape.narrow**2
         starts = {"FIRST": first, "BLOCK": block, "BIASES": self._weights + shape.wide}
-        part = min(64, shape.columns)
-        wide_gradients.of_first[(splits, shape.columns // part)](
+        wide_gradients.of_first[(splits, shape.columns // _PART)](
             seen, grad_wide, sums, size, batch,
-            PIXELS=shape.pixels, COLUMNS=shape.columns, WIDE=shape.wide, WEIGHTS=self._weights, PART=part,
+            PIXELS=shape.pixels, COLUMNS=shape.columns, WIDE=shape.wide, WEIGHTS=self._weights, PART=_PART,
             **_SUMS_TILES["first"],
         )  # fmt: skip
         wide_gradients.of_head[(splits,)](
