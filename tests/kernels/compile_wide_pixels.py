@@ -78,8 +78,9 @@ def check_buffers(name: str, code: str) -> None:
     assert not running or places == {3}, (name, running, places)
 
 
-for kernel, more in KERNELS:
-    compiled(kernel, SMALL, more, 90)
-    if kernel in DEMANDING:
-        for generation in ROOM:
-            compiled(kernel, LARGE, more, generation)
+if __name__ == "__main__":
+    for kernel, more in KERNELS:
+        compiled(kernel, SMALL, more, 90)
+        if kernel in DEMANDING:
+            for generation in ROOM:
+                compiled(kernel, LARGE, more, generation)
