@@ -78,7 +78,11 @@ class WideShape:
 
     @property
     def columns(self) -> int:
-        """Of the first convolution: [place][channel]. With 32, grey images failed the trial on an H200."""
+        """Of the first convolution: [place][channel].
+
+        At least 64, because a network of grey images failed its trial on an H200 with 32. Why is not known: it may have
+        been the race that :mod:`~sinuflow.kernels.triton.wide_gradients` tells of.
+        """
         return max(64, _power(FAR_PLACES * self.channels))
 
     @property
