@@ -355,3 +355,18 @@ def test_networks_without_room_in_a_block_get_other_kernels(rough, monkeypatch):
     monkeypatch.setattr(small, "inverts", lambda: False)
     assert pixel_kernels.kernels_for(network, x) is small
     assert pixel_kernels.inverting_kernels_for(network, x) is others
+
+
+def test_triton_has_kernels_for_single_numbers_and_tensor_cores_alone(monkeypatch):
+    network, x = PixelCNN((1, 5, 4), channels=5, residual_blocks=1), torch.empty(20, 1)
+    monkeypatch.setattr(pixel_kernels, "use_triton", lambda _: True)
+    monkeypatch.setattr(pixel_kernels, "_wide_program", lambda *_: "kernels")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert pixel_kernels._triton_kernels(network, x) == "kernels"
+    assert pixel_kernels._triton_kernels(network, x.double()) is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert pixel_kernels._triton_kernels(network, x) is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 4))  # another maker's
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert pixel_kernels._triton_kernels(network, x) is None

@@ -79,12 +79,16 @@ def doubled(context: torch.Tensor | None) -> torch.Tensor | None:
     return None if context is None else context.double()
 
 
+#: In the last case, more of them than a tile has.
+CASES = [*((name, IMAGES) for name in NETWORKS), ("one column", 70)]
+
+
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("name", NETWORKS)
-def test_the_shift_and_its_gradients(name, reverse):
+@pytest.mark.parametrize(("name", "images"), CASES)
+def test_the_shift_and_its_gradients(name, images, reverse):
     network, exact, program = built(name)
     decided(network, exact)
-    x, context = draw(network)
+    x, context = draw(network, images)
     leaves = [t.requires_grad_() for t in (x, context) if t is not None]
     doubles = [t.detach().double().requires_grad_() for t in leaves]
     z = fused_shift(program, network, x, context, reverse)
@@ -125,16 +129,18 @@ def test_the_inverse_is_the_inverse(name):
 
 def test_images_beside_do_not_matter():
     """Also if they are more than a tile has."""
-    network, _, program = built("one pixel")
-    x, _ = draw(network, 70)
+    network, _, program = built("one column")
+    x, context = draw(network, 70)
+    last = context[:, -1:]
     alone = x[:, -1:].clone().requires_grad_()
     together = x.clone().requires_grad_()
     with torch.no_grad():
-        z = fused_shift(program, network, x, None, False)
-        torch.testing.assert_close(z[:, -1:], fused_shift(program, network, alone, None, False))
-        found = fused_inverse(program, z, None, network.numbers())[0]
+        z = fused_shift(program, network, x, context, False)
+        torch.testing.assert_close(z[:, -1:], fused_shift(program, network, alone, last, False))
+        found = fused_inverse(program, z, context, network.numbers())[0]
     torch.testing.assert_close(found, x, rtol=1e-5, atol=1e-5)
-    of_last = [fused_shift(program, network, each, None, False)[:, -1].square().sum() for each in (together, alone)]
+    both = ((together, context), (alone, last))
+    of_last = [fused_shift(program, network, each, given, False)[:, -1].square().sum() for each, given in both]
     wanted = ([t, *network.parameters()] for t in (together, alone))
     grads = [torch.autograd.grad(loss, leaves) for loss, leaves in zip(of_last, wanted, strict=True)]
     assert (grads[0][0][:, :-1] == 0).all()

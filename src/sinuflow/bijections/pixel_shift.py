@@ -18,7 +18,7 @@ from ..kernels.dispatch import reference_backward
 from ..kernels.pixel_network import PixelWeights, pixel_network
 
 
-class Network(Protocol):
+class NetworkShape(Protocol):
     """A network as kernels see it: its images; maps outside of bottlenecks, and inside; how many of these there are."""
 
     @property
@@ -43,7 +43,7 @@ class Kernels(Protocol):
     device: torch.device
 
     @property
-    def shape(self) -> Network: ...
+    def shape(self) -> NetworkShape: ...
 
     def fits(self) -> bool:
         """Whether they can do anything for it at all."""
@@ -159,7 +159,7 @@ class _FusedShift(torch.autograd.Function):
         return None, None, None, None, found.x, of_context, *of_parameters, *of_maps
 
 
-def added_maps(shape: Network, context: Tensor, given: Sequence[Tensor]) -> Tensor:
+def added_maps(shape: NetworkShape, context: Tensor, given: Sequence[Tensor]) -> Tensor:
     """What the context (K, B) adds to the maps of every image, with zeros for maps that fill a tile."""
     widths = [shape.wide] + [shape.narrow] * shape.blocks
     with torch.autocast(context.device.type, enabled=False):  # kernels take single precision
