@@ -1,9 +1,15 @@
-r"""Inverting the shift of an image, as a PyTorch operator with gradients by the implicit function theorem.
+r"""Inverting the map of an image, as a PyTorch operator with gradients by the implicit function theorem.
 
-From :math:`x + c(x; \theta) = z`, a gradient g with respect to x becomes :math:`v = (I + J)^{-T} g` with respect to z,
-which is ordered substitution once more, from the last pixel to the first; and with respect to θ it becomes
-:math:`-(\partial c / \partial \theta)^T v`, one backward pass. As in :mod:`sinuflow.bijections.inverse_ops`,
-compiled graphs take the operators, and eager code an autograd function.
+From :math:`F(x; \theta) = z`, a gradient g with respect to x becomes :math:`v = J^{-T} g` with respect to z, and with
+respect to θ it becomes :math:`-(\partial F / \partial \theta)^T v`, one backward pass. For a shift,
+:math:`F = x + c(x)`, v is found by ordered substitution once more, from the last pixel to the first. So it is with a
+scale: for :math:`F = e^s y` with :math:`y = x + c(x)` and :math:`s = 2 \tanh(r(x)/2)`, :math:`v' = e^s v` solves
+
+.. math:: v' + J_c^T v' + J_r^T (k \odot v') = g, \qquad k = y \, (1 - (s/2)^2).
+
+The gradient of the log-determinant :math:`-\sum_i s_i(x)` with respect to x is added to g.
+
+As in :mod:`sinuflow.bijections.inverse_ops`, compiled graphs take the operators, and eager code an autograd function.
 """
 
 from __future__ import annotations
@@ -15,19 +21,21 @@ import torch
 from torch import Tensor
 
 from ..conditioners.pixelcnn import PixelCNN
-from ..kernels.pixel_network import PixelWeights, pixel_network
+from ..kernels.conditional_waves import LOG_SCALE_MAX
+from ..kernels.pixel_affine import log_scale, scaled, unscaled
+from ..kernels.pixel_network import PixelWeights
 from ..solvers import SolverOptions, parallel_sweeps
 from ..solvers.wavefront import Activations, PixelNetwork, ordered_pixels, ordered_pixels_adjoint
 from .base import LayerInverse
 from .inverse_ops import _first_order_only
 from .pixel_kernels import inverting_kernels_for
-from .pixel_shift import Kernels, from_images, fused_inverse, to_images
+from .pixel_shift import Kernels, fused_inverse, plain_shift
 
 #: Rounding that may be left, in ulps of the largest number: outputs are sums of hundreds of products, added up in
 #: another order than by the forward map.
 _ULPS = 32.0
 
-Answer = tuple[Tensor, Tensor, Tensor, Tensor]  # x, iterations, residual, converged
+Answer = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # x, ladj, iterations, residual, converged
 
 
 def _image_inverse(
@@ -44,30 +52,34 @@ def _image_inverse(
 ) -> Answer:
     numbers = PixelWeights(list(weights), list(biases), list(given))
     if method == "certified":
-        found = _substitute(z.contiguous(), None if context is None else context.mT, numbers, shape)
-        return _certified(z, *found, z.dtype)
-    return _algorithm_1(z.contiguous(), None if context is None else context.mT, numbers, shape, rtol, atol, limit)
+        return _certified(z, *_substitute(z.contiguous(), context, numbers, shape), z.dtype)
+    return _algorithm_1(z.contiguous(), context, numbers, shape, rtol, atol, limit)
 
 
 def _substitute(
     z: Tensor, context: Tensor | None, numbers: PixelWeights, shape: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Ordered substitution: x, what the forward map makes of it, and the largest unit on the way, image by image."""
+    """Ordered substitution: x, what the network tells of it, and the largest unit on the way, image by image."""
     with torch.inference_mode():  # half of the time goes into small calls, which are cheaper so
         target = z.detach().view(shape[0], shape[1] * shape[2], z.shape[-1])
-        x = ordered_pixels(PixelNetwork.of(shape, numbers, context), target).flatten(0, 1)
+        network = PixelNetwork.of(shape, numbers, None if context is None else context.mT)
+        x = ordered_pixels(network, target).flatten(0, 1)
         active: list[Tensor] = []
-        again = x + from_images(pixel_network(to_images(x, shape), context, numbers, active))
+        told = plain_shift(x, context, numbers, shape, False, active)
         largest = torch.stack([t.amax((1, 2, 3)) for t in active]).amax(0)
-    return x.clone(), again.clone(), largest.clone()
+    return x.clone(), told.clone(), largest.clone()
 
 
-def _certified(z: Tensor, x: Tensor, again: Tensor, largest: Tensor, units: torch.dtype) -> Answer:
-    """A residual within rounding, of numbers in the precision of the network's units."""
-    residual = (again - z).abs().amax(0)
-    involved = torch.maximum(torch.maximum(x.abs().amax(0), z.abs().amax(0)), largest)
+def _certified(z: Tensor, x: Tensor, told: Tensor, largest: Tensor, units: torch.dtype) -> Answer:
+    """A residual within rounding, of numbers in the precision of the network's units.
+
+    It is that of y = x + c(x), which is x's own measure: where a scale makes z of it, z is divided by that.
+    """
+    y, ladj = unscaled(z, told)
+    residual = (told[: len(z)] - y).abs().amax(0)
+    involved = torch.maximum(torch.maximum(x.abs().amax(0), y.abs().amax(0)), largest)
     converged = residual <= _ULPS * torch.finfo(units).eps * involved
-    return x, torch.ones_like(residual, dtype=torch.int32), residual, converged
+    return x, ladj, torch.ones_like(residual, dtype=torch.int32), residual, converged
 
 
 def _algorithm_1(
@@ -81,16 +93,21 @@ def _algorithm_1(
 ) -> Answer:
     """Algorithm 1 of the paper: plain parallel sweeps to given tolerances."""
 
-    def evaluate(x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        shift = from_images(pixel_network(to_images(x, shape), None if context is None else context[rows], numbers))
-        return x + shift, shift
+    def tell(x: Tensor, given: Tensor | None) -> Tensor:
+        return plain_shift(x, given, numbers, shape, False)
 
-    def solve(target: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-        x = target - shift
+    def evaluate(x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        told = tell(x, None if context is None else context[:, rows])
+        return scaled(told, len(x)).z, torch.cat([told, x])
+
+    def solve(target: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        told, before = parameters.split([len(parameters) - len(target), len(target)])
+        x = unscaled(target, told).z - (told[: len(target)] - before)
         return x, x.isfinite().all(0)
 
     root = parallel_sweeps(evaluate, solve, z, rtol=rtol, atol=atol, max_iterations=limit)
-    return root.x, root.iterations.amax(0), root.residual.amax(0), root.converged.all(0)
+    ladj = unscaled(z, tell(root.x, context)).ladj
+    return root.x, ladj, root.iterations.amax(0), root.residual.amax(0), root.converged.all(0)
 
 
 image_inverse_op = torch.library.custom_op("sinuflow::image_inverse", _image_inverse, mutates_args=())
@@ -100,17 +117,21 @@ image_inverse_op = torch.library.custom_op("sinuflow::image_inverse", _image_inv
 def _(z: Tensor, *_: Any) -> Answer:
     row = z.new_empty(z.shape[-1])
     flags = torch.empty_like(row, dtype=torch.bool)
-    return z.new_empty(z.shape), torch.empty_like(row, dtype=torch.int32), torch.empty_like(row), flags
+    return z.new_empty(z.shape), row, torch.empty_like(row, dtype=torch.int32), torch.empty_like(row), flags
 
 
-def _image_adjoint(grad: Tensor, active: Sequence[Tensor], weights: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
-    """v of shape (D, B), given what :func:`pixel_network` keeps."""
+def _image_adjoint(
+    grad: Tensor, gain: Tensor | None, active: Sequence[Tensor], weights: Sequence[Tensor], shape: Sequence[int]
+) -> Tensor:
+    """v, or with a gain k of a scale v', of shape (D, B), given what :func:`pixel_network` keeps."""
     with torch.inference_mode():
         masks = [(t.detach() > 0).flatten(2).permute(1, 2, 0).contiguous() for t in active]
         unused = [w.new_zeros(len(w)) for w in weights]  # biases do not matter here
         network = PixelNetwork.of(shape, PixelWeights(list(weights), unused, []), None)
-        target = grad.detach().contiguous().view(shape[0], shape[1] * shape[2], grad.shape[-1])
-        v = ordered_pixels_adjoint(network, Activations(masks[::3], masks[1::3], masks[2::3]), target)
+        size = shape[0], shape[1] * shape[2], grad.shape[-1]
+        target, gains = (None if t is None else t.detach().contiguous().view(size) for t in (grad, gain))
+        assert target is not None
+        v = ordered_pixels_adjoint(network, Activations(masks[::3], masks[1::3], masks[2::3]), target, gains)
     return v.flatten(0, 1).clone()
 
 
@@ -129,19 +150,27 @@ def _image_context(ctx: Any, inputs: tuple[Any, ...], output: Answer) -> None:
     ctx.save_for_backward(output[0], *weights, *biases, *given, *([context] if context is not None else []))
 
 
-def _image_gradient(ctx: Any, grad_x: Tensor, *_: Any) -> tuple[Any, ...]:
+def _image_gradient(ctx: Any, grad_x: Tensor, grad_ladj: Tensor, *_: Any) -> tuple[Any, ...]:
     x, *saved = (t.detach() for t in ctx.saved_tensors)
-    depth, told = ctx.sizes
+    depth, known = ctx.sizes
     active: list[Tensor] = []
     with torch.enable_grad():
-        saved = [t.requires_grad_() for t in saved]
-        numbers = PixelWeights(saved[:depth], saved[depth : 2 * depth], saved[2 * depth : 2 * depth + told])
-        context = saved[-1].mT if ctx.conditional else None
-        shift = pixel_network(to_images(x, ctx.shape), context, numbers, active)
+        x, *saved = (t.requires_grad_() for t in (x, *saved))
+        numbers = PixelWeights(saved[:depth], saved[depth : 2 * depth], saved[2 * depth : 2 * depth + known])
+        told = plain_shift(x, saved[-1] if ctx.conditional else None, numbers, ctx.shape, False, active)
+        z, ladj = scaled(told, len(x))
     adjoint = image_adjoint_op if torch.compiler.is_compiling() else _image_adjoint
-    v = adjoint(grad_x.detach(), [t.detach() for t in active], [t.detach() for t in numbers.weights], ctx.shape)
-    grads = torch.autograd.grad(shift, saved, -to_images(v, ctx.shape))
-    of_numbers = grads[:depth], grads[depth : 2 * depth], grads[2 * depth : 2 * depth + told]
+    rest = [t.detach() for t in active], [t.detach() for t in numbers.weights], ctx.shape
+    if len(told) == len(x):
+        v = adjoint(grad_x.detach(), None, *rest)
+        grads = torch.autograd.grad(z, saved, -v)
+    else:
+        (of_x,) = torch.autograd.grad(ladj, x, -grad_ladj, retain_graph=True)
+        y, free = told.detach().split(len(x))
+        s = log_scale(free)
+        v = adjoint(grad_x.detach() + of_x, y * (1 - (s / LOG_SCALE_MAX) ** 2), *rest) * torch.exp(-s)
+        grads = torch.autograd.grad((z, ladj), saved, (-v, -grad_ladj))
+    of_numbers = grads[:depth], grads[depth : 2 * depth], grads[2 * depth : 2 * depth + known]
     of_context = grads[-1] if ctx.conditional else None
     return v, of_context, *map(list, of_numbers), None, None, None, None, None
 
@@ -159,8 +188,8 @@ class _ImageInverse(torch.autograd.Function):
         sizes: tuple[int, int],
         *rest: Any,
     ) -> Answer:
-        depth, told = sizes
-        numbers, options = rest[: 2 * depth + told], rest[2 * depth + told :]
+        depth, known = sizes
+        numbers, options = rest[: 2 * depth + known], rest[2 * depth + known :]
         inputs = (z, context, numbers[:depth], numbers[depth : 2 * depth], numbers[2 * depth :], *options)
         if program is None:
             answer = _image_inverse(*inputs)
@@ -168,18 +197,18 @@ class _ImageInverse(torch.autograd.Function):
             weights = PixelWeights(*(list(part) for part in inputs[2:5]))
             answer = _certified(z, *fused_inverse(program, z, context, weights), torch.float32)
         _image_context(ctx, inputs, answer)
-        ctx.mark_non_differentiable(*answer[1:])
+        ctx.mark_non_differentiable(*answer[2:])
         return answer
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         v, of_context, of_weights, of_biases, of_given, *rest = _image_gradient(ctx, *grads)
         found = (None, v, of_context, None, *of_weights, *of_biases, *of_given, *rest)
-        return _first_order_only(found, (*ctx.saved_tensors, grads[0]))
+        return _first_order_only(found, (*ctx.saved_tensors, *grads[:2]))
 
 
 def image_inverse(network: PixelCNN, z: Tensor, context: Tensor | None, options: SolverOptions) -> LayerInverse:
-    """Invert :math:`z = x + c(x)` for a feature-major batch (D, B), with gradients."""
+    """Invert the map of a network for a feature-major batch (D, B), with gradients."""
     weights, biases, given = network.numbers()
     rest = (list(network.shape), options.method, *options.tolerances(z.dtype), options.limit)
     if torch.compiler.is_compiling():
@@ -188,5 +217,4 @@ def image_inverse(network: PixelCNN, z: Tensor, context: Tensor | None, options:
         sizes = len(weights), len(given)
         program = inverting_kernels_for(network, z) if options.method == "certified" else None
         answer = _ImageInverse.apply(program, z, context, sizes, *weights, *biases, *given, *rest)
-    x, *certificate = answer
-    return LayerInverse(x, z.new_zeros(z.shape[-1]), *certificate)
+    return LayerInverse(*answer)

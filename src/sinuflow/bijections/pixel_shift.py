@@ -1,4 +1,4 @@
-"""The shift of images by a PixelCNN: the definition, and the same by kernels, with gradients.
+"""What a PixelCNN tells of images, their shift first of all: the definition, and the same by kernels, with gradients.
 
 Which kernels a network gets, :mod:`sinuflow.bijections.pixel_kernels` decides.
 """
@@ -55,21 +55,21 @@ class Kernels(Protocol):
         """Its numbers as the kernels want them."""
 
     def forward(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> Tensor:
-        """z = x + c(x) for images of shape (D, B); ``added`` (B, ...) is what the context adds to maps."""
+        """What is told of images of shape (D, B); ``added`` (B, ...) is what the context adds to maps."""
 
     def check(self, packed: PackedPixels, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
-        """z, and the largest unit of every image on the way, (B,)."""
+        """What is told, and the largest unit of every image on the way, (B,)."""
 
     def inverse(self, packed: PackedPixels, z: Tensor, added: Tensor | None) -> Tensor:
-        """x, given z = x + c(x)."""
+        """x, given z."""
 
     def learn(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> Learnt:
         """The same as :meth:`forward`, and all that the gradients need."""
 
     def backward(
-        self, weights: Tensor, x: Tensor, kept: Tensor, reverse: bool, grad_z: Tensor, conditional: bool
+        self, weights: Tensor, x: Tensor, kept: Tensor, reverse: bool, grad: Tensor, conditional: bool
     ) -> PixelGradients:
-        """The chain rule."""
+        """The chain rule, for the gradient of what is told."""
 
 
 def to_images(x: Tensor, shape: Sequence[int]) -> Tensor:
@@ -83,12 +83,21 @@ def from_images(images: Tensor) -> Tensor:
 
 
 def plain_shift(
-    x: Tensor, context: Tensor | None, numbers: PixelWeights, shape: Sequence[int], reverse: bool
+    x: Tensor,
+    context: Tensor | None,
+    numbers: PixelWeights,
+    shape: Sequence[int],
+    reverse: bool,
+    keep: list[Tensor] | None = None,
 ) -> Tensor:
-    """The definition, in plain PyTorch."""
+    """What is told of images, as :mod:`sinuflow.kernels.pixel_affine` says: the definition, in plain PyTorch.
+
+    What is active inside is added to ``keep``, as by :func:`~sinuflow.kernels.pixel_network.pixel_network`.
+    """
     seen = to_images(x.flip(0) if reverse else x, shape)
-    shift = from_images(pixel_network(seen, None if context is None else context.mT, numbers))
-    return x + (shift.flip(0) if reverse else shift)
+    outputs = from_images(pixel_network(seen, None if context is None else context.mT, numbers, keep)).split(len(x))
+    shift, *free = (each.flip(0) if reverse else each for each in outputs)
+    return torch.cat([x + shift, *free]) if free else x + shift
 
 
 def fused_shift(program: Kernels, network: PixelCNN, x: Tensor, context: Tensor | None, reverse: bool) -> Tensor:
@@ -96,14 +105,14 @@ def fused_shift(program: Kernels, network: PixelCNN, x: Tensor, context: Tensor 
     layers = network.layers
     numbers = [*(layer.weight for layer in layers), *(layer.bias for layer in layers), *network.context_maps]
     masks = [layer.mask for layer in layers]
-    z: Tensor = _FusedShift.apply(torch.is_grad_enabled(), program, masks, reverse, x, context, *numbers)
-    return z
+    told: Tensor = _FusedShift.apply(torch.is_grad_enabled(), program, masks, reverse, x, context, *numbers)
+    return told
 
 
 def fused_inverse(
     program: Kernels, z: Tensor, context: Tensor | None, numbers: PixelWeights
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x, given z = x + c(x); what the forward map makes of it; and the largest unit on the way, image by image.
+    """x, given z; what the network tells of it; and the largest unit on the way, image by image.
 
     By kernels, and without gradients; the context is (K, B).
     """
@@ -134,19 +143,19 @@ class _FusedShift(torch.autograd.Function):
         added = None if context is None else added_maps(program.shape, context, numbers[2 * depth :])
         if not learning:
             return program.forward(packed, x.contiguous(), added, reverse)
-        z, kept = program.learn(packed, x.contiguous(), added, reverse)
+        told, kept = program.learn(packed, x.contiguous(), added, reverse)
         ctx.program, ctx.masks, ctx.reverse, ctx.conditional = program, masks, reverse, context is not None
         ctx.save_for_backward(packed.backward, kept, x, *([] if context is None else [context]), *numbers)
-        return z
+        return told
 
     @staticmethod
-    def backward(ctx: Any, grad_z: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         program, depth = ctx.program, len(ctx.masks)
         weights, kept, x, *saved = ctx.saved_tensors
         context, numbers = (saved[0], saved[1:]) if ctx.conditional else (None, saved)
         if torch.is_grad_enabled():
-            return None, None, None, None, *_differentiable(ctx, x, context, numbers, grad_z)
-        found = program.backward(weights, x.contiguous(), kept, ctx.reverse, grad_z.contiguous(), ctx.conditional)
+            return None, None, None, None, *_differentiable(ctx, x, context, numbers, grad)
+        found = program.backward(weights, x.contiguous(), kept, ctx.reverse, grad.contiguous(), ctx.conditional)
         pieces = found.parameters.split([p.numel() for p in numbers[: 2 * depth]])
         of_parameters = [piece.view_as(p) for piece, p in zip(pieces, numbers, strict=False)]
         of_context, of_maps = None, []
@@ -168,7 +177,7 @@ def added_maps(shape: NetworkShape, context: Tensor, given: Sequence[Tensor]) ->
 
 
 def _differentiable(
-    ctx: Any, x: Tensor, context: Tensor | None, numbers: Sequence[Tensor], grad_z: Tensor
+    ctx: Any, x: Tensor, context: Tensor | None, numbers: Sequence[Tensor], grad: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Gradients that can be differentiated again, by the definition."""
     depth, shape = len(ctx.masks), ctx.program.shape
@@ -181,5 +190,5 @@ def _differentiable(
         return plain_shift(x, given, plain, size, ctx.reverse)
 
     leaves = (x, *([] if context is None else [context]), *numbers)
-    of_x, *rest = reference_backward(run, leaves, (grad_z,))
+    of_x, *rest = reference_backward(run, leaves, (grad,))
     return (of_x, *rest) if context is not None else (of_x, None, *rest)

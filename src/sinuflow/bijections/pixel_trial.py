@@ -13,8 +13,8 @@ from torch import Tensor
 from ..conditioners.pixelcnn import PixelCNN
 from ..kernels.cuda.pixels.program import PixelProgram
 from ..kernels.cuda.pixels.shape import PixelShape
-from ..kernels.pixel_network import pixel_network
-from .pixel_shift import Kernels, fused_inverse, fused_shift, plain_shift, to_images
+from ..kernels.pixel_affine import scaled
+from .pixel_shift import Kernels, fused_inverse, fused_shift, plain_shift
 
 #: For the trial that new kernels are put to: how far their numbers may be from those of plain PyTorch, and their
 #: gradients, those of parameters together; in rough ones, a unit next to zero is active or not as rounding has it.
@@ -36,9 +36,9 @@ def undisturbed(device: torch.device) -> Iterator[None]:
         yield
 
 
-def drawn_network(shape: PixelShape, context: int) -> PixelCNN:
+def drawn_network(shape: PixelShape, context: int, outputs: int = 1) -> PixelCNN:
     """A network of a shape."""
-    return PixelCNN((shape.channels, shape.height, shape.width), context, shape.maps, shape.blocks).float()
+    return PixelCNN((shape.channels, shape.height, shape.width), context, shape.maps, shape.blocks, outputs).float()
 
 
 def _trial(program: Kernels, network: PixelCNN) -> tuple[Tensor, Tensor | None]:
@@ -104,11 +104,11 @@ def agrees(program: Kernels, network: PixelCNN) -> bool:
                 return False
         if not program.inverts():
             return True
-        z, units = plain_shift(x, context, network.numbers(), network.shape, False), list[Tensor]()
-        pixel_network(to_images(x, network.shape), None if context is None else context.mT, network.numbers(), units)
-        found, again, largest = fused_inverse(program, z, context, network.numbers())
+        units: list[Tensor] = []
+        told = plain_shift(x, context, network.numbers(), network.shape, False, units)
+        found, again, largest = fused_inverse(program, scaled(told, len(x)).z, context, network.numbers())
         expected = torch.stack([unit.amax((1, 2, 3)) for unit in units]).amax(0)
-    pairs = ((found, x), (again, z), (largest, expected))
+    pairs = ((found, x), (again, told), (largest, expected))
     return all(_close(ours, theirs, _TOLERANCE) for ours, theirs in pairs)
 
 

@@ -19,7 +19,8 @@ _FAR = 3
 class MaskedConvolution(nn.Module):
     r"""The numbers of a convolution :math:`(M \odot W) * h + b` that sees nothing after the centre, in raster order.
 
-    Both sides' maps belong to one of the image's ``channels`` each, spread evenly. At the centre, kind
+    Both sides' maps belong to one of the image's ``channels`` each, spread evenly; those of the outputs in so many
+    ``groups``, each of which is spread over all channels. At the centre, kind
     ``"A"`` lets a map of channel g see those of channels below g, and ``"B"`` those of channels up to g.
     What comes before the centre is seen whole. The rows of the kernel below the centre, which
     the mask would remove, are not even stored; the mask of the others is applied whenever the weight is
@@ -29,11 +30,18 @@ class MaskedConvolution(nn.Module):
     mask: Tensor
 
     def __init__(
-        self, kind: Literal["A", "B"], channels: int, inputs: int, outputs: int, reach: int, zero: bool = False
+        self,
+        kind: Literal["A", "B"],
+        channels: int,
+        inputs: int,
+        outputs: int,
+        reach: int,
+        zero: bool = False,
+        groups: int = 1,
     ) -> None:
         super().__init__()
         shape = (outputs, inputs, reach + 1, 2 * reach + 1)
-        of_output = owners(outputs, channels).unsqueeze(1)
+        of_output = owners(outputs // groups, channels).repeat(groups).unsqueeze(1)
         of_input = owners(inputs, channels)
         mask = torch.ones(shape)
         mask[:, :, reach, reach] = ((of_input < of_output) if kind == "A" else (of_input <= of_output)).to(mask.dtype)
@@ -77,7 +85,8 @@ class ResidualBlock(nn.Module):
 class PixelCNN(nn.Module):
     r"""A miniature of the PixelCNN of van den Oord et al. (2016), which the paper's image flows use.
 
-    It maps images ``(B, C, H, W)``, and a context ``(B, K)``, to ``(B, C, H, W)``: the output for channel
+    It maps images ``(B, C, H, W)``, and a context ``(B, K)``, to ``(B, C, H, W)``, or to as many numbers for
+    each channel of each pixel as there are ``outputs``, ``(B, outputs * C, H, W)``: the output for channel
     c of pixel (i, j) is a function of the pixels before (i, j) in raster order, of the channels before c of
     that pixel, and of the context. A 7x7 convolution makes ``2 * channels`` feature maps,
     ``residual_blocks`` bottlenecks with a 3x3 convolution over ``channels`` maps follow, and a 1x1
@@ -89,6 +98,7 @@ class PixelCNN(nn.Module):
         context: the dimension K of the context; 0 for none.
         channels: feature maps inside a bottleneck, at least C.
         residual_blocks: how many.
+        outputs: numbers for each channel of each pixel: those of the first kind for all channels, then of the next.
 
     Example:
         >>> network = PixelCNN(shape=(3, 8, 8), context=10)
@@ -96,7 +106,9 @@ class PixelCNN(nn.Module):
         torch.Size([5, 3, 8, 8])
     """
 
-    def __init__(self, shape: Shape, context: int = 0, channels: int = 16, residual_blocks: int = 2) -> None:
+    def __init__(
+        self, shape: Shape, context: int = 0, channels: int = 16, residual_blocks: int = 2, outputs: int = 1
+    ) -> None:
         super().__init__()
         if channels < shape[0]:
             raise ArgumentError(
@@ -105,11 +117,11 @@ class PixelCNN(nn.Module):
             )
         if residual_blocks < 0:
             raise ArgumentError(f"residual_blocks must be at least 0; got {residual_blocks}")
-        self.shape, self.context, self.channels = shape, context, channels
+        self.shape, self.context, self.channels, self.outputs = shape, context, channels, outputs
         self.first = MaskedConvolution("A", shape[0], shape[0], 2 * channels, reach=_FAR)
         self.given = ContextMap(context, 2 * channels) if context else None
         self.blocks = nn.ModuleList(ResidualBlock(shape[0], channels, context) for _ in range(residual_blocks))
-        self.head = MaskedConvolution("B", shape[0], 2 * channels, shape[0], reach=0, zero=True)
+        self.head = MaskedConvolution("B", shape[0], 2 * channels, outputs * shape[0], reach=0, zero=True, groups=outputs)
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         return pixel_network(x, context, self.numbers())

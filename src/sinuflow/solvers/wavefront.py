@@ -1,9 +1,10 @@
-r"""Ordered substitution for images: inverting the shift of a PixelCNN at the cost of about one pass.
+r"""Ordered substitution for images: inverting the map of a PixelCNN at the cost of about one pass.
 
-The map is :math:`z = x + c(x)`, and c sees only what comes before, in raster order. One row up it sees at most three
-columns to the right, and any further row up adds one. So the pixels (i, j) of one front, those of equal
-:math:`4 i + j`, do not depend on each other, and once all earlier fronts are known, so is what they see. Front by
-front, every unit of the network is computed once, for all pixels of the front and all images together.
+The map is :math:`z = x + c(x)`, or :math:`z = e^{s(x)} (x + c(x))`, and the network sees only what comes before, in
+raster order. One row up it sees at most three columns to the right, and any further row up adds one. So the pixels
+(i, j) of one front, those of equal :math:`4 i + j`, do not depend on each other, and once all earlier fronts are known,
+so is what they see. Front by front, every unit of the network is computed once, for all pixels of the front and all
+images together.
 
 :func:`ordered_pixels_adjoint` takes the fronts backwards, for the gradients that the implicit function theorem
 asks for.
@@ -19,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..kernels.pixel_affine import log_scale
 from ..kernels.pixel_network import PixelWeights
 
 #: Pixels of a front are one row and this many columns apart.
@@ -123,7 +125,7 @@ def fronts(height: int, width: int, device: torch.device) -> list[Front]:
 
 
 def ordered_pixels(network: PixelNetwork, z: Tensor) -> Tensor:
-    """Solve z = x + c(x) for x, both of shape (C, H * W, B)."""
+    """Solve z = x + c(x), or z = e^s(x) (x + c(x)), for x, both of shape (C, H * W, B)."""
     channels, height, width = network.shape
     images, blocks = z.shape[-1], network.blocks
     first, looks = _before(network.first), [_before(block.look) for block in blocks]
@@ -153,8 +155,10 @@ def ordered_pixels(network: PixelNetwork, z: Tensor) -> Tensor:
                 inner[k][narrow].addmm_(look.centre[narrow, few], small[k][few]).relu_()
                 h[wide].addmm_(grow.centre[wide, few], inner[k][few]).add_(grow.bias[wide])
                 torch.clamp(h[wide], min=0, out=active[k + 1][wide])
-            torch.mm(network.head.centre[c : c + 1, known], active[-1][known], out=now[c : c + 1])
-            now[c].add_(network.head.bias[c]).neg_().add_(target[c])
+            mine = slice(c, None, channels)  # the head's outputs for this channel
+            told = torch.addmm(network.head.bias[mine], network.head.centre[mine, known], active[-1][known])
+            y = target[c] if len(told) == 1 else target[c] * torch.exp(-log_scale(told[1]))
+            torch.sub(y, told[0], out=now[c])
         _put(x, front.pixels, now)
         for maps, units in zip(looked_at, small, strict=True):
             _put(maps, front.pixels, units)
@@ -169,8 +173,13 @@ class Activations(NamedTuple):
     inner: list[Tensor]  # after it
 
 
-def ordered_pixels_adjoint(network: PixelNetwork, active: Activations, grad: Tensor) -> Tensor:
+def ordered_pixels_adjoint(
+    network: PixelNetwork, active: Activations, grad: Tensor, gain: Tensor | None = None
+) -> Tensor:
     r"""Solve :math:`v + J^T v = g` for v, both of shape (C, H * W, B), where J is the Jacobian of c.
+
+    With a ``gain`` k of the same shape, for a network with a second output r,
+    :math:`v + J^T v + J_r^T (k \odot v) = g`.
 
     Backwards, what a unit passes on is known once all that see it are done: the later fronts, and in its
     own pixel the later channels.
@@ -185,6 +194,7 @@ def ordered_pixels_adjoint(network: PixelNetwork, active: Activations, grad: Ten
         count = len(front.pixels)
         # The gradients at the pixels of this front, so far those from later ones.
         now = torch.mm(first, _gather(of_start, front.far_after, count)).add_(_gather(grad, front.pixels, count))
+        gains = None if gain is None else _gather(gain, front.pixels, count)
         start = grad.new_empty(len(network.first.bias), count * images)
         small = [torch.mm(m, _gather(t, front.near_after, count)) for m, t in zip(looks, of_inner, strict=True)]
         inner = [torch.empty_like(t) for t in small]
@@ -197,7 +207,10 @@ def ordered_pixels_adjoint(network: PixelNetwork, active: Activations, grad: Ten
             seeing, few = slice(wide.start, None), slice(narrow.start, None)  # the maps of the channels from c on
             if c + 1 < channels:
                 now[c : c + 1].addmm_(network.first.centre[wide.stop :, c : c + 1].mT, start[wide.stop :])
-            h = torch.mm(network.head.centre[c:, wide].mT, now[c:]).neg_().mul_(wide_mask[-1][wide])
+            h = torch.mm(network.head.centre[c:channels, wide].mT, now[c:])
+            if gains is not None:
+                h.addmm_(network.head.centre[channels + c :, wide].mT, gains[c:] * now[c:])
+            h.neg_().mul_(wide_mask[-1][wide])
             for k in reversed(range(len(blocks))):
                 shrink, look, grow = blocks[k]
                 outer[k][wide] = h

@@ -1,0 +1,57 @@
+r"""What a PixelCNN's outputs do to an image x: :math:`z = x + c(x)`, or :math:`z = e^{s(x)} (x + c(x))`.
+
+What is *told* of feature-major images (D, B) is :math:`y = x + c(x)` of shape (D, B); or, by a network with two outputs,
+of shape (2D, B): y, and below it free numbers r for the scale, whose logarithm is bounded, :math:`s = 2 \tanh(r/2)`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .conditional_waves import LOG_SCALE_MAX
+
+
+class Scaled(NamedTuple):
+    """z (D, B), and the log-determinant (B,)."""
+
+    z: Tensor
+    ladj: Tensor
+
+
+def log_scale(free: Tensor) -> Tensor:
+    """The logarithm of the scale, between -2 and 2."""
+    return LOG_SCALE_MAX * torch.tanh(free / LOG_SCALE_MAX)
+
+
+def scaled(told: Tensor, features: int) -> Scaled:
+    """z and the log-determinant, given what is told.
+
+    Example:
+        >>> z, ladj = scaled(torch.tensor([[1.0], [3.0], [0.0], [9.0]]), features=2)
+        >>> z.flatten().tolist(), round(float(ladj), 2)
+        ([1.0, 22.16...], 2.0)
+    """
+    y, free = told[:features], told[features:]
+    if not len(free):
+        return Scaled(y, y.new_zeros(y.shape[-1]))
+    s = log_scale(free)
+    return Scaled(y * torch.exp(s), s.sum(0))
+
+
+def unscaled(z: Tensor, told: Tensor) -> Scaled:
+    """What y must be for z, given what is told of x; and the log-determinant of the way back.
+
+    Example:
+        >>> told = torch.tensor([[1.0], [0.5]])
+        >>> y, _ = unscaled(scaled(told, 1).z, told)
+        >>> y
+        tensor([[1.]])
+    """
+    free = told[len(z) :]
+    if not len(free):
+        return Scaled(z, z.new_zeros(z.shape[-1]))
+    s = log_scale(free)
+    return Scaled(z * torch.exp(-s), -s.sum(0))
