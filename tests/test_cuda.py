@@ -16,6 +16,7 @@ from sinuflow.bijections.whole_flow import whole_flow
 from sinuflow.conditioners import MADE
 from sinuflow.conditioners.pixelcnn import PixelCNN
 from sinuflow.kernels.dropout import Dropout
+from sinuflow.kernels.pixel_affine import scaled
 from sinuflow.pixels import PixelMap
 from sinuflow.training.image_rows import ImageRows
 from tests.builders import CONDITIONINGS, batch, trained_flow
@@ -232,9 +233,10 @@ def test_networks_of_images_are_what_plain_pytorch_says(shape, rough, monkeypatc
     assert (again.cpu() - z).abs().max() <= 1e-5 * (1 + z.abs().max())
 
 
-def test_wide_networks_of_images_are_what_plain_pytorch_says():
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_wide_networks_of_images_are_what_plain_pytorch_says(outputs):
     """Larger than a block's shared memory: by Triton, rough while they learn, and exact otherwise."""
-    network = PixelCNN((3, 32, 32), channels=64, residual_blocks=4)
+    network = PixelCNN((3, 32, 32), channels=64, residual_blocks=4, outputs=outputs)
     for parameter in network.parameters():
         parameter.data += 0.02 * torch.randn_like(parameter)
     network = network.cuda()
@@ -247,20 +249,20 @@ def test_wide_networks_of_images_are_what_plain_pytorch_says():
     for reverse in (False, True):
         exactly, seen = x.double().requires_grad_(), x.clone().requires_grad_()
         truth = plain_shift(exactly, None, exact.numbers(), exact.shape, reverse)
-        z = fused_shift(program, network, seen, None, reverse)
+        told = fused_shift(program, network, seen, None, reverse)
         with torch.no_grad():
             scored = fused_shift(program, network, x, None, reverse)
         assert (scored - truth).abs().max() <= 1e-5 * (1 + truth.abs().max())
-        assert (z - truth).abs().max() <= 5e-3 * (1 + truth.abs().max())
-        grads = torch.autograd.grad((z + 1).square().sum(), [seen, *network.parameters()])
+        assert (told - truth).abs().max() <= 5e-3 * (1 + truth.abs().max())
+        grads = torch.autograd.grad((told + 1).square().sum(), [seen, *network.parameters()])
         expected = torch.autograd.grad((truth + 1).square().sum(), [exactly, *exact.parameters()])
         ours, theirs = (torch.cat([t.flatten().double() for t in g]) for g in (grads, expected))
         assert (ours - theirs).norm() <= 0.03 * theirs.norm()
     with torch.no_grad():
-        z = plain_shift(x.double(), None, exact.numbers(), exact.shape, False)
-        back, again, _ = fused_inverse(program, z.float(), None, network.numbers())
+        truth = plain_shift(x.double(), None, exact.numbers(), exact.shape, False)
+        back, again, _ = fused_inverse(program, scaled(truth, len(x)).z.float(), None, network.numbers())
     assert (back - x).abs().max() <= 1e-4
-    assert (again - z).abs().max() <= 1e-5 * (1 + z.abs().max())
+    assert (again - truth).abs().max() <= 1e-5 * (1 + truth.abs().max())
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 7, 9)])
@@ -305,7 +307,7 @@ def test_flows_of_images_are_as_exact_as_rounding_at_either_end():
     assert (back.x.cpu() - x).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("network", [{}, {"channels": 40, "residual_blocks": 3}])
+@pytest.mark.parametrize("network", [{}, {"channels": 40, "residual_blocks": 3}, {"conditioning": "affine"}])
 def test_a_flow_of_images_is_fitted_and_sampled_on_the_gpu(network):
     flow = sinuflow.SinusoidalFlow.image((1, 28, 28), blocks=2, **network)
     images = (255 * torch.rand(200, 1, 28, 28)).to(torch.uint8)

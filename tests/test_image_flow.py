@@ -37,6 +37,7 @@ def test_defaults_of_the_paper():
         "waves": 4,
         "channels": 16,
         "residual_blocks": 2,
+        "conditioning": "shift",
     }
     *blocks, last = flow.bijection
     assert len(blocks) == 12

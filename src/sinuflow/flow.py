@@ -176,9 +176,9 @@ class SinusoidalFlow(nn.Module):
             >>> flow().sample((3,)).view(-1, 1, 8, 8).shape
             torch.Size([3, 1, 8, 8])
         """
-        size = image_shape(shape)
-        config = {
-            "context": _whole("context", context, 0),
+        size, context = image_shape(shape), _whole("context", context, 0)
+        config: dict[str, Any] = {
+            "context": context,
             "blocks": _whole("blocks", blocks, 1),
             "scales": _whole("scales", scales, 1),
             "waves": _whole("waves", waves, 1),
@@ -189,7 +189,7 @@ class SinusoidalFlow(nn.Module):
         flow = cls.__new__(cls)
         nn.Module.__init__(flow)
         flow.bijection = image_chain(size, **config)
-        flow.features, flow.context = flow.bijection.features, config["context"]
+        flow.features, flow.context = flow.bijection.features, context
         flow.config = {"image": list(size), **config}
         return flow
 

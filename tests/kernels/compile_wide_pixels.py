@@ -23,7 +23,7 @@ LARGE = {"COLUMNS": 128, "WIDE": 128, "NARROW": 64, "CHUNK": 32, "ADDED": 0}
 CONSTANTS = {
     "CHANNELS": 1, "HEIGHT": 8, "WIDTH": 8, "PIXELS": 64, "HEAD": 16, "LAST": True, "FIRST": True, "BLOCKS": 2,
     "SKEW": 4, "PRECISION": "tf32x3", "WEIGHTS": 1000, "MATRIX": 500, "BIAS": 1100, "BLOCK": 200, "BIASES": 1050,
-    "PART": wide_pixels._PART,
+    "PART": wide_pixels._PART, "OUTPUTS": 2, "SCALED": True,
 }  # fmt: skip
 LEARN = {"LEARN": True, "CHECK": False, **wide_pixels._TILE}
 SCORE = {"LEARN": False, "CHECK": True, **wide_pixels._EXACT_TILE}

@@ -20,6 +20,7 @@ from sinuflow.bijections import image_inverse, pixel_kernels, pixel_shift
 from sinuflow.bijections.pixel_shift import fused_inverse, fused_shift, plain_shift
 from sinuflow.conditioners.pixelcnn import PixelCNN
 from sinuflow.kernels.cuda.pixels.shape import PixelShape
+from sinuflow.kernels.pixel_affine import scaled
 from sinuflow.kernels.pixel_network import pixel_network
 from sinuflow.kernels.triton import wide_pixels
 from sinuflow.kernels.triton.wide_pixels import WideProgram, WideShape
@@ -38,6 +39,8 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "a row of four channels": {"shape": (4, 1, 5), "channels": 16, "residual_blocks": 1},
     "one column": {"shape": (2, 4, 1), "channels": 4, "residual_blocks": 1, "context": 1},
     "one pixel": {"shape": (2, 1, 1), "channels": 2, "residual_blocks": 1},
+    "grey, with scales": {"shape": (1, 3, 2), "channels": 6, "residual_blocks": 2, "outputs": 2},
+    "colour, with scales": {"shape": (3, 2, 3), "channels": 17, "residual_blocks": 1, "context": 2, "outputs": 2},
 }
 IMAGES = 3
 
@@ -65,7 +68,7 @@ def decided(*networks: PixelCNN) -> None:
 
 
 def program_of(network: PixelCNN) -> WideProgram:
-    shape = WideShape(*network.shape, network.channels, len(network.blocks))
+    shape = WideShape(*network.shape, network.channels, len(network.blocks), network.outputs)
     return WideProgram(shape, [layer.mask for layer in network.layers], torch.device(DEVICE))
 
 
@@ -80,7 +83,7 @@ def doubled(context: torch.Tensor | None) -> torch.Tensor | None:
 
 
 #: In the last case, more of them than a tile has.
-CASES = [*((name, IMAGES) for name in NETWORKS), ("one column", 70)]
+CASES = [*((name, IMAGES) for name in NETWORKS), ("one column", 70), ("grey, with scales", 70)]
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -119,11 +122,12 @@ def test_without_gradients_it_is_exact_and_nothing_is_kept(name, reverse):
 def test_the_inverse_is_the_inverse(name):
     network, exact, program = built(name)
     x, context = draw(network)
-    z = plain_shift(x.double(), doubled(context), exact.numbers(), exact.shape, False).float()
+    told = plain_shift(x.double(), doubled(context), exact.numbers(), exact.shape, False)
+    z = scaled(told, len(x)).z.float()
     found, again, _ = fused_inverse(program, z, context, network.numbers())
     true = plain_shift(found.double(), doubled(context), exact.numbers(), exact.shape, False)
-    assert error(true, z.double()) < 1e-6
-    assert error(again, z.double()) < 2e-6
+    assert error(scaled(true, len(x)).z, z.double()) < 1e-6
+    assert error(again, told) < 2e-6
     assert error(found, x.double()) < 1e-5
 
 
@@ -300,7 +304,9 @@ def test_a_flow_goes_through_the_kernels(monkeypatch):
 
 def test_only_kernels_that_run_and_are_right_are_used(monkeypatch):
     shape = PixelShape(1, 3, 2, maps=4, blocks=1)
-    tried = partial(pixel_kernels._wide_program.__wrapped__, shape, torch.device(DEVICE), 2)
+    program = partial(pixel_kernels._wide_program.__wrapped__, shape, torch.device(DEVICE), 2)
+    assert program(1) is not None
+    tried = partial(program, 2)
     assert tried() is not None
     monkeypatch.setattr(pixel_kernels, "agrees", lambda *_: False)
     with pytest.warns(UserWarning, match="gave other numbers than plain PyTorch"):

@@ -121,7 +121,9 @@ class PixelCNN(nn.Module):
         self.first = MaskedConvolution("A", shape[0], shape[0], 2 * channels, reach=_FAR)
         self.given = ContextMap(context, 2 * channels) if context else None
         self.blocks = nn.ModuleList(ResidualBlock(shape[0], channels, context) for _ in range(residual_blocks))
-        self.head = MaskedConvolution("B", shape[0], 2 * channels, outputs * shape[0], reach=0, zero=True, groups=outputs)
+        self.head = MaskedConvolution(
+            "B", shape[0], 2 * channels, outputs * shape[0], reach=0, zero=True, groups=outputs
+        )
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         return pixel_network(x, context, self.numbers())

@@ -65,18 +65,20 @@ def of_head(
     CHANNELS: tl.constexpr, PIXELS: tl.constexpr, WIDE: tl.constexpr, HEAD: tl.constexpr, MATRIX: tl.constexpr,
     BIAS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Of the head."""
+    """Of the head; a program has one of its outputs."""
     sums_at += tl.program_id(0) * size.to(tl.int64)
+    output = tl.program_id(1)
     matrix = tl.zeros((HEAD, WIDE), tl.float32)
     bias, ones = tl.zeros((HEAD, 16), tl.float32), _ones(ROWS)
     for tile in range(tl.program_id(0), PIXELS * tl.cdiv(batch, ROWS), tl.num_programs(0)):
         place, image, inside = _taken(tile, batch, PIXELS, ROWS)
         wide = tl.load(wide_at + maps_at(place, image, batch, WIDE), inside[:, None], 0.0)
-        grad = head_gradient(grad_at, scale_at, place, image, inside, batch, reverse, CHANNELS, PIXELS, HEAD)
+        grad = head_gradient(grad_at, scale_at, output, place, image, inside, batch, reverse, CHANNELS, PIXELS, HEAD)
         turned = tl.trans(grad)
         matrix = tl.dot(turned, rectified(wide), matrix)
         bias = tl.dot(turned, ones, bias)
-    _write(sums_at + MATRIX, matrix, sums_at + BIAS, bias, HEAD, WIDE, WIDE)
+    matrix_at = sums_at + MATRIX + output * (HEAD * WIDE)
+    _write(matrix_at, matrix, sums_at + BIAS + output * HEAD, bias, HEAD, WIDE, WIDE)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""The inverse of a shift by a wide PixelCNN, by ordered substitution.
+"""The inverse of a shift by a wide PixelCNN, or of a shift and a scale, by ordered substitution.
 
 Pixels whose column and four times whose row have the same sum do not see each other: such a front is one launch, and
 what they see is in earlier ones. A program has one of them, of a tile of images, and finds its channels one by one.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .arithmetic import tanh
 from .wide_layers import biased, far, features, rectified, times
 
 
@@ -42,9 +43,9 @@ def solve_front(
     z_at, x_at, weights_at, biases_at, added_at, wide_at, shrunk_at, inner_at, beside_at, front, top, batch,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
     NARROW: tl.constexpr, HEAD: tl.constexpr, BLOCKS: tl.constexpr, ADDED: tl.constexpr, PRECISION: tl.constexpr,
-    ROWS: tl.constexpr, SKEW: tl.constexpr, CHUNK: tl.constexpr,
+    ROWS: tl.constexpr, SKEW: tl.constexpr, CHUNK: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """x of the pixels of a front, from the row ``top`` down: z minus what the network says."""
+    """x of the pixels of a front, from the row ``top`` down: z, without its scale, minus what the network says."""
     PIXELS: tl.constexpr = HEIGHT * WIDTH
     FIRST: tl.constexpr = WIDE * COLUMNS
     BLOCK: tl.constexpr = 2 * NARROW * WIDE + 5 * NARROW * NARROW
@@ -96,9 +97,15 @@ def solve_front(
         head_at = weights_at + FIRST + BLOCKS * BLOCK
         shift = _layer(wide_at + own * WIDE, inside, head_at, HEAD, WIDE, WIDE, PRECISION, ROWS, CHUNK)
         mine = (tl.arange(0, HEAD) == channel)[None, :]
-        bias = tl.load(biases_at + WIDE + BLOCKS * (2 * NARROW + WIDE) + channel)
+        bias_at = biases_at + WIDE + BLOCKS * (2 * NARROW + WIDE) + channel
         at = features(place, channel, 0, PIXELS, CHANNELS) * batch.to(tl.int64) + image
-        found = tl.load(z_at + at, inside, 0.0) - (tl.sum(tl.where(mine, shift, 0.0), 1) + bias)
+        y = tl.load(z_at + at, inside, 0.0)
+        if SCALED:
+            head_at += HEAD * WIDE
+            free = _layer(wide_at + own * WIDE, inside, head_at, HEAD, WIDE, WIDE, PRECISION, ROWS, CHUNK)
+            free = tl.sum(tl.where(mine, free, 0.0), 1) + tl.load(bias_at + HEAD)
+            y *= tl.exp(-2.0 * tanh(0.5 * free))
+        found = y - (tl.sum(tl.where(mine, shift, 0.0), 1) + tl.load(bias_at))
         tl.store(x_at + at, found, inside)
         weights = tl.load(weights_at + tl.arange(0, WIDE) * COLUMNS + 24 * CHANNELS + channel)
         seen += found[:, None] * weights[None, :]

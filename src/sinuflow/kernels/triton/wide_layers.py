@@ -61,12 +61,12 @@ def far(
 
 @triton.jit
 def head_gradient(
-    grad_at, scale_at, place, image, inside, batch, reverse, CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
+    grad_at, scale_at, output, place, image, inside, batch, reverse, CHANNELS: tl.constexpr, PIXELS: tl.constexpr,
     HEAD: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the network's output, (ROWS, HEAD)."""
+    """The gradient of one of the network's outputs, (ROWS, HEAD)."""
     channel = tl.arange(0, HEAD)
-    feature = features(place, channel, reverse, PIXELS, CHANNELS)
+    feature = output * (CHANNELS * PIXELS) + features(place, channel, reverse, PIXELS, CHANNELS)
     at = feature[None, :] * batch.to(tl.int64) + image[:, None]
     grad = tl.load(grad_at + at, (channel < CHANNELS)[None, :] & inside[:, None], 0.0)
     return (grad * tl.load(scale_at)).to(tl.float16)
@@ -147,7 +147,7 @@ def bottleneck(
     shrunk_at, wide_at, look_at, look_bias_at, added_at, grow_at, grow_bias_at, next_at, next_bias_at, x_at,
     inner_at, wide_next_at, out_at, largest_at, batch, reverse,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr,
-    HEAD: tl.constexpr, ADDED: tl.constexpr, LAST: tl.constexpr, LEARN: tl.constexpr,
+    HEAD: tl.constexpr, OUTPUTS: tl.constexpr, ADDED: tl.constexpr, LAST: tl.constexpr, LEARN: tl.constexpr,
     CHECK: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The second and third convolutions of a bottleneck, and what comes next: another one's first, or the head."""
@@ -171,13 +171,16 @@ def bottleneck(
     if LEARN or not LAST:
         tl.store(wide_next_at + at, wide, inside[:, None])
     if LAST:
-        shift = times(active, next_at, HEAD, WIDE, WIDE, PRECISION)
-        shift = biased(shift, next_bias_at, added_at, image, inside, HEAD, 0)
         channel = tl.arange(0, HEAD)
         feature = features(place, channel, reverse, HEIGHT * WIDTH, CHANNELS)
         here = feature[None, :] * batch.to(tl.int64) + image[:, None]
         exists = (channel < CHANNELS)[None, :] & inside[:, None]
-        tl.store(out_at + here, tl.load(x_at + here, exists, 0.0) + shift, exists)
+        for output in tl.static_range(OUTPUTS):
+            told = times(active, next_at + output * (HEAD * WIDE), HEAD, WIDE, WIDE, PRECISION)
+            told = biased(told, next_bias_at + output * HEAD, added_at, image, inside, HEAD, 0)
+            if output == 0:
+                told += tl.load(x_at + here, exists, 0.0)
+            tl.store(out_at + output * (CHANNELS * HEIGHT * WIDTH) * batch.to(tl.int64) + here, told, exists)
     else:
         shrunk = times(active, next_at, NARROW, WIDE, WIDE, PRECISION)
         shrunk = rectified(biased(shrunk, next_bias_at, added_at, image, inside, NARROW, 0))
@@ -193,15 +196,17 @@ def bottleneck(
 def begin_back(
     grad_at, scale_at, head_at, wide_at, grow_at, inner_at, grad_wide_at, grad_inner_at, batch, reverse,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr,
-    HEAD: tl.constexpr, ROWS: tl.constexpr,
+    HEAD: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Back through the head, and through the third convolution of the last bottleneck."""
     place, _, _, image, inside = _tile(batch, WIDTH, ROWS)
-    grad = head_gradient(
-        grad_at, scale_at, place, image, inside, batch, reverse, CHANNELS, HEIGHT * WIDTH, HEAD
-    )  # fmt: skip
+    grad_wide = tl.zeros((ROWS, WIDE), tl.float32)
+    for output in tl.static_range(OUTPUTS):
+        grad = head_gradient(
+            grad_at, scale_at, output, place, image, inside, batch, reverse, CHANNELS, HEIGHT * WIDTH, HEAD
+        )  # fmt: skip
+        grad_wide = tl.dot(grad, _matrix(head_at + output * (HEAD * WIDE), HEAD, WIDE, WIDE), grad_wide)
     at = maps_at(place, image, batch, WIDE)
-    grad_wide = tl.dot(grad, _matrix(head_at, HEAD, WIDE, WIDE))
     grad_wide = _active(tl.load(wide_at + at, inside[:, None], 0.0), grad_wide).to(tl.float16)
     tl.store(grad_wide_at + at, grad_wide, inside[:, None])
     at = maps_at(place, image, batch, NARROW)

@@ -1,4 +1,6 @@
-"""What Triton's kernels do for a PixelCNN that is too wide for the CUDA kernels: its shift, gradients, and inverse.
+"""What Triton's kernels do for a PixelCNN that the CUDA kernels are not for: what it tells, gradients, and the inverse.
+
+It is too wide for them, or has two outputs.
 
 While it learns, maps are in half precision, with as many digits as the tensor cores' rough single numbers have, and
 half the bytes: to move them takes most of the time. Sums are in single precision. Gradients are scaled so that the
@@ -42,6 +44,8 @@ _PART = 64
 _LARGEST = 64.0
 #: Maps of a bottleneck for which a program has registers, and columns of the first convolution.
 _MOST_MAPS, _MOST_COLUMNS = 64, 128
+#: What the inverse knows: a shift, and a scale.
+_MOST_OUTPUTS = 2
 #: How the tensor cores multiply single numbers, each of them the sum of two rough ones: the three largest products.
 _EXACT = "tf32x3"
 
@@ -55,6 +59,7 @@ class WideShape:
     width: int
     maps: int  # of a bottleneck
     blocks: int
+    outputs: int = 1
     rough: ClassVar[bool] = True  # while it learns
 
     @property
@@ -73,7 +78,7 @@ class WideShape:
 
     @property
     def head(self) -> int:
-        """Rows of the last layer."""
+        """Rows of the last layer for each output."""
         return _power(self.channels)
 
     @property
@@ -93,7 +98,7 @@ class WideShape:
     @property
     def heights(self) -> list[int]:
         """Rows of every matrix."""
-        return [self.wide, *self.blocks * [self.narrow, self.narrow, self.wide], self.head]
+        return [self.wide, *self.blocks * [self.narrow, self.narrow, self.wide], self.outputs * self.head]
 
     @property
     def widths(self) -> list[int]:
@@ -122,7 +127,12 @@ class WideProgram:
     def fits(self) -> bool:
         """Whether a program has registers for all maps of a tile."""
         shape = self.shape
-        return shape.blocks > 0 and shape.maps <= _MOST_MAPS and shape.columns <= _MOST_COLUMNS
+        return (
+            shape.blocks > 0
+            and shape.outputs <= _MOST_OUTPUTS
+            and shape.maps <= _MOST_MAPS
+            and shape.columns <= _MOST_COLUMNS
+        )
 
     def inverts(self) -> bool:
         """Whether there is an inverse."""
@@ -139,11 +149,11 @@ class WideProgram:
         return PackedPixels(biases, backward=weights.half()) if purpose == "learn" else PackedPixels(biases, weights)
 
     def forward(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> Tensor:
-        """z = x + c(x) for images of shape (D, B); ``added`` (B, ...) is what the context adds to maps."""
+        """What is told of images of shape (D, B); ``added`` (B, ...) is what the context adds to maps."""
         return self._score(packed, x, added, reverse, None)
 
     def check(self, packed: PackedPixels, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
-        """z, and the largest unit of every image on the way, (B,)."""
+        """What is told, and the largest unit of every image on the way, (B,)."""
         largest = x.new_zeros(x.shape[-1])
         return self._score(packed, x, added, False, largest), largest
 
@@ -176,10 +186,11 @@ class WideProgram:
         maps: Sequence[Any],
         largest: Tensor | None,
     ) -> Tensor:
-        """z, and the maps on the way; with weights in half precision, also those that only the gradients need."""
-        shape, batch, z, learn = self.shape, x.shape[-1], torch.empty_like(x), weights.dtype == torch.float16
+        """What is told, and the maps on the way; with weights in half precision, also those only for the gradients."""
+        shape, batch, learn = self.shape, x.shape[-1], weights.dtype == torch.float16
+        told = x.new_empty((shape.outputs * len(x), batch))
         if not batch:
-            return z
+            return told
         seen, wide, shrunk, inner = maps
         first, *inside, head = self._matrices(weights)
         first_bias, *inside_biases, head_bias = biases.split(shape.heights)
@@ -200,15 +211,15 @@ class WideProgram:
             of_look = given if added is None else added[:, shape.wide + k * shape.narrow :]
             wide_layers.bottleneck[grid](
                 shrunk[k], wide[k], inside[3 * k + 1], inside_biases[3 * k + 1], of_look, inside[3 * k + 2],
-                inside_biases[3 * k + 2], *after, x, inner[k], wide[k + 1], z if last else shrunk[k + 1], most, batch,
-                int(reverse),
-                HEAD=shape.head, LAST=last, **more,
+                inside_biases[3 * k + 2], *after, x, inner[k], wide[k + 1], told if last else shrunk[k + 1], most,
+                batch, int(reverse),
+                HEAD=shape.head, OUTPUTS=shape.outputs, LAST=last, **more,
             )  # fmt: skip
-        return z
+        return told
 
     @on_its_device
     def inverse(self, packed: PackedPixels, z: Tensor, added: Tensor | None) -> Tensor:
-        """x, given z = x + c(x), both of shape (D, B)."""
+        """x, given z, both of shape (D, B)."""
         assert packed.columns is not None
         shape, batch, x = self.shape, z.shape[-1], torch.empty_like(z)
         if not batch:
@@ -225,28 +236,28 @@ class WideProgram:
             wide_inverse.solve_front[(rows, triton.cdiv(batch, _INVERSE_TILE["ROWS"]))](
                 z, x, packed.columns, packed.biases, z if added is None else added, *maps, front, top, batch,
                 **self._size(), COLUMNS=shape.columns, NARROW=shape.narrow, HEAD=shape.head, BLOCKS=shape.blocks,
-                ADDED=0 if added is None else shape.added, PRECISION=_EXACT, SKEW=SKEW,
+                ADDED=0 if added is None else shape.added, PRECISION=_EXACT, SKEW=SKEW, SCALED=shape.outputs == 2,
                 CHUNK=min(_CHUNK, shape.narrow), **_INVERSE_TILE,
             )  # fmt: skip
         return x
 
     @on_its_device
     def backward(
-        self, weights: Tensor, x: Tensor, kept: Tensor, reverse: bool, grad_z: Tensor, conditional: bool
+        self, weights: Tensor, x: Tensor, kept: Tensor, reverse: bool, grad: Tensor, conditional: bool
     ) -> PixelGradients:
         """The chain rule through :meth:`learn`."""
         shape, batch = self.shape, x.shape[-1]
         if not batch:
             nothing = x.new_zeros((0, shape.added)) if conditional else None
-            return PixelGradients(grad_z, x.new_zeros(self._parameters), nothing)
-        scale = _LARGEST / grad_z.abs().amax().clamp(min=torch.finfo(x.dtype).tiny * _LARGEST)
+            return PixelGradients(grad[: len(x)], x.new_zeros(self._parameters), nothing)
+        scale = _LARGEST / grad.abs().amax().clamp(min=torch.finfo(x.dtype).tiny * _LARGEST)
         maps, gradients = self._stacks(kept, batch), self._stacks(torch.empty_like(kept), batch)
         (_, wide, shrunk, inner), (parts, grad_wide, grad_shrunk, grad_inner) = maps, gradients
         first, *inside, head = self._matrices(weights)
         size, grid = self._size(), (shape.pixels, triton.cdiv(batch, _TILE["ROWS"]))
         wide_layers.begin_back[grid](
-            grad_z, scale, head, wide[-1], inside[-1], inner[-1], grad_wide[-1], grad_inner[-1], batch, int(reverse),
-            **size, NARROW=shape.narrow, HEAD=shape.head, **_TILE,
+            grad, scale, head, wide[-1], inside[-1], inner[-1], grad_wide[-1], grad_inner[-1], batch, int(reverse),
+            **size, NARROW=shape.narrow, HEAD=shape.head, OUTPUTS=shape.outputs, **_TILE,
         )  # fmt: skip
         for k in range(shape.blocks - 1, -1, -1):
             before = inside[3 * k - 1] if k else first
@@ -257,11 +268,11 @@ class WideProgram:
             )  # fmt: skip
         grad_x = torch.empty_like(x)
         wide_layers.end_back[(shape.pixels, triton.cdiv(batch, 128), shape.channels)](
-            parts, grad_z, scale, grad_x, batch, int(reverse),
+            parts, grad, scale, grad_x, batch, int(reverse),
             CHANNELS=shape.channels, HEIGHT=shape.height, WIDTH=shape.width, ROWS=128,
         )  # fmt: skip
         sums = x.new_empty((_SPLITS, len(self._where)))
-        self._add_up(sums, grad_z, scale, maps, gradients, reverse)
+        self._add_up(sums, grad, scale, maps, gradients, reverse)
         of_parameters = F.pad(sums.sum(0) / scale, (0, 1)).index_select(0, self._back)
         added = None
         if conditional:
@@ -271,14 +282,14 @@ class WideProgram:
     def _add_up(
         self,
         sums: Tensor,
-        grad_z: Tensor,
+        grad: Tensor,
         scale: Tensor,
         maps: Sequence[Tensor],
         gradients: Sequence[Tensor],
         reverse: bool,
     ) -> None:
         """What every part of the places contributes to the gradients of matrices and biases."""
-        shape, (splits, size), batch = self.shape, sums.shape, grad_z.shape[-1]
+        shape, (splits, size), batch = self.shape, sums.shape, grad.shape[-1]
         (seen, wide, shrunk, inner), (_, grad_wide, grad_shrunk, grad_inner) = maps, gradients
         first, block = shape.wide * shape.columns, 2 * shape.narrow * shape.wide + NEAR_PLACES * shape.narrow**2
         starts = {"FIRST": first, "BLOCK": block, "BIASES": self._weights + shape.wide}
@@ -287,10 +298,11 @@ class WideProgram:
             PIXELS=shape.pixels, COLUMNS=shape.columns, WIDE=shape.wide, WEIGHTS=self._weights, PART=_PART,
             **_SUMS_TILES["first"],
         )  # fmt: skip
-        wide_gradients.of_head[(splits,)](
-            grad_z, scale, wide[-1], sums, size, batch, int(reverse),
+        rows = shape.outputs * shape.head
+        wide_gradients.of_head[(splits, shape.outputs)](
+            grad, scale, wide[-1], sums, size, batch, int(reverse),
             CHANNELS=shape.channels, PIXELS=shape.pixels, WIDE=shape.wide, HEAD=shape.head,
-            MATRIX=self._weights - shape.head * shape.wide, BIAS=size - shape.head,
+            MATRIX=self._weights - rows * shape.wide, BIAS=size - rows,
             **_SUMS_TILES["head"],
         )  # fmt: skip
         wide_gradients.of_shrink_and_grow[(splits, 2 * shape.blocks)](

@@ -30,6 +30,8 @@ class Padded(Protocol):
     def head(self) -> int: ...
     @property
     def columns(self) -> int: ...
+    @property
+    def outputs(self) -> int: ...
 
 
 class PixelLayout(NamedTuple):
@@ -60,10 +62,11 @@ def matrices_of(shape: Padded, masks: Sequence[Tensor]) -> tuple[list[Tensor], l
     weights, count = _numbered(masks)
     matrices = [_matrix(w, shape, i, len(weights)) for i, w in enumerate(weights)]
     biases = []
-    for mask, matrix in zip(masks, matrices, strict=True):
-        biases.append(_filled(torch.arange(len(mask)) + count, (len(matrix),)))
+    for i, (mask, matrix) in enumerate(zip(masks, matrices, strict=True)):
+        groups = shape.outputs if i == len(masks) - 1 else 1
+        biases.append(_filled((torch.arange(len(mask)) + count).view(groups, -1), (groups, len(matrix) // groups)))
         count += len(mask)
-    return matrices, biases, count
+    return matrices, [b.flatten() for b in biases], count
 
 
 def _numbered(masks: Sequence[Tensor]) -> tuple[list[Tensor], int]:
@@ -83,7 +86,8 @@ def _matrix(weight: Tensor, shape: Padded, layer: int, layers: int) -> Tensor:
         seen = weight.flatten(2)[:, :, :FAR_PLACES].transpose(1, 2).reshape(outputs, -1)
         return _filled(seen, (shape.wide, shape.columns))
     if layer == layers - 1:
-        return _filled(weight.view(outputs, inputs), (shape.head, shape.wide))
+        groups = weight.view(shape.outputs, -1, inputs)
+        return _filled(groups, (shape.outputs, shape.head, shape.wide)).flatten(0, 1)
     kind = (layer - 1) % 3
     if kind == 1:
         seen = weight.flatten(2)[:, :, :NEAR_PLACES].transpose(1, 2)

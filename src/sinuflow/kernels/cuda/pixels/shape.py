@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ..shape import round_up
 
@@ -27,6 +27,7 @@ class PixelShape:
     maps: int  # of a bottleneck
     blocks: int
     rough: bool = False  # eleven bits of every number are enough while it learns
+    outputs: ClassVar[int] = 1
 
     def defines(self, _: Any = None) -> dict[str, str]:
         """The shape as the preprocessor takes it."""
