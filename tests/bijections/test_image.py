@@ -8,7 +8,7 @@ from torch.func import functional_call
 
 from sinuflow import ArgumentError, InversionError, SinuflowError
 from sinuflow.bijections import Chain, SinusoidalScale
-from sinuflow.bijections.image import ImageLDUBlock, ImageShift, image_chain, image_shape
+from sinuflow.bijections.image import ImageAffine, ImageLDUBlock, ImageShift, image_chain, image_shape
 from sinuflow.bijections.whole_flow import anatomy
 from sinuflow.conditioners.pixelcnn import MaskedConvolution, PixelCNN
 from sinuflow.solvers import SolverOptions, parallel_sweeps
@@ -41,6 +41,11 @@ def build(kind, shape, context=0, dtype=DOUBLE, **options):
         "lower": lambda: ImageShift(shape, context, reverse=False, channels=5, **options),
         "upper": lambda: ImageShift(shape, context, reverse=True, channels=5, **options),
         "ldu": lambda: ImageLDUBlock(shape, context, scales=2, waves=2, channels=5, **options),
+        "lower affine": lambda: ImageAffine(shape, context, reverse=False, channels=5, **options),
+        "upper affine": lambda: ImageAffine(shape, context, reverse=True, channels=5, **options),
+        "affine ldu": lambda: ImageLDUBlock(
+            shape, context, scales=2, waves=2, channels=5, conditioning="affine", **options
+        ),
     }
     return look_trained(makers[kind](), dtype=dtype)
 
@@ -50,7 +55,9 @@ def raster(shape) -> torch.Tensor:
     return torch.arange(math.prod(shape)).view(shape).permute(1, 2, 0).flatten()
 
 
-every_kind = pytest.mark.parametrize("kind", ["lower", "upper", "ldu"])
+SINGLE = ["lower", "upper", "lower affine", "upper affine"]
+every_kind = pytest.mark.parametrize("kind", [*SINGLE, "ldu", "affine ldu"])
+every_single_kind = pytest.mark.parametrize("kind", SINGLE)
 every_shape = pytest.mark.parametrize("shape", SHAPES)
 with_and_without_context = pytest.mark.parametrize("context", [0, 2])
 
@@ -108,6 +115,38 @@ def test_jacobians_are_triangular_in_raster_order(shape):
         assert found["upper"][0, 1] != 0
 
 
+@pytest.mark.parametrize("shape", [(1, 6, 6), (3, 5, 5)])
+def test_scales_are_on_the_diagonal_and_see_what_is_before_alone(shape):
+    order = raster(shape)
+    x, _ = batch(len(order), rows=1)
+    for kind in ("lower affine", "upper affine"):
+        affine = build(kind, shape)
+        matrix = jacobian(lambda t, s=affine: s(t)[0], x[0])[order][:, order]
+        triangular = matrix.tril() if kind.startswith("lower") else matrix.triu()
+        assert torch.equal(matrix, triangular)
+        told = affine.told(x.mT, None).squeeze(1)
+        scale = torch.exp(2 * torch.tanh(told[len(order) :] / 2))
+        assert scale.unique().numel() > len(order) // 2
+        torch.testing.assert_close(matrix.diagonal(), scale[order])
+        # Both the shift and the scale have an effect of their own, also between the channels of a pixel.
+        of_scale = jacobian(lambda t, s=affine: s.told(t.unsqueeze(1), None)[len(order) :, 0], x[0])[order][:, order]
+        assert of_scale.count_nonzero() > len(order)
+        seen = of_scale if kind.startswith("lower") else of_scale.mT
+        assert torch.equal(seen, seen.tril(-1))
+        if shape[0] > 1:
+            assert seen[1, 0] != 0
+
+
+def test_log_scales_are_bounded():
+    affine = build("lower affine", (1, 3, 3))
+    with torch.no_grad():
+        affine.conditioner.head.bias[1] = 1e6
+    x, _ = batch(9)
+    z, ladj = affine(x)
+    torch.testing.assert_close(ladj, torch.full_like(ladj, 18.0))
+    torch.testing.assert_close(affine.inverse(z)[0], x)
+
+
 def test_no_pixel_depends_on_its_own_front_or_a_later_one():
     shape = (1, 8, 9)
     network = build("lower", shape, residual_blocks=3).conditioner
@@ -130,17 +169,23 @@ def plain_sweeps(shift, z, context=None):
 
     def evaluate(x, rows):
         given = None if context is None else context[rows]
-        moved = network(x.T.reshape(-1, *network.shape), given).flatten(1).T
-        return x + moved, moved
+        shift, *free = network(x.T.reshape(-1, *network.shape), given).flatten(1).T.split(len(x))
+        scale = torch.exp(2 * torch.tanh(free[0] / 2)) if free else torch.ones_like(x)
+        return scale * (x + shift), torch.stack([shift, scale])
 
     target = (z.flip(-1) if shift.reverse else z).T.contiguous()
     root = parallel_sweeps(
-        evaluate, lambda t, m: (t - m, torch.ones(t.shape[1], dtype=bool)), target, rtol=0, atol=0, max_iterations=10**4
+        evaluate,
+        lambda t, told: (t / told[1] - told[0], torch.ones(t.shape[1], dtype=bool)),
+        target,
+        rtol=0,
+        atol=0,
+        max_iterations=10**4,
     )
     return (root.x.flip(0) if shift.reverse else root.x).T, root.iterations.amax(0)
 
 
-@pytest.mark.parametrize("kind", ["lower", "upper"])
+@every_single_kind
 @every_shape
 @with_and_without_context
 @torch.no_grad()
@@ -213,9 +258,10 @@ def test_a_failed_inverse_raises_and_says_where():
         block.inverse(torch.zeros(2, 16, dtype=DOUBLE))
 
 
-def test_a_wrong_answer_is_caught(monkeypatch):
+@pytest.mark.parametrize("kind", ["lower", "lower affine"])
+def test_a_wrong_answer_is_caught(kind, monkeypatch):
     """The certificate is what the forward map makes of the answer, not what the solver believes."""
-    shift = build("lower", (1, 5, 5), dtype=torch.float32)
+    shift = build(kind, (1, 5, 5), dtype=torch.float32)
     z, _ = batch(25, dtype=torch.float32)
     from sinuflow.bijections import image_inverse
 
@@ -231,29 +277,33 @@ def test_a_wrong_answer_is_caught(monkeypatch):
         shift.inverse(z)
 
 
-@pytest.mark.parametrize("kind", ["lower", "upper"])
+@every_single_kind
 @pytest.mark.parametrize("shape", [(1, 5, 6), (3, 4, 3)])
 @with_and_without_context
 def test_gradients_through_the_inverse_solve_with_the_jacobian(kind, shape, context):
-    shift = build(kind, shape, context)
-    z, c = batch(shift.features, context, rows=3)
+    layer = build(kind, shape, context)
+    z, c = batch(layer.features, context, rows=3)
     z.requires_grad_()
     extra = [] if c is None else [c.requires_grad_()]
-    parameters = list(shift.parameters())
-    x, _ = shift.inverse(z, c)
-    weights = torch.randn_like(x)
-    found = torch.autograd.grad((weights * x).sum(), [z, *extra, *parameters])
-    # (I + J)^T v = g row by row; the rest is a pull-back of -v through the forward map.
-    x = x.detach()
+    parameters = list(layer.parameters())
+    x, ladj = layer.inverse(z, c)
+    weights, of_ladj = torch.randn_like(x), torch.randn_like(ladj)
+    found = torch.autograd.grad((weights * x).sum() + (of_ladj * ladj).sum(), [z, *extra, *parameters])
+    # J^T v = g row by row, where g has what the log-determinant makes of x too; the rest is a pull-back of -v.
+    x = x.detach().requires_grad_()
+    g = weights
+    if layer.outputs > 1:  # that of a shift is 0, whatever x
+        g = g - torch.autograd.grad((of_ladj * layer(x, c)[1]).sum(), x)[0]
     v = torch.stack(
         [
             torch.linalg.solve(
-                jacobian(lambda t, i=i: shift(t, None if c is None else c[i].detach())[0], x[i]).T, weights[i]
+                jacobian(lambda t, i=i: layer(t, None if c is None else c[i].detach())[0], x[i].detach()).T, g[i]
             )
             for i in range(3)
         ]
     )
-    want = torch.autograd.grad(-(v * shift(x, c)[0]).sum(), [*extra, *parameters])
+    again, forward_ladj = layer(x, c)
+    want = torch.autograd.grad(-(v * again).sum() - (of_ladj * forward_ladj).sum(), [*extra, *parameters])
     for a, b in zip(found, [v, *want], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
 
@@ -282,8 +332,9 @@ def test_gradients_are_those_of_the_parameters_that_were_used():
         torch.testing.assert_close(a, b)
 
 
-def test_second_derivatives_are_refused():
-    shift = build("upper", (1, 4, 4))
+@pytest.mark.parametrize("kind", ["upper", "upper affine"])
+def test_second_derivatives_are_refused(kind):
+    shift = build(kind, (1, 4, 4))
     z, _ = batch(16)
     x, _ = shift.inverse(z.requires_grad_())
     (slope,) = torch.autograd.grad(x.square().sum(), z, create_graph=True)
@@ -312,8 +363,9 @@ def test_the_block_is_lower_after_scale_after_upper():
     assert list(block.layer_names()) == ["lower", "scale", "upper"]
 
 
-def test_a_fresh_block_is_the_identity():
-    block = ImageLDUBlock((3, 4, 4), 2).double()
+@pytest.mark.parametrize("conditioning", ["shift", "affine"])
+def test_a_fresh_block_is_the_identity(conditioning):
+    block = ImageLDUBlock((3, 4, 4), 2, conditioning=conditioning).double()
     x, c = batch(48, 2)
     z, ladj = block(x, c)
     torch.testing.assert_close(z, x, rtol=1e-14, atol=1e-14)
@@ -323,6 +375,11 @@ def test_a_fresh_block_is_the_identity():
 def test_the_kernels_for_whole_flows_leave_images_alone():
     assert anatomy(image_chain((1, 4, 4), 0, blocks=2, scales=1, waves=1)) is None
     assert anatomy(Chain([ImageShift((1, 4, 4))])) is None
+
+
+def test_an_unknown_conditioning_says_which_there_are():
+    with pytest.raises(ArgumentError, match=r"conditioning of images must be 'shift' or 'affine'; got 'full'"):
+        ImageLDUBlock((1, 4, 4), conditioning="full")
 
 
 def test_wrong_shapes_say_what_would_be_right():
