@@ -17,6 +17,7 @@ from tests.bijections.test_image import look_trained
 from tests.builders import batch
 
 DOUBLE = torch.float64
+every_conditioning = pytest.mark.parametrize("conditioning", ["shift", "affine"])
 
 
 def trained_image_flow(shape=(2, 5, 4), context=0, dtype=DOUBLE, **options) -> SinusoidalFlow:
@@ -62,10 +63,11 @@ def test_a_fresh_flow_is_the_standard_normal():
     torch.testing.assert_close(flow().log_prob(x), want)
 
 
+@every_conditioning
 @pytest.mark.parametrize("context", [0, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
-def test_what_is_loaded_is_what_was_saved(context, dtype, tmp_path):
-    flow = trained_image_flow(context=context, dtype=dtype)
+def test_what_is_loaded_is_what_was_saved(context, dtype, conditioning, tmp_path):
+    flow = trained_image_flow(context=context, dtype=dtype, conditioning=conditioning)
     flow.save(tmp_path / "m.safetensors")
     loaded = sinuflow.load(tmp_path / "m.safetensors")
     assert loaded.config == flow.config
@@ -88,10 +90,23 @@ def test_a_file_that_does_not_fit_its_configuration_is_refused(tmp_path):
         ("image", 4, "a configuration that makes no flow"),
         ("channels", 1, "a configuration that makes no flow"),
         ("hidden", [4], "a configuration that makes no flow"),
+        ("conditioning", "affine", "does not fit its configuration in"),
+        ("conditioning", "full", "a configuration that makes no flow"),
+        ("conditioning", [1], "a configuration that makes no flow"),
     ]:
         storage.write_model(path, storage.Model("flow", {**flow.config, name: value}, flow.state_dict()))
         with pytest.raises(StorageError, match=message):
             sinuflow.load(path)
+
+
+def test_a_file_from_before_there_were_conditionings_holds_the_papers_flow(tmp_path):
+    flow = trained_image_flow()
+    config = {name: value for name, value in flow.config.items() if name != "conditioning"}
+    storage.write_model(tmp_path / "m.safetensors", storage.Model("flow", config, flow.state_dict()))
+    loaded = sinuflow.load(tmp_path / "m.safetensors")
+    assert loaded.config == flow.config
+    x, _ = batch(40)
+    assert torch.equal(loaded().log_prob(x), flow().log_prob(x))
 
 
 def test_flows_of_vectors_are_stored_as_before(tmp_path):
@@ -101,9 +116,10 @@ def test_flows_of_vectors_are_stored_as_before(tmp_path):
     assert not {"image", "channels", "residual_blocks"} & config.keys()
 
 
+@every_conditioning
 @pytest.mark.parametrize("context", [0, 3])
-def test_samples_are_certified_and_come_from_their_noise(context):
-    flow = trained_image_flow((3, 6, 5), context)
+def test_samples_are_certified_and_come_from_their_noise(context, conditioning):
+    flow = trained_image_flow((3, 6, 5), context, conditioning=conditioning)
     _, c = batch(90, context, rows=4)
     x, log_p = flow(c).rsample_and_log_prob((7,) if c is not None else (7, 4))
     assert x.shape == (7, 4, 90)
@@ -117,13 +133,15 @@ def test_samples_are_certified_and_come_from_their_noise(context):
         flow.invert(noise, c)
 
 
-def test_gradients_of_samples_are_those_of_finite_differences():
-    flow = trained_image_flow((1, 4, 4), 2)
+@every_conditioning
+def test_gradients_of_samples_are_those_of_finite_differences(conditioning):
+    flow = trained_image_flow((1, 4, 4), 2, conditioning=conditioning)
     _, c = batch(16, 2, rows=3)
     parameters = list(flow.parameters())
 
     def loss() -> Tensor:
-        return flow(c).rsample((), torch.Generator().manual_seed(3)).sin().sum()
+        x, log_density = flow(c).rsample_and_log_prob((), torch.Generator().manual_seed(3))
+        return x.sin().sum() + log_density.sin().sum()
 
     grads = torch.autograd.grad(loss(), parameters)
     directions = [torch.randn_like(p) for p in parameters]
@@ -139,10 +157,11 @@ def test_gradients_of_samples_are_those_of_finite_differences():
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+@every_conditioning
 @pytest.mark.parametrize("solver", ["certified", "fixed_point"])
-def test_scoring_and_inverting_compile_without_a_break(solver):
+def test_scoring_and_inverting_compile_without_a_break(solver, conditioning):
     torch._dynamo.reset()
-    flow = trained_image_flow((2, 4, 3), 2, blocks=1)
+    flow = trained_image_flow((2, 4, 3), 2, blocks=1, conditioning=conditioning)
     x, c = batch(24, 2)
 
     def both(x):
@@ -154,7 +173,8 @@ def test_scoring_and_inverting_compile_without_a_break(solver):
     for g, w in zip(got, want, strict=True):
         torch.testing.assert_close(g, w, rtol=1e-6, atol=1e-12)
     inputs = [x, *flow.parameters()]
-    grads = [torch.autograd.grad(found[0].sum() + found[1].sin().sum(), inputs) for found in (got, want)]
+    losses = [found[0].sum() + found[1].sin().sum() + found[2].sin().sum() for found in (got, want)]
+    grads = [torch.autograd.grad(loss, inputs) for loss in losses]
     for g, w in zip(*grads, strict=True):
         torch.testing.assert_close(g, w)
 

@@ -33,6 +33,7 @@ def look_trained(bijection, seed=0, dtype=DOUBLE, head=0.3):
         for module in bijection.modules():
             if isinstance(module, PixelCNN):
                 module.head.weight.mul_(head)
+                module.head.weight[module.shape[0] :].mul_(0.3)  # log-scales of a tenth or two
     return bijection
 
 

@@ -136,7 +136,12 @@ def test_mistakes_are_one_line_that_says_what_is_expected(place, tmp_path):
         (["fit", images, "--labels", "few.npy", *output], "few.npy must have one number for each of the 60 images"),
         (["fit", place / "png", "--labels", place / "y.npy", *output], "classes as subfolders already"),
         (["fit", images, "--context", "a", *output], "--context is for tables, and"),
-        (["fit", images, "--conditioning", "shift", *output], "--conditioning is for tables, and"),
+        (["fit", images, "--conditioning", "full", *output], "--conditioning full is for tables, and"),
+        (["fit", "table.csv", "--conditioning", "affine", *output], "--conditioning affine is for images, and"),
+        (
+            ["fit", images, "--conditioning", "affine", "--stability", 5, *output],
+            'stability is for shifts alone: leave it out, or build the flow with conditioning="shift"',
+        ),
         (["fit", "table.csv", "--labels", place / "y.npy", *output], "--labels is for images, and table.csv holds"),
         (["fit", "table.csv", "--stability", 5, *output], "--stability is for images, and table.csv holds"),
         (["fit", images, "--stability", -5, *output], "stability must be above 0, or None; got -5.0"),

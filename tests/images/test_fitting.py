@@ -113,13 +113,30 @@ def test_a_resumed_run_ends_with_the_very_same_model(tmp_path, monkeypatch):
 
 def test_the_paper_is_for_gpus():
     assert recipe((1, 28, 28), gpu=True).architecture == {
-        "blocks": 12, "scales": 4, "waves": 4, "channels": 16, "residual_blocks": 2,
+        "blocks": 12, "scales": 4, "waves": 4, "channels": 16, "residual_blocks": 2, "conditioning": "shift",
     }  # fmt: skip
     assert recipe((1, 28, 28), "paper") == recipe((1, 28, 28), gpu=True)
     assert recipe((1, 28, 28)) == recipe((1, 28, 28), "small", gpu=True)
     assert recipe((1, 8, 8), gpu=True) == recipe((1, 8, 8))
     with pytest.raises(ArgumentError, match="size must be one of auto, small, paper; got 'large'"):
         recipe((1, 8, 8), "large")
+
+
+@pytest.mark.parametrize(
+    ("options", "conditioning"),
+    [
+        ({}, "affine"),
+        ({"conditioning": "shift"}, "shift"),
+        ({"size": "paper"}, "shift"),
+        ({"size": "paper", "conditioning": "affine"}, "affine"),
+        ({"training": {"stability": 5.0}}, "shift"),
+    ],
+)
+def test_what_the_networks_compute(options, conditioning):
+    model = sinuflow.fit_images(
+        gradients(), steps=2, progress=False, architecture={"blocks": 1}, device="cpu", **options
+    )
+    assert model.flow.config["conditioning"] == conditioning
 
 
 def test_what_cannot_be_learned_is_refused():
@@ -132,6 +149,7 @@ def test_what_cannot_be_learned_is_refused():
         ({"labels": torch.arange(60) - 1}, "labels must count the classes from 0; got -1"),
         ({"alpha": 0.7}, "alpha must be at least 0 and below 0.5"),
         ({"seed": -1}, "seed must be a whole number"),
+        ({"conditioning": "full"}, "conditioning of images must be 'shift' or 'affine'; got 'full'"),
     ]
     for options, message in cases:
         with pytest.raises((DataError, ArgumentError), match=message):

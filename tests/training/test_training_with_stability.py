@@ -217,6 +217,13 @@ def test_flows_of_tables_have_no_use_for_it_and_stay_as_they_are(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_scales_are_refused():
+    flow = SinusoidalFlow.image((1, 4, 4), blocks=1, conditioning="affine")
+    rows = ImageRows(torch.zeros(20, 1, 4, 4, dtype=torch.uint8), PIXELS)
+    with pytest.raises(ArgumentError, match="stability is for shifts alone"):
+        sinuflow.fit(flow, rows, steps=1, stability=1.0, progress=False)
+
+
 @pytest.mark.gpu
 @gpu
 def test_on_a_gpu_recorded_steps_take_all_turns(monkeypatch):

@@ -22,6 +22,7 @@ class Conditioning(str, enum.Enum):
     """Kinds of flow."""
 
     full = "full"
+    affine = "affine"
     shift = "shift"
 
 
@@ -60,9 +61,12 @@ def command(
         list[str] | None,
         typer.Option("--map", metavar="COL=MAP", help="linear, log, logit or category for a column; may be repeated."),
     ] = None,
-    conditioning: Annotated[Conditioning, typer.Option(help="Conditional waves, or the paper's flow.")] = (
-        Conditioning.full
-    ),
+    conditioning: Annotated[
+        Conditioning | None,
+        typer.Option(
+            help="What networks compute: shift (the paper), full (tables: all waves), affine (images: scales too)."
+        ),
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="The most training steps.")] = None,
     labels: Annotated[Path | None, typer.Option(help="Of images: a .npy with the class of each, from 0.")] = None,
     size: Annotated[Size, typer.Option(help="Of images: a small flow, or the paper's, which wants a GPU.")] = Size.auto,
@@ -95,14 +99,16 @@ def command(
             "--map": map_,
             "--report": report,
             "--missing": missing is not Missing.refuse,
-            "--conditioning": conditioning is not Conditioning.full,
+            "--conditioning full": conditioning is Conditioning.full,
         }
         _refuse(of_tables, "tables", f"{data} holds images")
+        paper = conditioning is Conditioning.shift
         with kept_run(output, resume, force) as run:
             pictures = fit_images(
                 data,
                 labels=labels,
                 size=size.value,
+                conditioning=None if conditioning is None else ("shift" if paper else "affine"),
                 steps=steps,
                 seed=seed,
                 device=device.value,
@@ -114,7 +120,12 @@ def command(
             pictures.save(output)
         _summarise_images(pictures, output)
         return
-    of_images = {"--labels": labels, "--size": size is not Size.auto, "--stability": stability is not None}
+    of_images = {
+        "--labels": labels,
+        "--size": size is not Size.auto,
+        "--stability": stability is not None,
+        "--conditioning affine": conditioning is Conditioning.affine,
+    }
     _refuse(of_images, "images", f"{data} holds a table")
     with kept_run(output, resume, force) as run:
         model = fit_table(
@@ -123,7 +134,7 @@ def command(
             drop=drop,
             missing=missing.value,
             maps=_maps(map_ or []),
-            conditioning=conditioning.value,
+            conditioning="full" if conditioning is None else conditioning.value,
             steps=steps,
             seed=seed,
             device=device.value,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, DataError
-from ..flow import SinusoidalFlow
+from ..flow import ImageConditioning, SinusoidalFlow
 from ..pixels import PixelMap
 from ..training import ImageRows, fit
 from ..training.fit import find_device
@@ -39,6 +39,7 @@ def fit_images(
     alpha: float | None = None,
     flips: bool | None = None,
     size: Size = "auto",
+    conditioning: ImageConditioning | None = None,
     steps: int | None = None,
     seed: int = 0,
     device: str | torch.device = "auto",
@@ -58,6 +59,8 @@ def fit_images(
         alpha: of the logit map; 1e-6 for one channel and 0.05 for more by default.
         flips: whether training exchanges left and right at random; by default, for more than one channel.
         size: ``"paper"``, ``"small"``, or ``"auto"``: the paper's flow if there is a GPU and many pixels.
+        conditioning: what the networks compute: ``"affine"``, shifts and scales, or ``"shift"``, as in the paper. By
+            default ``"shift"`` for the paper's flow and for training with ``stability``, which is for shifts alone.
         steps: the most training steps.
         seed: of the split, of the weights, of the noise, and of the order of the images.
         device: ``"auto"`` takes a GPU if there is one.
@@ -84,7 +87,9 @@ def fit_images(
     classes = found.classes if counts is None or found.classes else [str(i) for i in range(len(counts))]
     train, held_out = _parts(found, validation, classes, seed)
     place = find_device(device)
-    chosen = recipe(shape, size, place.type == "cuda")
+    if conditioning is None and (training or {}).get("stability") is not None:
+        conditioning = "shift"
+    chosen = recipe(shape, size, place.type == "cuda", conditioning)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         options = {**chosen.architecture, **(architecture or {})}
