@@ -105,9 +105,10 @@ def _comparable(name: str, model: str, images: ImageSplits, options: Options) ->
     told = IMAGE_SETS[name].comparable
     if model == "paper":
         return told
-    known = recipes(name)
-    larger = "" if known[model].flow == known["paper"].flow else "a larger flow, "
-    return f"{told}; {larger}trained otherwise than in the paper"
+    flow, of_paper = (recipes(name)[which].flow for which in (model, "paper"))
+    larger = "" if flow == of_paper else "a larger flow, "
+    scales = "networks that compute scales too, " if flow.get("conditioning") == "affine" else ""
+    return f"{told}; {larger}{scales}trained otherwise than in the paper"
 
 
 def _write_table(options: Options) -> None:

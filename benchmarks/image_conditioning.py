@@ -1,0 +1,93 @@
+"""Shifts alone, or scales beside them: small flows of images by `fit_images`, side by side on a CPU.
+
+    python benchmarks/image_conditioning.py [DATA] [--seeds N] [--json FILE]
+
+scikit-learn's digits with a little noise, which hides that there are 17 greys, and with their classes; and if DATA is a folder with CIFAR-10, 6,000 of its images, every pixel the
+mean of a square of 4 by 4. Bits per dimension are of held-out images, the tenth by which weights are chosen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+
+import sinuflow
+from sinuflow.data.image_sets import load_image_set
+from sinuflow.paper.image_data import smaller
+from sinuflow.paper.record import hardware, versions
+
+CONDITIONINGS = ("shift", "affine")
+#: Of CIFAR-10.
+_IMAGES, _SHAPE = 6_000, (3, 8, 8)
+#: The digits' greys, 0 to 16, are so many bytes apart.
+_APART = 15
+
+
+def sets(data: Path | None) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
+    """Images and classes, by name."""
+    digits = load_digits()
+    noise = np.random.default_rng(0).integers(_APART, size=digits.images.shape)
+    bytes_ = torch.from_numpy((_APART * digits.images + noise).astype(np.uint8)).unsqueeze(1)
+    found: dict[str, Any] = {"digits": (bytes_, torch.from_numpy(digits.target))}
+    if data is not None:
+        photographs = torch.from_numpy(load_image_set("cifar10", data).train[:_IMAGES])
+        found["cifar10, 8x8"] = (smaller(photographs, _SHAPE), None)
+    return found
+
+
+def measured(images: torch.Tensor, labels: torch.Tensor | None, conditioning: Any, seed: int) -> dict[str, Any]:
+    """Of one flow: bits, the time, and how exactly images come back."""
+    start = time.perf_counter()
+    model = sinuflow.fit_images(
+        images, labels=labels, size="small", conditioning=conditioning, seed=seed, device="cpu", progress=False
+    )
+    return {
+        "bits_per_dimension": model.facts["bits_per_dimension"],
+        "bits_by_counting": model.facts["histogram_bits"],
+        "steps": model.facts["steps"],
+        "seconds": round(time.perf_counter() - start, 1),
+        "round_trip": model.facts["round_trip"],
+    }
+
+
+def main() -> None:
+    """Print a table, and write a record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", nargs="?", type=Path)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results = []
+    print(
+        "| set | seed | conditioning | bits per dimension | every pixel for itself | seconds | largest error of a pixel |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for name, (images, labels) in sets(arguments.data).items():
+        for seed in range(arguments.seeds):
+            for conditioning in CONDITIONINGS:
+                found = measured(images, labels, conditioning, seed)
+                results.append({"set": name, "seed": seed, "conditioning": conditioning, **found})
+                bits = [f"{found[what]:.3f}" for what in ("bits_per_dimension", "bits_by_counting")]
+                cells = [name, seed, conditioning, *bits, found["seconds"], f"{found['round_trip']:.1e}"]
+                print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+    if arguments.json:
+        record = {
+            "command": f"python benchmarks/image_conditioning.py{' DATA' if arguments.data else ''}",
+            "hardware": hardware("cpu"),
+            "versions": versions(),
+            "comparable_with_paper": "no: small flows, and validation images",
+            "results": results,
+        }
+        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
