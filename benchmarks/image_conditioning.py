@@ -2,8 +2,9 @@
 
     python benchmarks/image_conditioning.py [DATA] [--seeds N] [--json FILE]
 
-scikit-learn's digits with a little noise, which hides that there are 17 greys, and with their classes; and if DATA is a folder with CIFAR-10, 6,000 of its images, every pixel the
-mean of a square of 4 by 4. Bits per dimension are of held-out images, the tenth by which weights are chosen.
+scikit-learn's digits with their classes, and with a little noise, which hides that there are only 17 greys; and if DATA
+is a folder with CIFAR-10, 6,000 of its images, every pixel the mean of a square of 4 by 4. Bits per dimension are of
+held-out images, the tenth by which weights are chosen.
 """
 
 from __future__ import annotations
@@ -66,9 +67,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results = []
-    print(
-        "| set | seed | conditioning | bits per dimension | every pixel for itself | seconds | largest error of a pixel |"
-    )
+    print("| set | seed | conditioning | bits per dimension | pixels by themselves | seconds | error of a pixel |")
     print("|---|---|---|---|---|---|---|")
     for name, (images, labels) in sets(arguments.data).items():
         for seed in range(arguments.seeds):
