@@ -45,6 +45,12 @@ def test_fit_leaves_a_model_and_nothing_else(place):
     assert not (place / "m.safetensors.run").exists()
 
 
+def test_the_networks_of_images_compute_what_is_asked_for(place):
+    assert "conditioning=affine" in succeeds("info", "m.safetensors", cwd=place)
+    succeeds("fit", "x.npy", "-o", "s.safetensors", "--conditioning", "shift", "--steps", 2, "-q", cwd=place)
+    assert sinuflow.load(place / "s.safetensors").flow.config["conditioning"] == "shift"
+
+
 def test_score_lists_the_bits_of_every_image(place):
     succeeds("score", "m.safetensors", "png", "-o", "s.csv", cwd=place)
     scored = pd.read_csv(place / "s.csv")
