@@ -166,7 +166,7 @@ class SinusoidalFlow(nn.Module):
             channels: feature maps of the networks' bottlenecks; twice as many outside of them.
             residual_blocks: of every network.
             conditioning: what the networks compute: ``"shift"`` is the paper's, and with ``"affine"`` they also say how
-                surely, by a bounded log-scale beside each shift. It learns images far better.
+                surely, by a bounded log-scale beside each shift. It learns images better.
 
         Example:
             >>> flow = SinusoidalFlow.image(shape=(1, 8, 8), blocks=2)

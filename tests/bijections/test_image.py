@@ -229,16 +229,64 @@ def test_a_network_on_which_sweeps_overflow():
     assert torch.equal(shift.inverse(z)[0], x)
 
 
+@pytest.mark.parametrize("kind", [ImageShift, ImageAffine])
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@torch.no_grad()
+def test_sweeps_that_go_far_away_come_back(kind, dtype):
+    """After as many sweeps as there are pixels, Algorithm 1 is exact, wherever it has been on the way."""
+    layer = kind((1, 1, 24), channels=1, residual_blocks=0)
+    first, head = layer.conditioner.first, layer.conditioner.head
+    first.weight.zero_(), first.bias.zero_()
+    first.weight[:, 0, 3, 2] = torch.tensor([1.0, -1.0])
+    head.weight[0, :, 0, 0] = torch.tensor([10.0, -10.0])
+    layer = layer.to(dtype)
+    x = torch.randint(-3, 4, (4, 24)).to(dtype)
+    rows = layer(x)[0].mT.contiguous()
+    (found,) = layer.invert(rows, None, SolverOptions("fixed_point"))
+    assert found.converged.all()
+    assert torch.equal(found.x, x.mT)
+
+
+@every_single_kind
+@torch.no_grad()
+def test_a_residual_is_judged_by_the_largest_number(kind):
+    """Here that is x + c(x), beside which neither x nor the network's units are large."""
+    layer = build(kind, (1, 5, 5), dtype=torch.float32)
+    layer.conditioner.head.bias[0] = 1e4 / 3
+    x, _ = batch(25, dtype=torch.float32)
+    z, _ = layer(x)
+    (found,) = layer.invert(z.mT.contiguous(), None, SolverOptions())
+    assert found.converged.all()
+    assert found.residual.max() > 32 * torch.finfo(torch.float32).eps * x.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_scales_may_be_as_large_as_in_trained_flows(dtype):
+    affine = build("lower affine", (1, 6, 6), dtype=dtype)
+    with torch.no_grad():
+        affine.conditioner.head.weight[1:] *= 10
+    x, _ = batch(36, rows=20, dtype=dtype)
+    z, ladj = affine(x)
+    share = torch.tanh(affine.told(x.mT, None)[36:] / 2).abs()
+    assert (share > 0.7).double().mean() > 0.2  # of the largest log-scale
+    back, ladj_back = affine.inverse(z)
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(affine(back)[0], z, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(ladj_back, -ladj, rtol=tolerance, atol=tolerance)
+
+
 @every_kind
 @with_and_without_context
 def test_algorithm_1_agrees(kind, context):
     bijection = build(kind, (2, 5, 5), context)
     x, c = batch(bijection.features, context)
     rows, given, _ = bijection.feature_major(bijection(x, c)[0], c, "z")
-    want, _, _ = bijection.certified(rows, given, SolverOptions())
-    found, _, certificate = bijection.certified(rows, given, SolverOptions("fixed_point", max_iterations=20000))
+    want, ladj, _ = bijection.certified(rows, given, SolverOptions())
+    exactly = SolverOptions("fixed_point", max_iterations=20000)
+    found, found_ladj, certificate = bijection.certified(rows, given, exactly)
     assert certificate.converged.all()
     torch.testing.assert_close(found, want, rtol=0, atol=1e-8)
+    torch.testing.assert_close(found_ladj, ladj, rtol=0, atol=1e-7)
     _, _, cut = bijection.certified(rows, given, SolverOptions("fixed_point", max_iterations=2))
     assert not cut.converged.all()
     assert cut.iterations.max() <= 2

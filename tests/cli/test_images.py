@@ -146,7 +146,7 @@ def test_mistakes_are_one_line_that_says_what_is_expected(place, tmp_path):
         (["fit", "table.csv", "--conditioning", "affine", *output], "--conditioning affine is for images, and"),
         (
             ["fit", images, "--conditioning", "affine", "--stability", 5, *output],
-            'stability is for shifts alone: leave it out, or build the flow with conditioning="shift"',
+            "stability is for shifts alone: leave it out, or choose the conditioning shift",
         ),
         (["fit", "table.csv", "--labels", place / "y.npy", *output], "--labels is for images, and table.csv holds"),
         (["fit", "table.csv", "--stability", 5, *output], "--stability is for images, and table.csv holds"),

@@ -23,7 +23,8 @@ LARGE = {"COLUMNS": 128, "WIDE": 128, "NARROW": 64, "CHUNK": 32, "ADDED": 0}
 CONSTANTS = {
     "CHANNELS": 1, "HEIGHT": 8, "WIDTH": 8, "PIXELS": 64, "HEAD": 16, "LAST": True, "FIRST": True, "BLOCKS": 2,
     "SKEW": 4, "PRECISION": "tf32x3", "WEIGHTS": 1000, "MATRIX": 500, "BIAS": 1100, "BLOCK": 200, "BIASES": 1050,
-    "PART": wide_pixels._PART, "OUTPUTS": 2, "SCALED": True,
+    "PART": wide_pixels._PART, "OUTPUTS": 1, "SCALED": False,
+    "MOST": 2.0,
 }  # fmt: skip
 LEARN = {"LEARN": True, "CHECK": False, **wide_pixels._TILE}
 SCORE = {"LEARN": False, "CHECK": True, **wide_pixels._EXACT_TILE}
@@ -41,6 +42,14 @@ KERNELS: list[tuple[JITFunction, dict[str, Any]]] = [
     (wide_gradients.of_head, SUMS["head"]),
     (wide_gradients.of_shrink_and_grow, {**SUMS["one"], "FIRST": 400}),
     (wide_gradients.of_look, {**SUMS["look"], "FIRST": 400}),
+    (wide_inverse.solve_front, wide_pixels._INVERSE_TILE),
+]
+#: Those that know of a second output.
+OF_SCALES: list[tuple[JITFunction, dict[str, Any]]] = [
+    (wide_layers.bottleneck, LEARN),
+    (wide_layers.bottleneck, SCORE),
+    (wide_layers.begin_back, wide_pixels._TILE),
+    (wide_gradients.of_head, SUMS["head"]),
     (wide_inverse.solve_front, wide_pixels._INVERSE_TILE),
 ]
 #: Those that take most room, or fetch tiles while they multiply others.
@@ -84,3 +93,5 @@ if __name__ == "__main__":
         if kernel in DEMANDING:
             for generation in ROOM:
                 compiled(kernel, LARGE, more, generation)
+    for kernel, more in OF_SCALES:
+        compiled(kernel, LARGE, {**more, "OUTPUTS": 2, "SCALED": True}, 90)

@@ -207,14 +207,17 @@ def test_a_check_tells_the_largest_unit(layer):
     torch.testing.assert_close(largest.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_an_empty_batch_is_an_empty_answer():
-    network, _, program = built("deep")
+@pytest.mark.parametrize("name", ["deep", "colour, with scales"])
+def test_an_empty_batch_is_an_empty_answer(name):
+    network, _, program = built(name)
     x, context = draw(network, 0)
-    z = fused_shift(program, network, x.requires_grad_(), context, False)
-    assert z.shape == (9, 0)
-    assert all((g == 0).all() for g in torch.autograd.grad(z.sum(), [x, *network.parameters()]))
+    told = fused_shift(program, network, x.requires_grad_(), context, False)
+    assert told.shape == (network.outputs * len(x), 0)
+    found = torch.autograd.grad(told.sum(), [x, *network.parameters()])
+    assert found[0].shape == x.shape
+    assert all((g == 0).all() for g in found)
     with torch.no_grad():
-        assert fused_inverse(program, z, context, network.numbers())[0].shape == (9, 0)
+        assert fused_inverse(program, x, context, network.numbers())[0].shape == x.shape
 
 
 def test_kernels_that_err_are_found_out():
@@ -223,12 +226,15 @@ def test_kernels_that_err_are_found_out():
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # by NumPy, for the interpreter
-@pytest.mark.parametrize("layer", range(5))
-def test_what_is_no_number_stays_none(layer, monkeypatch):
-    network, _, program = built("grey")
-    assert len(network.layers) == 5
+@pytest.mark.parametrize(
+    ("name", "layer", "which"), [*(("grey", k, 0) for k in range(5)), ("grey, with scales", 7, -1)]
+)
+def test_what_is_no_number_stays_none(name, layer, which, monkeypatch):
+    """Also in the scale alone."""
+    network, _, program = built(name)
+    assert layer < len(network.layers)
     weight = network.layers[layer].weight
-    weight.data.view(-1)[int(network.layers[layer].mask.flatten().nonzero()[0])] = torch.nan
+    weight.data.view(-1)[int(network.layers[layer].mask.flatten().nonzero()[which])] = torch.nan
     x, _ = draw(network)
     assert fused_shift(program, network, x.requires_grad_(), None, False).isnan().any()
     monkeypatch.setattr(image_inverse, "inverting_kernels_for", lambda *_: program)
@@ -268,9 +274,11 @@ def test_too_many_maps_are_left_to_others():
     assert program_of(PixelCNN((5, 4, 4), channels=64, residual_blocks=4)).fits()
 
 
-def test_a_flow_goes_through_the_kernels(monkeypatch):
+@pytest.mark.parametrize("conditioning", ["shift", "affine"])
+def test_a_flow_goes_through_the_kernels(conditioning, monkeypatch):
     """Its training, scores and certified samples."""
-    flow = SinusoidalFlow.image((2, 2, 2), context=2, blocks=2, scales=2, waves=2, channels=5, residual_blocks=1)
+    size = {"blocks": 2, "scales": 2, "waves": 2, "channels": 5, "residual_blocks": 1}
+    flow = SinusoidalFlow.image((2, 2, 2), context=2, conditioning=conditioning, **size)
     for name, parameter in flow.named_parameters():
         parameter.data += (0.1 if "conditioner" in name else 0.3) * torch.randn_like(parameter)
     exact, flow = copy.deepcopy(flow).double().to(DEVICE), flow.to(DEVICE)
@@ -321,11 +329,12 @@ def test_only_kernels_that_run_and_are_right_are_used(monkeypatch):
         tried()
 
 
+@pytest.mark.parametrize("name", ["one column", "grey, with scales"])
 @torch.no_grad()
-def test_an_inverse_that_errs_is_not_certified(monkeypatch):
-    network, exact, program = built("one column")
+def test_an_inverse_that_errs_is_not_certified(name, monkeypatch):
+    network, exact, program = built(name)
     x, context = draw(network)
-    z = plain_shift(x.double(), doubled(context), exact.numbers(), exact.shape, False).float()
+    z = scaled(plain_shift(x.double(), doubled(context), exact.numbers(), exact.shape, False), len(x)).z.float()
     monkeypatch.setattr(image_inverse, "inverting_kernels_for", lambda *_: program)
     found = image_inverse.image_inverse(network, z, context, SolverOptions())
     assert found.converged.all()
@@ -353,4 +362,4 @@ def test_tiles_may_be_of_any_size(monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
 def test_every_kernel_compiles_for_a_gpu():
     """The interpreter takes much that the compiler does not."""
-    assert len(compiled_by("compile_wide_pixels.py")) == 25
+    assert len(compiled_by("compile_wide_pixels.py")) == 30

@@ -21,15 +21,14 @@ import torch
 from torch import Tensor
 
 from ..conditioners.pixelcnn import PixelCNN
-from ..kernels.conditional_waves import LOG_SCALE_MAX
-from ..kernels.pixel_affine import log_scale, scaled, unscaled
-from ..kernels.pixel_network import PixelWeights
+from ..kernels.pixel_affine import gain, log_scale, scaled, unscaled
+from ..kernels.pixel_network import PixelWeights, pixel_network
 from ..solvers import SolverOptions, parallel_sweeps
 from ..solvers.wavefront import Activations, PixelNetwork, ordered_pixels, ordered_pixels_adjoint
 from .base import LayerInverse
 from .inverse_ops import _first_order_only
 from .pixel_kernels import inverting_kernels_for
-from .pixel_shift import Kernels, fused_inverse, plain_shift
+from .pixel_shift import Kernels, from_images, fused_inverse, plain_shift, to_images
 
 #: Rounding that may be left, in ulps of the largest number: outputs are sums of hundreds of products, added up in
 #: another order than by the forward map.
@@ -73,7 +72,9 @@ def _substitute(
 def _certified(z: Tensor, x: Tensor, told: Tensor, largest: Tensor, units: torch.dtype) -> Answer:
     """A residual within rounding, of numbers in the precision of the network's units.
 
-    It is that of y = x + c(x), which is x's own measure: where a scale makes z of it, z is divided by that.
+    It is that of y = x + c(x), which is x's own measure: where a scale makes z of it, z is divided by that. How exactly
+    a scale is known depends on the units, too, so that far from the data, where both y and units are large, a right
+    answer may be refused. To allow for the product of the two would let wrong answers pass elsewhere.
     """
     y, ladj = unscaled(z, told)
     residual = (told[: len(z)] - y).abs().amax(0)
@@ -91,22 +92,23 @@ def _algorithm_1(
     atol: float,
     limit: int,
 ) -> Answer:
-    """Algorithm 1 of the paper: plain parallel sweeps to given tolerances."""
+    """Algorithm 1 of the paper: plain parallel sweeps to given tolerances, for residuals of z."""
 
-    def tell(x: Tensor, given: Tensor | None) -> Tensor:
-        return plain_shift(x, given, numbers, shape, False)
+    def outputs(x: Tensor, given: Tensor | None) -> Tensor:
+        return from_images(pixel_network(to_images(x, shape), None if given is None else given.mT, numbers))
 
     def evaluate(x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        told = tell(x, None if context is None else context[:, rows])
-        return scaled(told, len(x)).z, torch.cat([told, x])
+        found = outputs(x, None if context is None else context[:, rows])
+        # The shift as the network says it: of x + c(x), too little may be left of it where sweeps are far away.
+        return scaled(torch.cat([x + found[: len(x)], found[len(x) :]]), len(x)).z, found
 
-    def solve(target: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
-        told, before = parameters.split([len(parameters) - len(target), len(target)])
-        x = unscaled(target, told).z - (told[: len(target)] - before)
+    def solve(target: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
+        x = unscaled(target, found).z - found[: len(target)]
         return x, x.isfinite().all(0)
 
     root = parallel_sweeps(evaluate, solve, z, rtol=rtol, atol=atol, max_iterations=limit)
-    ladj = unscaled(z, tell(root.x, context)).ladj
+    affine = len(numbers.biases[-1]) > shape[0]
+    ladj = unscaled(z, outputs(root.x, context)).ladj if affine else z.new_zeros(z.shape[-1])
     return root.x, ladj, root.iterations.amax(0), root.residual.amax(0), root.converged.all(0)
 
 
@@ -167,8 +169,7 @@ def _image_gradient(ctx: Any, grad_x: Tensor, grad_ladj: Tensor, *_: Any) -> tup
     else:
         (of_x,) = torch.autograd.grad(ladj, x, -grad_ladj, retain_graph=True)
         y, free = told.detach().split(len(x))
-        s = log_scale(free)
-        v = adjoint(grad_x.detach() + of_x, y * (1 - (s / LOG_SCALE_MAX) ** 2), *rest) * torch.exp(-s)
+        v = adjoint(grad_x.detach() + of_x, gain(y, free), *rest) * torch.exp(-log_scale(free))
         grads = torch.autograd.grad((z, ladj), saved, (-v, -grad_ladj))
     of_numbers = grads[:depth], grads[depth : 2 * depth], grads[2 * depth : 2 * depth + known]
     of_context = grads[-1] if ctx.conditional else None

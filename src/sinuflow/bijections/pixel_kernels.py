@@ -1,4 +1,4 @@
-"""Which kernels the PixelCNN of a shift gets: those that fit it, and have passed a trial."""
+"""Which kernels the PixelCNN of a layer gets: those that fit it, and have passed a trial."""
 
 from __future__ import annotations
 

@@ -27,6 +27,16 @@ def log_scale(free: Tensor) -> Tensor:
     return LOG_SCALE_MAX * torch.tanh(free / LOG_SCALE_MAX)
 
 
+def gain(y: Tensor, free: Tensor) -> Tensor:
+    """What y must be multiplied by to have the derivative of :math:`e^s y` with respect to r, but for the scale itself.
+
+    Example:
+        >>> gain(torch.tensor([3.0]), torch.tensor([0.0]))
+        tensor([3.])
+    """
+    return y * (1 - (log_scale(free) / LOG_SCALE_MAX) ** 2)
+
+
 def scaled(told: Tensor, features: int) -> Scaled:
     """z and the log-determinant, given what is told.
 

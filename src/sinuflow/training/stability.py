@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ..bijections.base import Chain
-from ..bijections.image import ImageAffine, ImageLDUBlock, ImageShift
+from ..bijections.image import ImageLayer, ImageLDUBlock, ImageShift
 from ..conditioners.pixelcnn import Shape
 from ..errors import ArgumentError
 from ..solvers import SolverOptions
@@ -64,10 +64,9 @@ class Stability:
         self._weight = weight
         if not self._blocks:
             raise ArgumentError("stability is for flows of images, SinusoidalFlow.image(...): leave it out for others")
-        if any(isinstance(layer, ImageAffine) for i in self._blocks for layer in self._layers[i].modules()):
-            raise ArgumentError(
-                'stability is for shifts alone: leave it out, or build the flow with conditioning="shift"'
-            )
+        layers = [layer for i in self._blocks for layer in self._layers[i].modules() if isinstance(layer, ImageLayer)]
+        if not all(isinstance(layer, ImageShift) for layer in layers):
+            raise ArgumentError("stability is for shifts alone: leave it out, or choose the conditioning shift")
 
     @property
     def turns(self) -> int:

@@ -43,7 +43,7 @@ def solve_front(
     z_at, x_at, weights_at, biases_at, added_at, wide_at, shrunk_at, inner_at, beside_at, front, top, batch,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
     NARROW: tl.constexpr, HEAD: tl.constexpr, BLOCKS: tl.constexpr, ADDED: tl.constexpr, PRECISION: tl.constexpr,
-    ROWS: tl.constexpr, SKEW: tl.constexpr, CHUNK: tl.constexpr, SCALED: tl.constexpr,
+    ROWS: tl.constexpr, SKEW: tl.constexpr, CHUNK: tl.constexpr, SCALED: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """x of the pixels of a front, from the row ``top`` down: z, without its scale, minus what the network says."""
     PIXELS: tl.constexpr = HEIGHT * WIDTH
@@ -104,7 +104,7 @@ def solve_front(
             head_at += HEAD * WIDE
             free = _layer(wide_at + own * WIDE, inside, head_at, HEAD, WIDE, WIDE, PRECISION, ROWS, CHUNK)
             free = tl.sum(tl.where(mine, free, 0.0), 1) + tl.load(bias_at + HEAD)
-            y *= tl.exp(-2.0 * tanh(0.5 * free))
+            y *= tl.exp(-MOST * tanh(free / MOST))
         found = y - (tl.sum(tl.where(mine, shift, 0.0), 1) + tl.load(bias_at))
         tl.store(x_at + at, found, inside)
         weights = tl.load(weights_at + tl.arange(0, WIDE) * COLUMNS + 24 * CHANNELS + channel)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
+from ..conditional_waves import LOG_SCALE_MAX
 from ..cuda.pixels.layout import NONE, matrices_of
 from ..cuda.pixels.program import Learnt, PackedPixels, PixelGradients
 from ..cuda.pixels.shape import FAR_PLACES, NEAR_PLACES, SKEW
@@ -125,7 +126,7 @@ class WideProgram:
         self._back = back[:-1].to(device)
 
     def fits(self) -> bool:
-        """Whether a program has registers for all maps of a tile."""
+        """Whether a program has registers for all maps of a tile, and knows what to do with all outputs."""
         shape = self.shape
         return (
             shape.blocks > 0
@@ -237,6 +238,7 @@ class WideProgram:
                 z, x, packed.columns, packed.biases, z if added is None else added, *maps, front, top, batch,
                 **self._size(), COLUMNS=shape.columns, NARROW=shape.narrow, HEAD=shape.head, BLOCKS=shape.blocks,
                 ADDED=0 if added is None else shape.added, PRECISION=_EXACT, SKEW=SKEW, SCALED=shape.outputs == 2,
+                MOST=LOG_SCALE_MAX,
                 CHUNK=min(_CHUNK, shape.narrow), **_INVERSE_TILE,
             )  # fmt: skip
         return x
