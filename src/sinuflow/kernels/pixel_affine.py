@@ -28,7 +28,7 @@ def log_scale(free: Tensor) -> Tensor:
 
 
 def gain(y: Tensor, free: Tensor) -> Tensor:
-    """What y must be multiplied by to have the derivative of :math:`e^s y` with respect to r, but for the scale itself.
+    r"""The derivative of :math:`e^s y` with respect to r, without the scale: :math:`y (1 - (s/2)^2)`.
 
     Example:
         >>> gain(torch.tensor([3.0]), torch.tensor([0.0]))
