@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from sinuflow.conditioners.pixelcnn import PixelCNN
 from sinuflow.kernels import scale_stack
 from sinuflow.kernels.cuda.pixels.program import PixelProgram
 from sinuflow.kernels.cuda.pixels.shape import PixelShape
+from sinuflow.kernels.pixel_affine import scaled
 from sinuflow.kernels.pixel_network import pixel_network
 from sinuflow.solvers import SolverOptions
 from tests.kernels.emulator import EmulatorLauncher
@@ -53,11 +55,11 @@ def test_the_shift_is_rounded_in_its_units_alone(name, reverse):
 def test_the_inverse_finds_the_same_units(name):
     """So that it is exact, though units are rounded."""
     network, _, program, x, context, _ = doubled(name)
-    z = fused_shift(program, network, x, context, False)
-    back, again, _ = fused_inverse(program, z, context, network.numbers())
+    told = fused_shift(program, network, x, context, False)
+    back, again, _ = fused_inverse(program, scaled(told, len(x)).z, context, network.numbers())
     assert back.dtype == again.dtype == torch.float64
     assert error(back, x) < 1e-14
-    assert error(again, z) < 1e-14
+    assert error(again, told) < 1e-14
 
 
 def test_what_is_too_large_for_single_numbers_is_not_certified():
@@ -71,7 +73,7 @@ def test_what_is_too_large_for_single_numbers_is_not_certified():
     assert failed.to(torch.float32).converged.tolist() == [False, False, True]
 
 
-@pytest.mark.parametrize("name", ["colour", "many tiles to a warp", "one pixel"])
+@pytest.mark.parametrize("name", ["colour", "many tiles to a warp", "one pixel", "scales of colours"])
 @torch.no_grad()
 def test_a_check_tells_the_largest_unit(name):
     network, exact, program, x, context, given = doubled(name)
@@ -109,8 +111,9 @@ def test_certificates_are_for_units_in_single_precision(off, good, monkeypatch):
     torch.testing.assert_close(found.residual, torch.full_like(found.residual, off), rtol=1e-6, atol=0)
 
 
-def test_kernels_that_err_are_found_out():
-    network, _, program = emulated("one column")
+@pytest.mark.parametrize("name", ["one column", "scales"])
+def test_kernels_that_err_are_found_out(name):
+    network, _, program = emulated(name)
     assert agrees_finely(program, copy.deepcopy(network))
 
     def one_wrong(tensor):
@@ -122,20 +125,24 @@ def test_kernels_that_err_are_found_out():
         "inverse": lambda plain: lambda *a: one_wrong(plain(*a)),
         "check": lambda plain: lambda *a: (one_wrong(plain(*a)[0]), plain(*a)[1]),
     }
-    for name, spoiled in wrong.items():
-        plain = getattr(program, name)
-        setattr(program, name, spoiled(plain))
-        assert not agrees_finely(program, copy.deepcopy(network)), name
+    for kernel, spoiled in wrong.items():
+        plain = getattr(program, kernel)
+        setattr(program, kernel, spoiled(plain))
+        assert not agrees_finely(program, copy.deepcopy(network)), kernel
         with pytest.warns(UserWarning, match="in double precision gave other numbers"):
             assert not fine_too(program, network.context)
-        setattr(program, name, plain)
+        setattr(program, kernel, plain)
     assert fine_too(program, network.context)
 
 
 def test_there_is_room_for_the_images_of_the_paper():
-    for shape in (PixelShape(1, 28, 28, 16, 2), PixelShape(3, 32, 32, 16, 2)):
-        masks = [la.mask for la in PixelCNN((shape.channels, shape.height, shape.width), residual_blocks=2).layers]
-        assert PixelProgram(shape, masks, CPU, EmulatorLauncher(shape)).fits_finely()
+    for size, outputs in itertools.product([(1, 28, 28), (3, 32, 32)], [1, 2]):
+        shape = PixelShape(*size, 16, 2, outputs=outputs)
+        masks = [la.mask for la in PixelCNN(size, residual_blocks=2, outputs=outputs).layers]
+        program = PixelProgram(shape, masks, CPU, EmulatorLauncher(shape))
+        assert program.fits()
+        assert program.inverts()
+        assert program.fits_finely()
     network = PixelCNN((3, 34, 34))
     large = PixelShape(3, 34, 34, 16, 2)
     program = PixelProgram(large, [la.mask for la in network.layers], CPU, EmulatorLauncher(large))
@@ -146,12 +153,14 @@ def test_there_is_room_for_the_images_of_the_paper():
 # ---------------------------------------------------------------- a flow
 
 
-@pytest.fixture
-def flow_by_kernels(monkeypatch):
-    """A flow whose shifts go through kernels, the same in plain PyTorch, and the precisions that kernels have seen."""
-    flow = SinusoidalFlow.image((2, 5, 6), context=2, blocks=3, scales=2, waves=2, channels=5, residual_blocks=1)
+@pytest.fixture(params=["shift", "affine"])
+def flow_by_kernels(request, monkeypatch):
+    """A flow that goes through kernels, the same in plain PyTorch, and the precisions that kernels have seen."""
+    sizes = {"blocks": 3, "scales": 2, "waves": 2, "channels": 5, "residual_blocks": 1}
+    flow = SinusoidalFlow.image((2, 5, 6), context=2, conditioning=request.param, **sizes)
+    tame = 0.15 if request.param == "shift" else 0.05  # scales multiply from layer to layer
     for name, parameter in flow.named_parameters():
-        parameter.data += (0.15 if "conditioner" in name else 0.3) * torch.randn_like(parameter)
+        parameter.data += (tame if "conditioner" in name else 0.3) * torch.randn_like(parameter)
     plain = copy.deepcopy(flow)
     ours = [m for m in flow.modules() if isinstance(m, PixelCNN)]
     shape = pixel_kernels.pixel_shape(ours[0])

@@ -16,7 +16,7 @@ from sinuflow.bijections.pixel_trial import agrees
 from sinuflow.conditioners.pixelcnn import PixelCNN
 from sinuflow.kernels.cuda.pixels.program import PixelProgram
 from sinuflow.kernels.cuda.pixels.shape import PixelShape
-from sinuflow.kernels.pixel_network import pixel_network
+from sinuflow.kernels.pixel_affine import scaled
 from sinuflow.solvers import SolverOptions
 from tests.kernels.emulator import EmulatorLauncher
 
@@ -31,6 +31,9 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "places that differ by constants": {"shape": (1, 32, 32), "channels": 3, "residual_blocks": 1},
     "a row of four channels": {"shape": (4, 1, 33), "channels": 17, "residual_blocks": 1},
     "one pixel": {"shape": (2, 1, 1), "channels": 2, "residual_blocks": 1},
+    "scales": {"shape": (1, 6, 7), "channels": 5, "residual_blocks": 1, "context": 1, "outputs": 2},
+    "scales of colours": {"shape": (3, 8, 8), "channels": 16, "residual_blocks": 2, "outputs": 2},
+    "scales of many channels": {"shape": (9, 3, 4), "channels": 18, "residual_blocks": 1, "outputs": 2},
     "one column": {"shape": (1, 9, 1), "channels": 4, "residual_blocks": 1, "context": 1},
 }
 IMAGES = 2
@@ -73,7 +76,7 @@ def finds_out_errors(program, network) -> None:
 
     wrong = [
         ("forward", lambda plain: lambda *a: one_wrong(plain(*a))),
-        ("learn", lambda plain: lambda *a: plain(*a)._replace(z=1.1 * plain(*a).z)),
+        ("learn", lambda plain: lambda *a: plain(*a)._replace(told=1.1 * plain(*a).told)),
         ("backward", lambda plain: lambda *a: plain(*a)._replace(x=1.1 * plain(*a).x)),
         ("inverse", lambda plain: lambda *a: one_wrong(plain(*a))),
         ("check", lambda plain: lambda *a: (one_wrong(plain(*a)[0]), plain(*a)[1])),
@@ -145,27 +148,28 @@ def test_second_derivatives_are_those_of_the_definition():
     assert error(found, expected) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["colour", "many tiles to a warp", "one pixel"])
+@pytest.mark.parametrize("name", ["colour", "many tiles to a warp", "one pixel", "scales of colours"])
 def test_a_check_tells_the_largest_unit(name):
     network, exact, program = emulated(name)
     x, context = draw(network, 3)
-    numbers, units = exact.numbers(), []
+    units: list[torch.Tensor] = []
     given = None if context is None else context.double()
-    seen = pixel_shift.to_images(x.double(), network.shape)
-    shift = pixel_shift.from_images(pixel_network(seen, None if given is None else given.mT, numbers, units))
+    told = plain_shift(x.double(), given, exact.numbers(), network.shape, False, units)
     packed = program.pack([*(la.weight for la in network.layers), *(la.bias for la in network.layers)], "invert")
     added = None if context is None else pixel_shift.added_maps(program.shape, context, network.context_maps)
-    z, largest = program.check(packed, x, added)
-    assert error(z, x.double() + shift) < 1e-6
-    torch.testing.assert_close(largest.double(), torch.stack([u.amax((1, 2, 3)) for u in units]).amax(0).detach())
+    ours, largest = program.check(packed, x, added)
+    assert error(ours, told) < 1e-6
+    expected = torch.stack([u.amax((1, 2, 3)) for u in units]).amax(0).detach()
+    torch.testing.assert_close(largest.double(), expected, rtol=1e-6, atol=0)
 
 
-def test_certificates_are_exact_even_while_training_is_rough(monkeypatch):
+@pytest.mark.parametrize("name", ["colour", "scales"])
+def test_certificates_are_exact_even_while_training_is_rough(name, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    network, exact, program = emulated("colour")
+    network, exact, program = emulated(name)
     assert program.shape.rough
     x, context = draw(network)
-    z = plain_shift(x.double(), context.double(), exact.numbers(), exact.shape, False).float()
+    z = scaled(plain_shift(x.double(), context.double(), exact.numbers(), exact.shape, False), len(x)).z.float()
     monkeypatch.setattr(image_inverse, "inverting_kernels_for", lambda *_: program)
     with torch.no_grad():
         found = image_inverse.image_inverse(network, z, context, SolverOptions())
@@ -204,10 +208,11 @@ def test_an_empty_batch_is_an_empty_answer():
     assert fused_shift(program, network, x.requires_grad_(), None, False).shape == (20, 0)
 
 
+@pytest.mark.parametrize("name", ["one column", "scales"])
 @pytest.mark.parametrize("rough", [False, True])
-def test_kernels_that_err_are_found_out(rough, monkeypatch):
+def test_kernels_that_err_are_found_out(rough, name, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", rough)
-    network, _, program = emulated("one column")
+    network, _, program = emulated(name)
     finds_out_errors(program, network)
 
 
@@ -254,16 +259,18 @@ def test_the_inverse_is_the_inverse(name):
     x, context = draw(network)
     given = None if context is None else context.double()
     with torch.no_grad():
-        z = plain_shift(x.double(), given, exact.numbers(), exact.shape, False).float()
+        z = scaled(plain_shift(x.double(), given, exact.numbers(), exact.shape, False), len(x)).z.float()
         found = fused_inverse(program, z, context, network.numbers())[0]
-        again = plain_shift(found.double(), given, exact.numbers(), exact.shape, False)
+        again = scaled(plain_shift(found.double(), given, exact.numbers(), exact.shape, False), len(x)).z
     assert error(again, z.double()) < 1e-6
     assert error(found, x.double()) < 1e-5
 
 
-def test_a_flow_goes_through_the_kernels(monkeypatch):
-    """Scores, gradients and certified samples of a flow of which every shift is by kernels."""
-    flow = SinusoidalFlow.image((2, 5, 6), context=2, blocks=2, scales=2, waves=2, channels=5, residual_blocks=1)
+@pytest.mark.parametrize("conditioning", ["shift", "affine"])
+def test_a_flow_goes_through_the_kernels(conditioning, monkeypatch):
+    """Scores, gradients and certified samples of a flow of which every network is by kernels."""
+    sizes = {"blocks": 2, "scales": 2, "waves": 2, "channels": 5, "residual_blocks": 1}
+    flow = SinusoidalFlow.image((2, 5, 6), context=2, conditioning=conditioning, **sizes)
     for name, parameter in flow.named_parameters():
         parameter.data += (0.1 if "conditioner" in name else 0.3) * torch.randn_like(parameter)
     exact, plain = copy.deepcopy(flow).double(), copy.deepcopy(flow)

@@ -35,7 +35,7 @@ def pixel_shift(network: PixelCNN, x: Tensor, context: Tensor | None, reverse: b
 def kernels_for(network: PixelCNN, x: Tensor) -> Kernels | None:
     """The kernels for a float32 network and a batch, if there are any that fit; those for a float64 batch are fine.
 
-    Those in CUDA C++; or Triton's, if there are none, as for a network with too many maps or with two outputs.
+    Those in CUDA C++; or Triton's, if there are none, as for a network with too many maps.
     """
     if not _may_have_kernels(network, x):
         return None
@@ -58,7 +58,7 @@ def _may_have_kernels(network: PixelCNN, x: Tensor) -> bool:
 
 
 def _cuda_kernels(network: PixelCNN, x: Tensor) -> PixelProgram | None:
-    if network.outputs > 1 or not whole_flow_path(x.device).fused:
+    if not whole_flow_path(x.device).fused:
         return None
     kind = _fine_program if x.dtype == torch.float64 else _program
     return kind(pixel_shape(network), x.device, network.context)
@@ -67,7 +67,7 @@ def _cuda_kernels(network: PixelCNN, x: Tensor) -> PixelProgram | None:
 def _triton_kernels(network: PixelCNN, x: Tensor) -> Kernels | None:
     if x.dtype != torch.float32 or not use_triton(x) or not has_tensor_cores(x.device):
         return None
-    return _wide_program(replace(pixel_shape(network), rough=True), x.device, network.context, network.outputs)
+    return _wide_program(replace(pixel_shape(network), rough=True), x.device, network.context)
 
 
 def has_fine_kernels(network: PixelCNN, x: Tensor) -> bool:
@@ -81,7 +81,9 @@ def pixel_shape(network: PixelCNN) -> PixelShape:
     While it is trained, they are as rough as PyTorch's convolutions may be; without gradients, they are exact anyway.
     """
     rough = (network.training or not torch.is_grad_enabled()) and _tf32_allowed()
-    return PixelShape(*network.shape, maps=network.channels, blocks=len(network.blocks), rough=rough)
+    return PixelShape(
+        *network.shape, maps=network.channels, blocks=len(network.blocks), rough=rough, outputs=network.outputs
+    )
 
 
 def _tf32_allowed() -> bool:
@@ -107,14 +109,14 @@ def _fine_program(shape: PixelShape, device: torch.device, context: int) -> Pixe
 
 
 @lru_cache(maxsize=32)
-def _wide_program(shape: PixelShape, device: torch.device, context: int, outputs: int) -> Kernels | None:
+def _wide_program(shape: PixelShape, device: torch.device, context: int) -> Kernels | None:
     from triton.runtime.errors import TritonError
 
     from ..kernels.triton.wide_pixels import WideProgram, WideShape
 
-    wide = WideShape(shape.channels, shape.height, shape.width, shape.maps, shape.blocks, outputs)
+    wide = WideShape(shape.channels, shape.height, shape.width, shape.maps, shape.blocks, shape.outputs)
     with undisturbed(device):
-        sample = drawn_network(shape, context, outputs)
+        sample = drawn_network(shape, context)
         program = WideProgram(wide, [layer.mask for layer in sample.layers], device)
         told = "for wide networks of images gave other numbers than plain PyTorch, and are not used"
         good = program.fits() and trusted(lambda: agrees(program, sample.to(device)), told, TritonError, RuntimeError)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..conditioners.pixelcnn import PixelCNN
 from ..kernels.cuda.pixels.program import PixelProgram
 from ..kernels.cuda.pixels.shape import PixelShape
-from ..kernels.pixel_affine import scaled
+from ..kernels.pixel_affine import scaled, unscaled
 from .pixel_shift import Kernels, fused_inverse, fused_shift, plain_shift
 
 #: For the trial that new kernels are put to: how far their numbers may be from those of plain PyTorch, and their
@@ -36,9 +36,10 @@ def undisturbed(device: torch.device) -> Iterator[None]:
         yield
 
 
-def drawn_network(shape: PixelShape, context: int, outputs: int = 1) -> PixelCNN:
+def drawn_network(shape: PixelShape, context: int) -> PixelCNN:
     """A network of a shape."""
-    return PixelCNN((shape.channels, shape.height, shape.width), context, shape.maps, shape.blocks, outputs).float()
+    size = (shape.channels, shape.height, shape.width)
+    return PixelCNN(size, context, shape.maps, shape.blocks, shape.outputs).float()
 
 
 def _trial(program: Kernels, network: PixelCNN) -> tuple[Tensor, Tensor | None]:
@@ -67,9 +68,9 @@ def agrees_finely(program: PixelProgram, network: PixelCNN) -> bool:
         z = fused_shift(program, network, x, context, reverse)
         if not _close(z, plain_shift(x, given, truth.numbers(), truth.shape, reverse), _OF_FINE_UNITS):
             return False
-    z = plain_shift(x, given, truth.numbers(), truth.shape, False)
+    z = scaled(plain_shift(x, given, truth.numbers(), truth.shape, False), len(x)).z
     found, again, _ = fused_inverse(program, z, context, network.numbers())
-    return _close(found, x, _OF_FINE_UNITS) and _close(again, z, _OF_FINE_SUMS)
+    return _close(found, x, _OF_FINE_UNITS) and _close(again[: len(x)], unscaled(z, again).z, _OF_FINE_SUMS)
 
 
 def _learns(program: Kernels, network: PixelCNN, x: Tensor, context: Tensor | None, tolerance: float) -> bool:

@@ -1,6 +1,4 @@
-"""What Triton's kernels do for a PixelCNN that the CUDA kernels are not for: what it tells, gradients, and the inverse.
-
-It is too wide for them, or has two outputs.
+"""What Triton's kernels do for a PixelCNN that is too wide for the CUDA kernels: what it tells, gradients, the inverse.
 
 While it learns, maps are in half precision, with as many digits as the tensor cores' rough single numbers have, and
 half the bytes: to move them takes most of the time. Sums are in single precision. Gradients are scaled so that the
@@ -20,7 +18,7 @@ from torch import Tensor
 
 from ..conditional_waves import LOG_SCALE_MAX
 from ..cuda.pixels.layout import NONE, matrices_of
-from ..cuda.pixels.program import Learnt, PackedPixels, PixelGradients
+from ..cuda.pixels.program import MOST_OUTPUTS, Learnt, PackedPixels, PixelGradients
 from ..cuda.pixels.shape import FAR_PLACES, NEAR_PLACES, SKEW
 from . import wide_gradients, wide_inverse, wide_layers
 from .tiles import on_its_device
@@ -45,8 +43,6 @@ _PART = 64
 _LARGEST = 64.0
 #: Maps of a bottleneck for which a program has registers, and columns of the first convolution.
 _MOST_MAPS, _MOST_COLUMNS = 64, 128
-#: What the inverse knows: a shift, and a scale.
-_MOST_OUTPUTS = 2
 #: How the tensor cores multiply single numbers, each of them the sum of two rough ones: the three largest products.
 _EXACT = "tf32x3"
 
@@ -62,6 +58,11 @@ class WideShape:
     blocks: int
     outputs: int = 1
     rough: ClassVar[bool] = True  # while it learns
+
+    @property
+    def groups(self) -> int:
+        """Of the head's rows: every output has its own."""
+        return self.outputs
 
     @property
     def pixels(self) -> int:
@@ -130,7 +131,7 @@ class WideProgram:
         shape = self.shape
         return (
             shape.blocks > 0
-            and shape.outputs <= _MOST_OUTPUTS
+            and shape.outputs <= MOST_OUTPUTS
             and shape.maps <= _MOST_MAPS
             and shape.columns <= _MOST_COLUMNS
         )

@@ -17,7 +17,7 @@ class PixelForwardArguments(Arguments):
         ("weights", _POINTER),
         ("biases", _POINTER),
         ("added", _POINTER),
-        ("z", _POINTER),
+        ("told", _POINTER),
         ("kept", _POINTER),
         ("largest", _POINTER),
         ("batch", _INT),
@@ -28,14 +28,14 @@ class PixelForwardArguments(Arguments):
 class PixelFineArguments(PixelForwardArguments):
     """Of pixel_fine_forward and pixel_fine_check."""
 
-    doubles = ("x", "z")
+    doubles = ("x", "told")
 
 
 class PixelBackwardArguments(Arguments):
     """Of pixel_backward."""
 
     _fields_ = (
-        ("grad_z", _POINTER),
+        ("grad", _POINTER),
         ("x", _POINTER),
         ("kept", _POINTER),
         ("weights", _POINTER),

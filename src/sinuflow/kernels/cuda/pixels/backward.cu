@@ -1,8 +1,8 @@
-// The chain rule through pixel_forward: from the gradient of z to that of x, and for every image what it contributes to
+// The chain rule through pixel_learn: from the gradient of what is told to that of x, and for every image what it contributes to
 // the gradients of the weights and biases.
 
 struct PixelBackwardArguments {
-    const float* grad_z;   // [NUMBERS][batch]
+    const float* grad;     // of what is told, [OUTPUTS][NUMBERS][batch]
     const float* x;        // [NUMBERS][batch]
     const Kept* kept;      // [batch][KEPT_MAPS][KEPT_PLANE]
     const float* weights;  // of the transposed layers, from the last to the first
@@ -232,8 +232,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
     DYNAMIC_SHARED(memory);
     float* wide = memory;  // gradients of the wide maps, before their activation
     float* narrow = wide + WIDE * WIDE_PLANE;
-    float* x = narrow + NARROW_ROOM;  // at first, the gradient of z, which is that of the head's output
-    int* far = reinterpret_cast<int*>(x + CHANNELS * X_PLANE);
+    float* x = narrow + NARROW_ROOM;  // at first, the gradient of what the head says
+    int* far = reinterpret_cast<int*>(x + HEADS * X_PLANE);
     const int image = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, member = lane % 4;
     const Kept* kept = p.kept + static_cast<long>(image) * KEPT_MAPS * KEPT_PLANE;
     float* parts = p.parts + (static_cast<long>(image) * TURNS + warp / GROUPS) * PARTS;  // of this warp's turn
@@ -247,10 +247,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
     const int last = BLOCKS * KEPT_BLOCK;
     call(last, WIDE);
     for (int e = threadIdx.x; e < NARROW * NARROW_PLANE; e += THREADS) narrow[e] = 0.0f;
-    for (int e = threadIdx.x; e < CHANNELS * X_PLANE; e += THREADS) x[e] = 0.0f;
+    for (int e = threadIdx.x; e < HEADS * X_PLANE; e += THREADS) x[e] = 0.0f;
     note_columns(far);
     __syncthreads();
-    each_number(p.grad_z, p.batch, image, p.reverse, [&](int place, const float* from) { x[place] = stored(*from); });
+    each_number<HEADS>(p.grad, p.batch, image, p.reverse, [&](int place, const float* from) { x[place] = stored(*from); });
     __syncthreads();
 
     auto store_narrow = [&](int map, int pixel, float one, float two) {
@@ -258,11 +258,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
         if (PIXELS % 8 == 0 || pixel < PIXELS) to[mirrored_place(pixel)] = stored(one);
         if (PIXELS % 8 == 0 || pixel + 1 < PIXELS) to[mirrored_place(pixel + 1)] = stored(two);
     };
-    auto of_output = [&](int channel, int pixel) {
-        return channel < CHANNELS && pixel < PIXELS ? x[channel * X_PLANE + x_place(pixel)] : 0.0f;
+    auto of_output = [&](int head, int pixel) {
+        return head < HEADS && pixel < PIXELS ? x[head * X_PLANE + x_place(pixel)] : 0.0f;
     };
     auto of_wide = [&](int map, int pixel) { return wide[map * WIDE_PLANE + pixel]; };
-    auto outputs = [&](int channel, int pixel) { return channel < CHANNELS ? pair_at(x + channel * X_PLANE, pixel, x_place) : make_float2(0.0f, 0.0f); };
+    auto outputs = [&](int head, int pixel) { return head < HEADS ? pair_at(x + head * X_PLANE, pixel, x_place) : make_float2(0.0f, 0.0f); };
     auto wides = [&](int map, int pixel) { return *reinterpret_cast<const float2*>(wide + map * WIDE_PLANE + pixel); };
     auto narrows = [&](int map, int pixel) { return pair_at(narrow + map * NARROW_PLANE, pixel, mirrored_place); };
 
@@ -275,13 +275,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
         const Tiles tiles(chunk);
         const Activity<WIDE / 16> active(tiles, kept + last * KEPT_PLANE);
         float sum[AT_ONCE][WIDE / 16][4] = {};
-        multiply<WIDE / 16, padded(CHANNELS, 8) / 8, GRADIENTS>(sum, weights, [&](int step, int half, int i) { return of_output(8 * step + half + member, tiles.loaded(i)); });
+        multiply<WIDE / 16, padded(HEADS, 8) / 8, GRADIENTS>(sum, weights, [&](int step, int half, int i) { return of_output(8 * step + half + member, tiles.loaded(i)); });
         active.apply(sum);
         each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
             *reinterpret_cast<float2*>(wide + map * WIDE_PLANE + pixel) = make_float2(stored(one), stored(two));
         });
     }
-    weights += padded(CHANNELS, 8) * WIDE;
+    weights += padded(HEADS, 8) * WIDE;
     __syncthreads();
     // The image takes the place of the head's gradient, and has a long way to go.
     each_number(p.x, p.batch, image, p.reverse, [&](int place, const float* from) { copy_async(x + place, from); });
@@ -376,7 +376,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
         for (int w = 0; w < WIDTHS; w++)
 #pragma unroll
             for (int channel = 0; channel < CHANNELS; channel++)
-                gathered[channel][w] = lane + 32 * w < WIDTH ? p.grad_z[number_of(channel, row * WIDTH + lane + 32 * w, p.reverse) * p.batch + image] : 0.0f;
+                gathered[channel][w] = lane + 32 * w < WIDTH ? p.grad[number_of(channel, row * WIDTH + lane + 32 * w, p.reverse) * p.batch + image] : 0.0f;
 #pragma unroll 1
         for (int down = 0; down <= FAR && row + down < HEIGHT; down++) {
             const int begin = (row + down) * WIDTH;

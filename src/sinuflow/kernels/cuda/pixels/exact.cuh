@@ -39,7 +39,7 @@ __device__ __forceinline__ int kept_place(int pixel) {
     const int tile = pixel / 8, turn = tile / WARPS, set = turn / AT_ONCE * WARPS + tile % WARPS;
     return (4 * set + pixel % 8 / 2) * KEPT_WORDS + 2 * (turn % AT_ONCE) + pixel % 2;
 }
-constexpr int WIDE_NOW = WIDE % 32 ? 16 : 32, HEAD_NOW = padded(CHANNELS, 4);
+constexpr int WIDE_NOW = WIDE % 32 ? 16 : 32, HEAD_NOW = padded(HEADS, 4);
 
 template <Purpose WHAT>
 __device__ __forceinline__ void shift_exactly(const PixelForwardArguments& p) {
@@ -176,11 +176,13 @@ __device__ __forceinline__ void shift_exactly(const PixelForwardArguments& p) {
         float sum[2][HEAD_NOW] = {};
         add_columns<HEAD_NOW, HEAD, WIDE>(sum, weights, [&](int map, int i) { return rectified(wide[map * WIDE_PLANE + at.pixel[i]]); });
 #pragma unroll
-        for (int channel = 0; channel < CHANNELS; channel++)
+        for (int head = 0; head < HEADS; head++)
 #pragma unroll
-            for (int i = 0; i < 2; i++)
-                if (!i || at.both)
-                    p.z[number_of(channel, at.pixel[i], p.reverse) * p.batch + image] = x[channel * X_PLANE + x_place(at.pixel[i])] + (sum[i][channel] + __ldg(bias + channel));
+            for (int i = 0; i < 2; i++) {
+                if (i && !at.both) continue;
+                const float said = sum[i][head] + __ldg(bias + head);
+                p.told[told_of(head, at.pixel[i], p.reverse) * p.batch + image] = head < CHANNELS ? x[head * X_PLANE + x_place(at.pixel[i])] + said : said;
+            }
     }
     if (WHAT == CHECK) {
 #pragma unroll

@@ -2,7 +2,7 @@
 //
 // Units are rounded to single precision when a layer is done, and pixels are not rounded at all. Before that, sums are next
 // to exact, in whatever order they are taken: the inverse, which takes another one, finds the same units, and so the same
-// shift. What it is off by comes from the rounding of z alone.
+// shift and scale. What it is off by comes from the rounding of z alone.
 
 template <bool CHECKS>
 struct FineWay {

@@ -1,4 +1,4 @@
-// x from z = x + c(x), by ordered substitution: one block takes one image.
+// x from z = x + c(x), or from z = exp(s(x)) (x + c(x)), by ordered substitution: one block takes one image.
 //
 // The pixels of a front, those of equal 4 row + column, do not depend on each other (see solvers/wavefront.py). Front by
 // front, all maps first take in what lies before the pixels; then, channel by channel, the units of the pixels
@@ -26,7 +26,7 @@ __host__ __device__ constexpr int stride_of(int columns) { return padded(columns
 constexpr int BEFORE = (FAR_PLACES - 1) * CHANNELS, FIRST_COLUMNS = 8 * FIRST_STEPS, LOOK_COLUMNS = NEAR_PLACES * NARROW;
 constexpr int FIRST_STRIDE = stride_of(FIRST_COLUMNS), WIDE_STRIDE = stride_of(WIDE), LOOK_STRIDE = stride_of(LOOK_COLUMNS), NARROW_STRIDE = stride_of(NARROW);
 constexpr int BLOCK_MATRICES = NARROW * WIDE_STRIDE + NARROW * LOOK_STRIDE + WIDE * NARROW_STRIDE;
-constexpr int MATRICES = WIDE * FIRST_STRIDE + BLOCKS * BLOCK_MATRICES + CHANNELS * WIDE_STRIDE;
+constexpr int MATRICES = WIDE * FIRST_STRIDE + BLOCKS * BLOCK_MATRICES + HEADS * WIDE_STRIDE;
 constexpr int BIASES = WIDE + BLOCKS * (2 * NARROW + WIDE) + HEAD;
 
 // The maps of a channel, out of so many: the first of them.
@@ -34,6 +34,10 @@ __device__ __forceinline__ int first_of(int channel, int maps) { return (channel
 
 __device__ __forceinline__ float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 __device__ __forceinline__ double multiply_add(double a, double b, double c) { return fma(a, b, c); }
+
+// z without its scale, of which the head says a free number: s = 2 tanh(r / 2), as in kernels/pixel_affine.py.
+__device__ __forceinline__ float unscaled(float z, float free) { return z * expf(-LOG_SCALE_MAX * tanhf(free / LOG_SCALE_MAX)); }
+__device__ __forceinline__ double unscaled(double z, double free) { return z * exp(-LOG_SCALE_MAX * tanh(free / LOG_SCALE_MAX)); }
 
 // The product of a row with a column of numbers, one for each pixel of the front.
 template <class Number, class Other>
@@ -78,7 +82,7 @@ __device__ __forceinline__ void unshift(const InverseArguments<Number>& p) {
             load(to, from, NARROW, LOOK_COLUMNS, LOOK_STRIDE);
             load(to, from, WIDE, NARROW, NARROW_STRIDE);
         }
-        load(to, from, CHANNELS, WIDE, WIDE_STRIDE);
+        load(to, from, HEADS, WIDE, WIDE_STRIDE);
     }
     for (int e = threadIdx.x; e < BIASES; e += THREADS) {
         const int i = e - WIDE, block = i / (2 * NARROW + WIDE), map = i % (2 * NARROW + WIDE) - NARROW;
@@ -175,8 +179,9 @@ __device__ __forceinline__ void unshift(const InverseArguments<Number>& p) {
             for (int q = threadIdx.x; q < FRONT; q += THREADS) {
                 const int pixel = pixel_of(q);
                 const long at = number_of(channel, pixel, false) * p.batch + image;
-                const Number shift = biases[BIASES - HEAD + channel] + dot<Number>(of_head + channel * WIDE_STRIDE, active + BLOCKS * WIDE * FRONT + q, known);
-                const Number value = p.z[at] - shift;
+                auto said = [&](int head) { return biases[BIASES - HEAD + head] + dot<Number>(of_head + head * WIDE_STRIDE, active + BLOCKS * WIDE * FRONT + q, known); };
+                const Number shift = said(channel);
+                const Number value = (OUTPUTS > 1 ? unscaled(p.z[at], said(CHANNELS + channel)) : p.z[at]) - shift;
                 now[channel * FRONT + q] = value;
                 if (!exists(q)) continue;
                 x[channel * X_PLANE + x_place(pixel)] = value;

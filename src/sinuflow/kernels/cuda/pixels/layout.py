@@ -31,7 +31,8 @@ class Padded(Protocol):
     @property
     def columns(self) -> int: ...
     @property
-    def outputs(self) -> int: ...
+    def groups(self) -> int:
+        """Of the head's rows, each of which is filled by itself."""
 
 
 class PixelLayout(NamedTuple):
@@ -63,7 +64,7 @@ def matrices_of(shape: Padded, masks: Sequence[Tensor]) -> tuple[list[Tensor], l
     matrices = [_matrix(w, shape, i, len(weights)) for i, w in enumerate(weights)]
     biases = []
     for i, (mask, matrix) in enumerate(zip(masks, matrices, strict=True)):
-        groups = shape.outputs if i == len(masks) - 1 else 1
+        groups = shape.groups if i == len(masks) - 1 else 1
         biases.append(_filled((torch.arange(len(mask)) + count).view(groups, -1), (groups, len(matrix) // groups)))
         count += len(mask)
     return matrices, [b.flatten() for b in biases], count
@@ -86,8 +87,8 @@ def _matrix(weight: Tensor, shape: Padded, layer: int, layers: int) -> Tensor:
         seen = weight.flatten(2)[:, :, :FAR_PLACES].transpose(1, 2).reshape(outputs, -1)
         return _filled(seen, (shape.wide, shape.columns))
     if layer == layers - 1:
-        groups = weight.view(shape.outputs, -1, inputs)
-        return _filled(groups, (shape.outputs, shape.head, shape.wide)).flatten(0, 1)
+        groups = weight.view(shape.groups, -1, inputs)
+        return _filled(groups, (shape.groups, shape.head, shape.wide)).flatten(0, 1)
     kind = (layer - 1) % 3
     if kind == 1:
         seen = weight.flatten(2)[:, :, :NEAR_PLACES].transpose(1, 2)
@@ -99,7 +100,7 @@ def _matrix(weight: Tensor, shape: Padded, layer: int, layers: int) -> Tensor:
 def _transposed(weights: list[Tensor], shape: PixelShape) -> list[Tensor]:
     """The matrices of the backward pass, in its order."""
     first, *blocks, head = weights
-    found = [_filled(head.flatten(1).mT, (shape.wide, -(-shape.channels // 8) * 8))]
+    found = [_filled(head.flatten(1).mT, (shape.wide, -(-shape.heads // 8) * 8))]
     for block in range(shape.blocks - 1, -1, -1):
         shrink, look, grow = blocks[3 * block : 3 * block + 3]
         found.append(_filled(grow.flatten(1).mT, (shape.narrow, shape.wide)))

@@ -1,4 +1,4 @@
-// z = x + c(x) for a batch of images, and all that the gradients need: by tensor cores, if eleven bits of every number
+// What a network tells of a batch of images, and all that the gradients need: by tensor cores, if eleven bits of every number
 // are enough.
 
 struct RoughWay {

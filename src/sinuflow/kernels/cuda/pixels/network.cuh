@@ -1,7 +1,7 @@
 // A miniature PixelCNN (conditioners/pixelcnn.py), for one image by one block: how its numbers lie.
 //
-// The shape is compiled in: CHANNELS, HEIGHT, WIDTH of the image, MAPS of a bottleneck, BLOCKS (residual ones);
-// and ROUGH: whether eleven bits of every number are enough while it learns, as for PyTorch's convolutions.
+// The shape is compiled in: CHANNELS, HEIGHT, WIDTH of the image, MAPS of a bottleneck, BLOCKS (residual ones); OUTPUTS, of
+// which the first is a shift, and a second one is free numbers of a scale; and ROUGH: whether eleven bits of every number are enough while it learns, as for PyTorch's convolutions.
 //
 // All feature maps of the image are in shared memory. Every layer is a product of a small matrix with a large one,
 // [maps] by [maps it sees, at every place of its kernel] by [pixels]: pixels come in tiles of eight, of which each
@@ -9,8 +9,9 @@
 
 constexpr int WARPS = 16, THREADS = 32 * WARPS;
 constexpr int PIXELS = HEIGHT * WIDTH, NUMBERS = CHANNELS * PIXELS;
+constexpr int HEADS = OUTPUTS * CHANNELS;  // what is said of a pixel, [output][channel]
 constexpr int TILES = (PIXELS + 7) / 8, MINE = (TILES + WARPS - 1) / WARPS;  // tiles of eight pixels, and those of a warp
-constexpr int NARROW = padded(MAPS, 16), WIDE = padded(2 * MAPS, 16), HEAD = padded(CHANNELS, 16);
+constexpr int NARROW = padded(MAPS, 16), WIDE = padded(2 * MAPS, 16), HEAD = padded(HEADS, 16);
 
 // The distance from a map to the next, such that four maps of eight pixels lie in different banks.
 __host__ __device__ constexpr int plane(int numbers) { return padded(numbers - 8, 32) + 8; }
@@ -44,18 +45,23 @@ __device__ __forceinline__ long number_of(int channel, int pixel, bool reverse) 
     const int i = channel * PIXELS + pixel;
     return reverse ? NUMBERS - 1 - i : i;
 }
+// The same for what the head says: all numbers of its first output, then those of the next.
+__device__ __forceinline__ long told_of(int head, int pixel, bool reverse) {
+    return static_cast<long>(head / CHANNELS) * NUMBERS + number_of(head % CHANNELS, pixel, reverse);
+}
 
 // Where the columns of the first convolution are, from a pixel; beyond the last there are weights of zero.
 __device__ __forceinline__ void note_columns(int* far) {
     for (int k = threadIdx.x; k < 8 * FIRST_STEPS; k += THREADS) far[k] = k % CHANNELS * X_PLANE + far_offset(min(k / CHANNELS, FAR_PLACES - 1));
 }
 
-// An image of the batch, number by number, a thread always the same ones: `use` gets its place here, and where it is.
-template <class Number, class Use>
+// An image of the batch, number by number, a thread always the same ones: `use` gets its place here, and where it is. It
+// may also be an image of all that the head says.
+template <int PLANES = CHANNELS, class Number, class Use>
 __device__ __forceinline__ void each_number(const Number* from, int batch, int image, bool reverse, Use use) {
 #pragma unroll 8
-    for (int e = threadIdx.x; e < NUMBERS; e += THREADS)
-        use(e / PIXELS * X_PLANE + x_place(e % PIXELS), from + number_of(e / PIXELS, e % PIXELS, reverse) * batch + image);
+    for (int e = threadIdx.x; e < PLANES * PIXELS; e += THREADS)
+        use(e / PIXELS * X_PLANE + x_place(e % PIXELS), from + told_of(e / PIXELS, e % PIXELS, reverse) * batch + image);
 }
 
 // ---------------------------------------------------------------- products by tensor cores
@@ -232,7 +238,7 @@ struct ForwardArguments {
     const float* weights;  // of the layers, column by column for ordinary products, or as tensor cores want them
     const float* biases;   // of the layers, one after the other
     const float* added;    // by the context, [batch][ADDED]; or null
-    Number* z;             // [NUMBERS][batch]
+    Number* told;          // [OUTPUTS][NUMBERS][batch]: x + c(x), and what is said of its scale
     Kept* kept;            // [batch][KEPT_MAPS][KEPT_PLANE], to learn
     float* largest;        // [batch][WARPS], for a check
     int batch, reverse;

@@ -1,4 +1,4 @@
-"""All that the kernels can do for a PixelCNN: its shift of a batch of images, and the gradients.
+"""All that the kernels can do for a PixelCNN: what it tells of a batch of images, the gradients, and the inverse.
 
 Numbers of networks are float32. So are images, or float64 for the fine kernels: those have no gradients.
 """
@@ -29,6 +29,9 @@ _THREADS = 32 * WARPS
 #: Threads of the kernels for parameters, and columns that a block adds up.
 _FEW_THREADS, _COLUMNS = 256, 32
 
+#: What inverses know: a shift, and a scale.
+MOST_OUTPUTS = 2
+
 Purpose = Literal["score", "learn", "invert", "score finely", "invert finely"]
 
 
@@ -43,9 +46,9 @@ class PackedPixels(NamedTuple):
 
 
 class Learnt(NamedTuple):
-    """z (D, B), and what is kept for the gradients."""
+    """What is told, and what is kept for the gradients."""
 
-    z: Tensor
+    told: Tensor
     kept: Tensor
 
 
@@ -92,8 +95,11 @@ class PixelProgram:
         self._added = torch.cat(added).to(device)
 
     def fits(self) -> bool:
-        """Whether an image has room in a block's shared memory."""
-        return max(self.shape.forward_shared, self.shape.backward_shared) <= self._launcher.shared_bytes
+        """Whether an image has room in a block's shared memory, and its outputs are known ones."""
+        return (
+            self.shape.outputs <= MOST_OUTPUTS
+            and max(self.shape.forward_shared, self.shape.backward_shared) <= self._launcher.shared_bytes
+        )
 
     def inverts(self) -> bool:
         """Whether it has room for the inverse, too, which keeps maps of all bottlenecks."""
@@ -117,20 +123,20 @@ class PixelProgram:
         return PackedPixels(**dict(zip(gather.names, numbers.split(gather.sizes), strict=True)))
 
     def forward(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> Tensor:
-        """z = x + c(x) for images of shape (D, B); ``added`` (B, ...) is what the context adds to maps."""
-        return self._shift("forward", packed, x, added, reverse)
+        """What is told of images of shape (D, B); ``added`` (B, ...) is what the context adds to maps."""
+        return self._tell("forward", packed, x, added, reverse)
 
     def learn(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> Learnt:
         """The same, and all that the gradients need."""
         kept = x.new_empty((x.shape[-1], *self.shape.kept))
-        return Learnt(self._shift("learn", packed, x, added, reverse, kept=kept), kept)
+        return Learnt(self._tell("learn", packed, x, added, reverse, kept=kept), kept)
 
     def check(self, packed: PackedPixels, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
-        """z, and the largest unit of every image on the way, (B,)."""
+        """What is told, and the largest unit of every image on the way, (B,)."""
         largest = packed.biases.new_empty((x.shape[-1], WARPS))
-        return self._shift("check", packed, x, added, largest=largest), largest.amax(1)
+        return self._tell("check", packed, x, added, largest=largest), largest.amax(1)
 
-    def _shift(
+    def _tell(
         self,
         name: Literal["forward", "learn", "check"],
         packed: PackedPixels,
@@ -145,23 +151,23 @@ class PixelProgram:
         weights = packed.forward if by_tensor_cores else packed.columns
         assert weights is not None
         batch = x.shape[-1]
-        z = torch.empty_like(x)
+        told = x.new_empty((self.shape.outputs * len(x), batch))
         arguments = (PixelFineArguments if fine else PixelForwardArguments)(
-            x=x, weights=weights, biases=packed.biases, added=added, z=z, kept=kept, largest=largest, batch=batch,
+            x=x, weights=weights, biases=packed.biases, added=added, told=told, kept=kept, largest=largest, batch=batch,
             reverse=reverse,
         )  # fmt: skip
         shared = self.shape.fine_shared if fine else self.shape.forward_shared
         self._run(f"pixel_fine_{name}" if fine else f"pixel_{name}", batch, shared, arguments)
-        return z
+        return told
 
     def backward(
-        self, weights: Tensor, x: Tensor, kept: Tensor, reverse: bool, grad_z: Tensor, conditional: bool
+        self, weights: Tensor, x: Tensor, kept: Tensor, reverse: bool, grad: Tensor, conditional: bool
     ) -> PixelGradients:
         """The chain rule through :meth:`learn`."""
         batch = x.shape[-1]
         grad_x, parts = torch.empty_like(x), x.new_empty((batch, TURNS, len(self._parts)))
         arguments = PixelBackwardArguments(
-            grad_z=grad_z, x=x, kept=kept, weights=weights, grad_x=grad_x, parts=parts, batch=batch,
+            grad=grad, x=x, kept=kept, weights=weights, grad_x=grad_x, parts=parts, batch=batch,
             reverse=reverse,
         )  # fmt: skip
         self._run("pixel_backward", batch, self.shape.backward_shared, arguments)
@@ -179,7 +185,7 @@ class PixelProgram:
         return gradient
 
     def inverse(self, packed: PackedPixels, z: Tensor, added: Tensor | None) -> Tensor:
-        """x, given z = x + c(x), both of shape (D, B)."""
+        """x, given z, both of shape (D, B)."""
         assert packed.matrices is not None
         batch = z.shape[-1]
         x = torch.empty_like(z)

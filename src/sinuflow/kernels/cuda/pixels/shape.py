@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ...conditional_waves import LOG_SCALE_MAX
 from ..shape import round_up
 
 #: Places that the first convolution sees, row by row up to the centre, and those of the bottlenecks.
@@ -27,7 +28,8 @@ class PixelShape:
     maps: int  # of a bottleneck
     blocks: int
     rough: bool = False  # eleven bits of every number are enough while it learns
-    outputs: ClassVar[int] = 1
+    outputs: int = 1  # a shift; or a shift, and free numbers of a scale
+    groups: ClassVar[int] = 1
 
     def defines(self, _: Any = None) -> dict[str, str]:
         """The shape as the preprocessor takes it."""
@@ -37,9 +39,10 @@ class PixelShape:
             "WIDTH": self.width,
             "MAPS": self.maps,
             "BLOCKS": self.blocks,
+            "OUTPUTS": self.outputs,
             "ROUGH": int(self.rough),
         }
-        return {name: str(value) for name, value in values.items()}
+        return {name: str(value) for name, value in values.items()} | {"LOG_SCALE_MAX": f"{LOG_SCALE_MAX:.1f}f"}
 
     @property
     def pixels(self) -> int:
@@ -58,7 +61,12 @@ class PixelShape:
     @property
     def head(self) -> int:
         """Rows of the last layer."""
-        return round_up(self.channels, 16)
+        return round_up(self.heads, 16)
+
+    @property
+    def heads(self) -> int:
+        """What is said of a pixel."""
+        return self.outputs * self.channels
 
     @property
     def columns(self) -> int:
@@ -100,7 +108,7 @@ class PixelShape:
 
     @property
     def _image_bytes(self) -> int:
-        return 4 * round_up(self.channels * ((self.height + FAR) * (self.width + FAR) + FAR), 2)
+        return self._planes_bytes(self.channels)
 
     @property
     def _fine_x_bytes(self) -> int:
@@ -120,14 +128,15 @@ class PixelShape:
     def backward_shared(self) -> int:
         """Bytes that pixel_backward takes."""
         stripes = 4 * WARPS * round_up(FAR_SIDE * self.channels * (self.width + 2 * FAR), 2)
-        return self._wide_bytes + max(self._narrow_bytes, stripes) + self._x_bytes
+        told = self._planes_bytes(self.heads)  # its gradient, and later the image
+        return self._wide_bytes + max(self._narrow_bytes, stripes) + told + 4 * self.columns
 
     @property
     def inverse_shared(self) -> int:
         """Bytes that pixel_inverse takes."""
         wide, narrow, blocks = self.wide, self.narrow, self.blocks
         block = narrow * _stride(wide) + narrow * _stride(NEAR_PLACES * narrow) + wide * _stride(narrow)
-        matrices = wide * _stride(self.columns) + blocks * block + self.channels * _stride(wide)
+        matrices = wide * _stride(self.columns) + blocks * block + self.heads * _stride(wide)
         maps = (blocks + 1) * wide + 2 * blocks * narrow
         biases = wide + blocks * (2 * narrow + wide) + self.head
         single = blocks * self._narrow_bytes + 4 * (matrices + self._front * maps + biases + self.columns)
@@ -147,6 +156,9 @@ class PixelShape:
     def _front(self) -> int:
         """Pixels of a front."""
         return round_up(-(-self.width // SKEW), 8)
+
+    def _planes_bytes(self, planes: int) -> int:
+        return 4 * round_up(planes * ((self.height + FAR) * (self.width + FAR) + FAR), 2)
 
 
 def _stride(columns: int) -> int:

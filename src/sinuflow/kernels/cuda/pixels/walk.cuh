@@ -1,4 +1,4 @@
-// z = x + c(x) of an image by tensor cores, layer by layer. How numbers are multiplied, rounded and kept is told by a `Way`:
+// What is told of an image by tensor cores, layer by layer. How numbers are multiplied, rounded and kept is told by a `Way`:
 //
 //     using Number = ...;                            // of pixels and sums
 //     static constexpr int LOOK_ONCE = ...;          // tiles for which the looks' weights are fetched once
@@ -124,15 +124,15 @@ __device__ __forceinline__ void walk(Way& way, const Maps<Number>& at, const For
 #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         const Tiles tiles(chunk);
-        const OfRows<HEAD / 16> more([&](int channel) { return bias[channel]; });
+        const OfRows<HEAD / 16> more([&](int head) { return bias[head]; });
         Number sum[AT_ONCE][HEAD / 16][4] = {};
         way.template multiply<HEAD / 16, HEAD_STEPS>(sum, weights, [&](int step, int half, int i) { return active(8 * step + half + member, tiles.loaded(i)); });
         more.add_to(sum);
-        each_pair(tiles, sum, [&](int channel, int pixel, Number one, Number two) {
-            if (channel >= CHANNELS) return;
-            const Number* mine = at.x + channel * X_PLANE;
-            if (pixel < PIXELS) p.z[number_of(channel, pixel, p.reverse) * p.batch + image] = mine[x_place(pixel)] + one;
-            if (pixel + 1 < PIXELS) p.z[number_of(channel, pixel + 1, p.reverse) * p.batch + image] = mine[x_place(pixel + 1)] + two;
+        each_pair(tiles, sum, [&](int head, int pixel, Number one, Number two) {
+            if (head >= HEADS) return;
+            auto own = [&](int pixel) { return head < CHANNELS ? at.x[head * X_PLANE + x_place(pixel)] : Number(0); };
+            if (pixel < PIXELS) p.told[told_of(head, pixel, p.reverse) * p.batch + image] = own(pixel) + one;
+            if (pixel + 1 < PIXELS) p.told[told_of(head, pixel + 1, p.reverse) * p.batch + image] = own(pixel + 1) + two;
         });
     }
 }
