@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from triton.runtime.jit import JITFunction
 
-from sinuflow.kernels.triton import conditional_waves, constrain, flat_adam, scale_stack
+from sinuflow.kernels.triton import conditional_waves, constrain, flat_adam, pixel_affine, scale_stack
 
 TARGET = GPUTarget("cuda", 90, 32)
 CONSTANTS = {
@@ -19,9 +19,9 @@ CONSTANTS = {
     "ALPHA_MAX": 0.999, "FREQUENCY_MIN": 1e-4, "SLOW": 0.1, "SIGN": -1, "CLIPPED": True, "CLIP": 5.0, "FAR": 30.0,
     "SLACK": 1.0, "LEARNING": 20, "MEMORY": 0.98, "LOG_BETA1": -0.1, "LOG_BETA2": -0.001, "BETA1": 0.9,
     "BETA2": 0.999, "DECAY": 0.01, "DECOUPLED": True, "AVERAGED": True, "EPSILON": 1e-7,
-    "FINE": False,
+    "FINE": False, "MOST": 2.0,
 }  # fmt: skip
-DEVICE_FUNCTIONS = {"_evaluate", "_places", "_scale", "_softmax_parts", "_wave"}
+DEVICE_FUNCTIONS = {"_evaluate", "_part", "_places", "_scale", "_softmax_parts", "_wave"}
 #: What is double in kernels for double rows and single waves.
 FINE = {"x_at", "z_at", "value_at", "inputs_at", "residual_at"}
 KINDS = {"iterations_at": "*i32", "converged_at": "*i1", "control_at": "*fp64", "rates_at": "*fp64"}
@@ -37,7 +37,7 @@ def signature(kernel: JITFunction, number: str) -> dict[str, str]:
     return kinds
 
 
-for module in (conditional_waves, constrain, flat_adam, scale_stack):
+for module in (conditional_waves, constrain, flat_adam, pixel_affine, scale_stack):
     for name, kernel in inspect.getmembers(module, lambda value: isinstance(value, JITFunction)):
         addresses = [a for a in kernel.arg_names if a.endswith("_at")]
         if not addresses or not name.startswith("_") or kernel.fn.__module__ != module.__name__:

@@ -7,12 +7,14 @@ outputs, of shape (2D, B): y, and below it free numbers r for the scale, whose l
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .conditional_waves import LOG_SCALE_MAX
+from .dispatch import reference_backward
+from .paths import use_triton
 
 
 class Scaled(NamedTuple):
@@ -45,9 +47,16 @@ def scaled(told: Tensor, features: int) -> Scaled:
         >>> z.flatten(), ladj
         (tensor([ 1.0000, 22.1562]), tensor([1.9995]))
     """
-    y, free = told[:features], told[features:]
-    if not len(free):
-        return Scaled(y, y.new_zeros(y.shape[-1]))
+    if len(told) == features:
+        return Scaled(told, told.new_zeros(told.shape[-1]))
+    if use_triton(told) and told.dtype in (torch.float32, torch.float64):
+        return Scaled(*_Fused.apply(torch.is_grad_enabled(), told))
+    return reference(told)
+
+
+def reference(told: Tensor) -> Scaled:
+    """The same, if a scale is told: the definition, in plain PyTorch."""
+    y, free = told.chunk(2)
     s = log_scale(free)
     return Scaled(y * torch.exp(s), s.sum(0))
 
@@ -66,3 +75,22 @@ def unscaled(z: Tensor, told: Tensor) -> Scaled:
         return Scaled(z, z.new_zeros(z.shape[-1]))
     s = log_scale(free)
     return Scaled(z * torch.exp(-s), -s.sum(0))
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, grad_enabled: bool, told: Tensor) -> tuple[Tensor, Tensor]:
+        from .triton import pixel_affine
+
+        if grad_enabled and ctx.needs_input_grad[1]:
+            ctx.save_for_backward(told)
+        return pixel_affine.forward(told)
+
+    @staticmethod
+    def backward(ctx: Any, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor | None, ...]:
+        from .triton import pixel_affine
+
+        (told,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return None, *reference_backward(reference, (told,), (grad_z, grad_ladj))
+        return None, pixel_affine.backward(told, grad_z, grad_ladj)
