@@ -1,9 +1,9 @@
 """Speed of image flows on a GPU: times under CUDA graphs, errors against float64, and plain PyTorch in the same run.
 
-    python images.py [FLOW ...] [--mnist MODEL] [--cifar10 MODEL] [--cifar10-best MODEL] [--json FILE]
+    python images.py [FLOW ...] [--FLOW MODEL ...] [--json FILE]
 
-FLOW is mnist or cifar10, of the paper's architecture, or cifar10-best, of the recipe `best`, whose networks are too
-wide for the CUDA kernels; all by default. MODEL is the state of such a flow, as `sinuflow reproduce images` leaves it
+FLOW is mnist or cifar10, of the paper's architecture; mnist-affine or cifar10-affine, whose networks compute scales
+besides; or cifar10-best, of the recipe `best`, whose networks are too wide for the CUDA kernels; all by default. MODEL is the state of such a flow, as `sinuflow reproduce images` leaves it
 (weights.safetensors); without one, parameters are drawn. Milliseconds, medians of replays, 128 images; plain
 PyTorch's samples are timed once. A training step is the whole one: noise, gradients, Adam.
 """
@@ -30,9 +30,15 @@ IMAGES = 128
 SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 ALPHA = {"mnist": 1e-6, "cifar10": 0.05}
 #: The set and the recipe of every flow.
-FLOWS = {"mnist": ("mnist", "today"), "cifar10": ("cifar10", "today"), "cifar10-best": ("cifar10", "best")}
+FLOWS = {
+    "mnist": ("mnist", "today"),
+    "cifar10": ("cifar10", "today"),
+    "mnist-affine": ("mnist", "affine"),
+    "cifar10-affine": ("cifar10", "affine"),
+    "cifar10-best": ("cifar10", "best"),
+}
 #: How far drawn parameters of networks are from where they start: wide networks add up more of them.
-DRAWN = {"today": 0.02, "best": 0.01}
+DRAWN = {"today": 0.02, "affine": 0.02, "best": 0.01}
 #: What must be reached, and the aim, in milliseconds.
 TARGETS = {
     ("mnist", "step"): (12, 4),
@@ -81,7 +87,13 @@ def measured(name: str, weights: Path | None) -> list[dict[str, Any]]:
     rows = ImageRows(bytes_, PixelMap(ALPHA[data]), flips=data == "cifar10").to(torch.device("cuda"))
     times["step"] = step_time(make_flow(name, weights).cuda().train(), IMAGES, rows)
     records = [
-        {"flow": name, "what": what, "ms": ms, "target": TARGETS.get((name, what)), "trained": weights is not None}
+        {
+            "flow": name,
+            "what": what,
+            "ms": ms,
+            "target": TARGETS.get((FLOWS[name][0], what)),
+            "trained": weights is not None,
+        }
         for what, ms in times.items()
     ]
     return [{**record, **errors} for record in records] + plain(name, weights, x)

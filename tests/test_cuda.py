@@ -15,6 +15,7 @@ from sinuflow.bijections.pixel_shift import fused_inverse, fused_shift, plain_sh
 from sinuflow.bijections.whole_flow import whole_flow
 from sinuflow.conditioners import MADE
 from sinuflow.conditioners.pixelcnn import PixelCNN
+from sinuflow.kernels.cuda.pixels.program import PixelProgram
 from sinuflow.kernels.dropout import Dropout
 from sinuflow.kernels.pixel_affine import scaled
 from sinuflow.pixels import PixelMap
@@ -198,17 +199,18 @@ def test_compiled_kernels_are_kept(tmp_path, monkeypatch):
 # ---------------------------------------------------------------- images
 
 
+@pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize("rough", [False, True])
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 7, 9)])
-def test_networks_of_images_are_what_plain_pytorch_says(shape, rough, monkeypatch):
+def test_networks_of_images_are_what_plain_pytorch_says(shape, rough, outputs, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", rough)
-    network = PixelCNN(shape, context=2)
+    network = PixelCNN(shape, context=2, outputs=outputs)
     for parameter in network.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)
     exact, network = copy.deepcopy(network).double(), network.cuda()
     x, c = torch.randn(shape[0] * shape[1] * shape[2], 5), torch.randn(2, 5)
     program = kernels_for(network, x.cuda())
-    assert program is not None
+    assert isinstance(program, PixelProgram)
     for reverse in (False, True):
         exactly = x.double().requires_grad_()
         truth = plain_shift(exactly, c.double(), exact.numbers(), shape, reverse)
@@ -227,10 +229,11 @@ def test_networks_of_images_are_what_plain_pytorch_says(shape, rough, monkeypatc
         for ours, theirs in zip(grads, expected, strict=True):
             assert (ours.double().cpu() - theirs).abs().max() <= 1e-4 * (1 + theirs.abs().max())
     with torch.no_grad():
-        z = plain_shift(x.double(), c.double(), exact.numbers(), shape, False)
-        back, again, _ = fused_inverse(program, z.float().cuda(), c.cuda(), network.numbers())
+        truth = plain_shift(x.double(), c.double(), exact.numbers(), shape, False)
+        z = scaled(truth, len(x)).z.float().cuda()
+        back, again, _ = fused_inverse(program, z, c.cuda(), network.numbers())
     assert (back.cpu() - x).abs().max() <= 1e-4
-    assert (again.cpu() - z).abs().max() <= 1e-5 * (1 + z.abs().max())
+    assert (again.cpu() - truth).abs().max() <= 1e-5 * (1 + truth.abs().max())
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
@@ -265,10 +268,11 @@ def test_wide_networks_of_images_are_what_plain_pytorch_says(outputs):
     assert (again - truth).abs().max() <= 1e-5 * (1 + truth.abs().max())
 
 
+@pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 7, 9)])
 @torch.no_grad()
-def test_networks_of_images_add_up_in_double_and_are_inverted_exactly(shape):
-    network = PixelCNN(shape, context=2)
+def test_networks_of_images_add_up_in_double_and_are_inverted_exactly(shape, outputs):
+    network = PixelCNN(shape, context=2, outputs=outputs)
     for parameter in network.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)
     exact, network = copy.deepcopy(network).double(), network.cuda()
@@ -279,19 +283,20 @@ def test_networks_of_images_add_up_in_double_and_are_inverted_exactly(shape):
     assert program is not None
     for reverse in (False, True):
         truth = plain_shift(x, c.double(), exact.numbers(), shape, reverse)
-        z = fused_shift(program, network, x.cuda(), c.cuda(), reverse)
-        assert (z.cpu() - truth).abs().max() <= 1e-6 * (1 + truth.abs().max())
-    z = fused_shift(program, network, x.cuda(), c.cuda(), False)
-    back, again, _ = fused_inverse(program, z, c.cuda(), network.numbers())
+        told = fused_shift(program, network, x.cuda(), c.cuda(), reverse)
+        assert (told.cpu() - truth).abs().max() <= 1e-6 * (1 + truth.abs().max())
+    told = fused_shift(program, network, x.cuda(), c.cuda(), False)
+    back, again, _ = fused_inverse(program, scaled(told, len(x)).z, c.cuda(), network.numbers())
     # By chance, a sum may be so close to the middle of two units that it is rounded otherwise on the way back.
     assert (back.cpu() - x).abs().median() <= 1e-14
     assert (back.cpu() - x).abs().max() <= 1e-6
-    assert (again - z).abs().max() <= 1e-6
+    assert (again - told).abs().max() <= 1e-6
 
 
+@pytest.mark.parametrize("conditioning", ["shift", "affine"])
 @torch.no_grad()
-def test_flows_of_images_are_as_exact_as_rounding_at_either_end():
-    flow = sinuflow.SinusoidalFlow.image((1, 28, 28), blocks=3).eval()
+def test_flows_of_images_are_as_exact_as_rounding_at_either_end(conditioning):
+    flow = sinuflow.SinusoidalFlow.image((1, 28, 28), blocks=3, conditioning=conditioning).eval()
     for name, parameter in flow.named_parameters():
         parameter.data += (0.02 if "conditioner" in name else 0.3) * torch.randn_like(parameter)
     exact, flow = copy.deepcopy(flow).double(), flow.cuda()

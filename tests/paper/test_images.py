@@ -226,6 +226,8 @@ def test_published_images_are_told_from_others(data: Path) -> None:
     assert _comparable("mnist", "today", whole, full).endswith("; trained otherwise than in the paper")
     larger = "; a larger flow, networks that compute scales too, trained otherwise than in the paper"
     assert _comparable("mnist", "best", whole, full).endswith(larger)
+    as_large = "; networks that compute scales too, trained otherwise than in the paper"
+    assert _comparable("mnist", "affine", whole, full).endswith(as_large)
 
 
 # ---------------------------------------------------------------- parts

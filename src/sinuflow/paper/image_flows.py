@@ -110,8 +110,8 @@ def train_images(name: str, model: str, images: ImageSplits, seed: int, options:
 def trained_flows(default: Iterable[str], options: Options) -> list[ImageFlow]:
     """The trained flow of each set, as ``sinuflow reproduce images`` left them in ``options.runs``.
 
-    Of the models that were asked for, or else ``today``, ``stable``, ``paper`` and ``best``, it is the first that is
-    there. The smallest runs train it on the spot.
+    Of the models that were asked for, or else ``today``, ``stable``, ``affine``, ``paper`` and ``best``, it is the
+    first that is there. The smallest runs train it on the spot.
     """
     if len(options.seeds) > 1:
         raise ArgumentError("one trained flow is shown at a time: give one --seed")
@@ -135,7 +135,7 @@ def trained_flows(default: Iterable[str], options: Options) -> list[ImageFlow]:
 
 def _stored(name: str, options: Options) -> ImageFlow | None:
     seed = options.seeds[0]
-    for model in options.models or ("today", "stable", "paper", "best"):
+    for model in options.models or ("today", "stable", "affine", "paper", "best"):
         folder = None if options.runs is None else options.runs / name / f"{model}-{seed}"
         if folder is not None and is_finished(folder):
             return _read(name, model, seed, folder, options)

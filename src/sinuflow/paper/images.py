@@ -106,7 +106,7 @@ def _comparable(name: str, model: str, images: ImageSplits, options: Options) ->
     if model == "paper":
         return told
     flow, of_paper = (recipes(name)[which].flow for which in (model, "paper"))
-    larger = "" if flow == of_paper else "a larger flow, "
+    larger = "" if flow | {"conditioning": None} == of_paper | {"conditioning": None} else "a larger flow, "
     scales = "networks that compute scales too, " if flow.get("conditioning") == "affine" else ""
     return f"{told}; {larger}{scales}trained otherwise than in the paper"
 

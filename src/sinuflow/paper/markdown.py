@@ -10,6 +10,7 @@ WORDS = {
     "paper": "Sinusoidal Flow, the paper's recipe",
     "today": "Sinusoidal Flow, the paper's architecture",
     "stable": "Sinusoidal Flow, the paper's architecture, with stability",
+    "affine": "Sinusoidal Flow, the paper's architecture, with scales",
     "best": "Sinusoidal Flow, our best recipe",
     "maf": "MAF (zuko)",
     "nsf": "NSF (zuko)",
