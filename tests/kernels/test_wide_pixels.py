@@ -311,10 +311,9 @@ def test_a_flow_goes_through_the_kernels(conditioning, monkeypatch):
 
 
 def test_only_kernels_that_run_and_are_right_are_used(monkeypatch):
-    shape = PixelShape(1, 3, 2, maps=4, blocks=1)
-    program = partial(pixel_kernels._wide_program.__wrapped__, shape, torch.device(DEVICE), 2)
-    assert program(1) is not None
-    tried = partial(program, 2)
+    program = partial(pixel_kernels._wide_program.__wrapped__, device=torch.device(DEVICE), context=2)
+    assert program(PixelShape(1, 3, 2, maps=4, blocks=1)) is not None
+    tried = partial(program, PixelShape(1, 3, 2, maps=4, blocks=1, outputs=2))
     assert tried() is not None
     monkeypatch.setattr(pixel_kernels, "agrees", lambda *_: False)
     with pytest.warns(UserWarning, match="gave other numbers than plain PyTorch"):
