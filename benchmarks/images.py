@@ -3,9 +3,10 @@
     python images.py [FLOW ...] [--FLOW MODEL ...] [--json FILE]
 
 FLOW is mnist or cifar10, of the paper's architecture; mnist-affine or cifar10-affine, whose networks compute scales
-besides; or cifar10-best, of the recipe `best`, whose networks are too wide for the CUDA kernels; all by default. MODEL is the state of such a flow, as `sinuflow reproduce images` leaves it
-(weights.safetensors); without one, parameters are drawn. Milliseconds, medians of replays, 128 images; plain
-PyTorch's samples are timed once. A training step is the whole one: noise, gradients, Adam.
+besides; or cifar10-best, of the recipe `best`, whose networks are too wide for the CUDA kernels; all by default. MODEL
+is the state of such a flow, as `sinuflow reproduce images` leaves it (weights.safetensors); without one, parameters are
+drawn. Milliseconds, medians of replays, 128 images; samples with networks in plain PyTorch are timed once. A training
+step is the whole one: noise, gradients, Adam.
 """
 
 from __future__ import annotations
@@ -86,12 +87,13 @@ def measured(name: str, weights: Path | None) -> list[dict[str, Any]]:
     bytes_ = (256 * torch.rand(20_000, *SHAPES[data])).to(torch.uint8)
     rows = ImageRows(bytes_, PixelMap(ALPHA[data]), flips=data == "cifar10").to(torch.device("cuda"))
     times["step"] = step_time(make_flow(name, weights).cuda().train(), IMAGES, rows)
+    targets = TARGETS if FLOWS[name][1] != "best" else {}
     records = [
         {
             "flow": name,
             "what": what,
             "ms": ms,
-            "target": TARGETS.get((FLOWS[name][0], what)),
+            "target": targets.get((data, what)),
             "trained": weights is not None,
         }
         for what, ms in times.items()
@@ -100,7 +102,7 @@ def measured(name: str, weights: Path | None) -> list[dict[str, Any]]:
 
 
 def plain(name: str, weights: Path | None, x: torch.Tensor) -> list[dict[str, Any]]:
-    """The same by plain PyTorch, one operation after the other."""
+    """The same with networks in plain PyTorch, one operation after the other; waves and scales stay Triton's."""
     kernels = pixel_kernels.kernels_for, image_inverse.inverting_kernels_for
     pixel_kernels.kernels_for = image_inverse.inverting_kernels_for = lambda *_: None
     try:

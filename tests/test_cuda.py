@@ -312,7 +312,10 @@ def test_flows_of_images_are_as_exact_as_rounding_at_either_end(conditioning):
     assert (back.x.cpu() - x).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("network", [{}, {"channels": 40, "residual_blocks": 3}, {"conditioning": "affine"}])
+WIDE = {"channels": 40, "residual_blocks": 3}  # more than a block's shared memory has room for
+
+
+@pytest.mark.parametrize("network", [{}, WIDE, {"conditioning": "affine"}, WIDE | {"conditioning": "affine"}])
 def test_a_flow_of_images_is_fitted_and_sampled_on_the_gpu(network):
     flow = sinuflow.SinusoidalFlow.image((1, 28, 28), blocks=2, **network)
     images = (255 * torch.rand(200, 1, 28, 28)).to(torch.uint8)

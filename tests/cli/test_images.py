@@ -51,6 +51,14 @@ def test_the_networks_of_images_compute_what_is_asked_for(place):
     assert sinuflow.load(place / "s.safetensors").flow.config["conditioning"] == "shift"
 
 
+def test_fit_says_so_if_it_has_learned_too_little(place):
+    """Of two shades, a flow that sees noise in their cells knows little after two steps; of many, 20 are enough."""
+    np.save(place / "two.npy", 255 * (gradients().numpy() > 100).astype(np.uint8))
+    said = "more than without looking at other pixels"
+    assert said in succeeds("fit", "two.npy", "-o", "two.safetensors", "--steps", 2, "-q", cwd=place)
+    assert said not in succeeds("fit", "x.npy", "-o", "many.safetensors", "--steps", 20, "-q", cwd=place)
+
+
 def test_score_lists_the_bits_of_every_image(place):
     succeeds("score", "m.safetensors", "png", "-o", "s.csv", cwd=place)
     scored = pd.read_csv(place / "s.csv")

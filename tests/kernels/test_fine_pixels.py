@@ -116,16 +116,18 @@ def test_kernels_that_err_are_found_out(name):
     network, _, program = emulated(name)
     assert agrees_finely(program, copy.deepcopy(network))
 
-    def one_wrong(tensor):
-        tensor[0, 0] += 1e-5
+    def one_wrong(tensor, which=0):
+        tensor[which, which] += 1e-5
         return tensor
 
-    wrong = {
-        "forward": lambda plain: lambda *a: one_wrong(plain(*a)),
-        "inverse": lambda plain: lambda *a: one_wrong(plain(*a)),
-        "check": lambda plain: lambda *a: (one_wrong(plain(*a)[0]), plain(*a)[1]),
-    }
-    for kernel, spoiled in wrong.items():
+    wrong = [
+        ("forward", lambda plain: lambda *a: one_wrong(plain(*a))),
+        ("forward", lambda plain: lambda *a: one_wrong(plain(*a), -1)),  # of a scale, if there is one
+        ("inverse", lambda plain: lambda *a: one_wrong(plain(*a))),
+        ("check", lambda plain: lambda *a: (one_wrong(plain(*a)[0]), plain(*a)[1])),
+        ("check", lambda plain: lambda *a: (one_wrong(plain(*a)[0], -1), plain(*a)[1])),
+    ]
+    for kernel, spoiled in wrong:
         plain = getattr(program, kernel)
         setattr(program, kernel, spoiled(plain))
         assert not agrees_finely(program, copy.deepcopy(network)), kernel

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
@@ -30,13 +32,15 @@ def test_scales_are_the_reference(features, rows, spread, seed):
         randn(2 * features, rows, seed=seed)
         * torch.tensor([3.0, spread], device=DEVICE).repeat_interleave(features)[:, None]
     )
-    for ours, theirs in zip(pixel_affine.forward(told), plain.reference(told), strict=True):
+    for ours, theirs in zip(pixel_affine.forward(told), plain.reference(told, features), strict=True):
         close(ours, theirs, 1e-14)
     grads = randn(features, rows, seed=seed + 1), randn(rows, seed=seed + 2)
     leaf = told.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(plain.reference(leaf), leaf, grads)
+    (expected,) = torch.autograd.grad(plain.reference(leaf, features), leaf, grads)
     close(pixel_affine.backward(told, *grads), expected, 1e-14)
-    for ours, theirs in zip(pixel_affine.forward(told.float()), plain.reference(told.float().double()), strict=True):
+    for ours, theirs in zip(
+        pixel_affine.forward(told.float()), plain.reference(told.float().double(), features), strict=True
+    ):
         close(ours.double(), theirs, 1e-6)
 
 
@@ -51,16 +55,19 @@ def test_the_gradient_is_found_by_autograd_too(monkeypatch):
         z, ladj = function(told)
         return torch.autograd.grad((z.square().sum(0) + ladj.square()).sum(), told, **options)[0]
 
-    expected = slope(plain.reference, create_graph=True)
+    definition = partial(plain.reference, features=3)
+    expected = slope(definition, create_graph=True)
     close(slope(lambda t: plain.scaled(t, 3)), expected.detach(), 1e-14)
     assert used == [1]
     second = [
         torch.autograd.grad(slope(function, create_graph=True).square().sum(), told)[0]
-        for function in (plain.reference, lambda t: plain.scaled(t, 3))
+        for function in (definition, lambda t: plain.scaled(t, 3))
     ]
     close(second[1], second[0], 1e-14)
     with torch.no_grad():
-        close(plain.scaled(told, 3).z, plain.reference(told).z, 1e-14)
+        close(plain.scaled(told, 3).z, definition(told).z, 1e-14)
+        half = told.half()  # which the kernels are not for
+        assert plain.scaled(half, 3).z.equal(definition(half).z)
 
 
 def test_what_is_no_number_stays_none():

@@ -70,12 +70,14 @@ def finds_out_errors(program, network) -> None:
     """Whichever of the kernels errs, the trial fails; it changes a network's numbers, so that it gets copies."""
     assert agrees(program, copy.deepcopy(network))
 
-    def one_wrong(tensor):
-        tensor[0, 0] += 0.1
+    def one_wrong(tensor, which=0):
+        tensor[which, which] += 0.1
         return tensor
 
     wrong = [
         ("forward", lambda plain: lambda *a: one_wrong(plain(*a))),
+        ("forward", lambda plain: lambda *a: one_wrong(plain(*a), -1)),  # of a scale, if there is one
+        ("check", lambda plain: lambda *a: (one_wrong(plain(*a)[0], -1), plain(*a)[1])),
         ("learn", lambda plain: lambda *a: plain(*a)._replace(told=1.1 * plain(*a).told)),
         ("backward", lambda plain: lambda *a: plain(*a)._replace(x=1.1 * plain(*a).x)),
         ("inverse", lambda plain: lambda *a: one_wrong(plain(*a))),
@@ -124,8 +126,9 @@ def test_without_gradients_it_is_exact_and_nothing_is_kept(rough, monkeypatch):
     assert error(z, plain_shift(x.double(), None, exact.numbers(), exact.shape, False)) < 1e-6
 
 
-def test_masked_weights_have_no_effect_and_get_no_gradient():
-    network, _, program = emulated("colour")
+@pytest.mark.parametrize("name", ["colour", "scales of colours"])
+def test_masked_weights_have_no_effect_and_get_no_gradient(name):
+    network, _, program = emulated(name)
     x, context = draw(network)
     z = fused_shift(program, network, x, context, False)
     z.square().sum().backward()
@@ -135,16 +138,18 @@ def test_masked_weights_have_no_effect_and_get_no_gradient():
     assert fused_shift(program, network, x, context, False).equal(z)
 
 
-def test_second_derivatives_are_those_of_the_definition():
-    network, exact, program = emulated("grey")
-    x, _ = draw(network, 1)
+@pytest.mark.parametrize("name", ["grey", "scales"])
+def test_second_derivatives_are_those_of_the_definition(name):
+    network, exact, program = emulated(name)
+    x, c = draw(network, 1)
+    given = None if c is None else c.double()
 
     def penalty(shift, x):
         (slope,) = torch.autograd.grad(shift(x).square().sum(), x, create_graph=True)
         return torch.autograd.grad(slope.square().sum(), x)[0]
 
-    found = penalty(lambda x: fused_shift(program, network, x, None, True), x.clone().requires_grad_())
-    expected = penalty(lambda x: plain_shift(x, None, exact.numbers(), exact.shape, True), x.double().requires_grad_())
+    found = penalty(lambda x: fused_shift(program, network, x, c, True), x.clone().requires_grad_())
+    expected = penalty(lambda x: plain_shift(x, given, exact.numbers(), exact.shape, True), x.double().requires_grad_())
     assert error(found, expected) < 1e-5
 
 
@@ -202,10 +207,17 @@ def test_only_training_is_rough(monkeypatch):
         assert pixel_shape(network) == pixel_shape(network.train())  # the same kernels: they are exact there
 
 
-def test_an_empty_batch_is_an_empty_answer():
-    network, _, program = emulated("grey")
-    x, _ = draw(network, 0)
-    assert fused_shift(program, network, x.requires_grad_(), None, False).shape == (20, 0)
+@pytest.mark.parametrize(("name", "numbers"), [("grey", 20), ("scales", 84)])
+def test_an_empty_batch_is_an_empty_answer(name, numbers):
+    network, _, program = emulated(name)
+    x, c = draw(network, 0)
+    assert fused_shift(program, network, x.requires_grad_(), c, False).shape == (numbers, 0)
+
+
+def test_three_outputs_are_not_known():
+    network = PixelCNN((1, 4, 4), channels=4, residual_blocks=1, outputs=3)
+    shape, masks = pixel_shape(network), [layer.mask for layer in network.layers]
+    assert not PixelProgram(shape, masks, torch.device("cpu"), EmulatorLauncher(shape)).fits()
 
 
 @pytest.mark.parametrize("name", ["one column", "scales"])

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..conditioners.pixelcnn import PixelCNN
 from ..kernels.cuda.pixels.program import PixelProgram
 from ..kernels.cuda.pixels.shape import PixelShape
-from ..kernels.pixel_affine import scaled, unscaled
+from ..kernels.pixel_affine import reference, unscaled
 from .pixel_shift import Kernels, fused_inverse, fused_shift, plain_shift
 
 #: For the trial that new kernels are put to: how far their numbers may be from those of plain PyTorch, and their
@@ -68,7 +68,7 @@ def agrees_finely(program: PixelProgram, network: PixelCNN) -> bool:
         z = fused_shift(program, network, x, context, reverse)
         if not _close(z, plain_shift(x, given, truth.numbers(), truth.shape, reverse), _OF_FINE_UNITS):
             return False
-    z = scaled(plain_shift(x, given, truth.numbers(), truth.shape, False), len(x)).z
+    z = reference(plain_shift(x, given, truth.numbers(), truth.shape, False), len(x)).z
     found, again, _ = fused_inverse(program, z, context, network.numbers())
     return _close(found, x, _OF_FINE_UNITS) and _close(again[: len(x)], unscaled(z, again).z, _OF_FINE_SUMS)
 
@@ -107,7 +107,7 @@ def agrees(program: Kernels, network: PixelCNN) -> bool:
             return True
         units: list[Tensor] = []
         told = plain_shift(x, context, network.numbers(), network.shape, False, units)
-        found, again, largest = fused_inverse(program, scaled(told, len(x)).z, context, network.numbers())
+        found, again, largest = fused_inverse(program, reference(told, len(x)).z, context, network.numbers())
         expected = torch.stack([unit.amax((1, 2, 3)) for unit in units]).amax(0)
     pairs = ((found, x), (again, told), (largest, expected))
     return all(_close(ours, theirs, _TOLERANCE) for ours, theirs in pairs)

@@ -195,5 +195,10 @@ def _summarise_images(model: ImageModel, output: Path) -> None:
         f"held-out images take {facts['bits_per_dimension']:.3f} bits per dimension "
         f"({facts['histogram_bits']:.3f} if every pixel were by itself)"
     )
+    if facts["bits_per_dimension"] > facts["histogram_bits"]:
+        typer.echo(
+            "that is more than without looking at other pixels: train for more steps (--steps); but if the images have "
+            "few of the 256 shades, a smooth density cannot know which"
+        )
     typer.echo(came_back(facts))
     typer.echo(f"model: {output}")

@@ -16,6 +16,9 @@ from .conditional_waves import LOG_SCALE_MAX
 from .dispatch import reference_backward
 from .paths import use_triton
 
+#: What a network may say of every pixel: its shift, and its scale.
+MOST_OUTPUTS = 2
+
 
 class Scaled(NamedTuple):
     """z (D, B), and the log-determinant (B,)."""
@@ -47,16 +50,16 @@ def scaled(told: Tensor, features: int) -> Scaled:
         >>> z.flatten(), ladj
         (tensor([ 1.0000, 22.1562]), tensor([1.9995]))
     """
-    if len(told) == features:
-        return Scaled(told, told.new_zeros(told.shape[-1]))
-    if use_triton(told) and told.dtype in (torch.float32, torch.float64):
+    if len(told) > features and use_triton(told) and told.dtype in (torch.float32, torch.float64):
         return Scaled(*_Fused.apply(torch.is_grad_enabled(), told))
-    return reference(told)
+    return reference(told, features)
 
 
-def reference(told: Tensor) -> Scaled:
-    """The same, if a scale is told: the definition, in plain PyTorch."""
-    y, free = told.chunk(2)
+def reference(told: Tensor, features: int) -> Scaled:
+    """The definition, in plain PyTorch."""
+    y, free = told[:features], told[features:]
+    if not len(free):
+        return Scaled(y, y.new_zeros(y.shape[-1]))
     s = log_scale(free)
     return Scaled(y * torch.exp(s), s.sum(0))
 
@@ -92,5 +95,5 @@ class _Fused(torch.autograd.Function):
 
         (told,) = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return None, *reference_backward(reference, (told,), (grad_z, grad_ladj))
+            return None, *reference_backward(lambda t: reference(t, len(t) // 2), (told,), (grad_z, grad_ladj))
         return None, pixel_affine.backward(told, grad_z, grad_ladj)

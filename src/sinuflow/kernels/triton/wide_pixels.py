@@ -18,8 +18,9 @@ from torch import Tensor
 
 from ..conditional_waves import LOG_SCALE_MAX
 from ..cuda.pixels.layout import NONE, matrices_of
-from ..cuda.pixels.program import MOST_OUTPUTS, Learnt, PackedPixels, PixelGradients
+from ..cuda.pixels.program import Learnt, PackedPixels, PixelGradients
 from ..cuda.pixels.shape import FAR_PLACES, NEAR_PLACES, SKEW
+from ..pixel_affine import MOST_OUTPUTS
 from . import wide_gradients, wide_inverse, wide_layers
 from .tiles import on_its_device
 

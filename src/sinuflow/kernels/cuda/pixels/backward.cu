@@ -1,5 +1,5 @@
-// The chain rule through pixel_learn: from the gradient of what is told to that of x, and for every image what it contributes to
-// the gradients of the weights and biases.
+// The chain rule through pixel_learn: from the gradient of what is told to that of x, and for every image what it
+// contributes to the gradients of the weights and biases.
 
 struct PixelBackwardArguments {
     const float* grad;     // of what is told, [OUTPUTS][NUMBERS][batch]

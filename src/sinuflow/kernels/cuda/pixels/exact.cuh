@@ -2,7 +2,7 @@
 // Tensor cores truncate their sums: with three of their products for each of these, and most sums by ordinary means, z was
 // three times less exact.
 
-// What a pass is for: z alone; the largest unit besides, for who wants to know what rounding to expect; or all that
+// What a pass is for: what is told alone; the largest unit besides, for who wants to know what rounding to expect; or all that
 // gradients need.
 enum Purpose { SCORE, CHECK, LEARN };
 

@@ -36,7 +36,7 @@ __device__ __forceinline__ float multiply_add(float a, float b, float c) { retur
 __device__ __forceinline__ double multiply_add(double a, double b, double c) { return fma(a, b, c); }
 
 // z without its scale, of which the head says a free number: s = 2 tanh(r / 2), as in kernels/pixel_affine.py.
-__device__ __forceinline__ float unscaled(float z, float free) { return z * expf(-LOG_SCALE_MAX * tanhf(free / LOG_SCALE_MAX)); }
+__device__ __forceinline__ float unscaled(float z, float free) { return z * expf(-float(LOG_SCALE_MAX) * tanhf(free / float(LOG_SCALE_MAX))); }
 __device__ __forceinline__ double unscaled(double z, double free) { return z * exp(-LOG_SCALE_MAX * tanh(free / LOG_SCALE_MAX)); }
 
 // The product of a row with a column of numbers, one for each pixel of the front.

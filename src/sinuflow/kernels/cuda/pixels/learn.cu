@@ -1,5 +1,5 @@
-// What a network tells of a batch of images, and all that the gradients need: by tensor cores, if eleven bits of every number
-// are enough.
+// What a network tells of a batch of images, and all that the gradients need: by tensor cores, if eleven bits of every
+// number are enough.
 
 struct RoughWay {
     using Number = float;

@@ -1,7 +1,8 @@
 // A miniature PixelCNN (conditioners/pixelcnn.py), for one image by one block: how its numbers lie.
 //
 // The shape is compiled in: CHANNELS, HEIGHT, WIDTH of the image, MAPS of a bottleneck, BLOCKS (residual ones); OUTPUTS, of
-// which the first is a shift, and a second one is free numbers of a scale; and ROUGH: whether eleven bits of every number are enough while it learns, as for PyTorch's convolutions.
+// which the first is a shift, and a second one is free numbers of a scale; and ROUGH: whether eleven bits of every
+// number are enough while it learns, as for PyTorch's convolutions.
 //
 // All feature maps of the image are in shared memory. Every layer is a product of a small matrix with a large one,
 // [maps] by [maps it sees, at every place of its kernel] by [pixels]: pixels come in tiles of eight, of which each

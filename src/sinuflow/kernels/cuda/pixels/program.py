@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ...pixel_affine import MOST_OUTPUTS
 from ..arguments import Arguments
 from ..blocks import ANY_BLOCK, Launcher
 from .arguments import (
@@ -28,9 +29,6 @@ from .shape import TURNS, WARPS, PixelShape
 _THREADS = 32 * WARPS
 #: Threads of the kernels for parameters, and columns that a block adds up.
 _FEW_THREADS, _COLUMNS = 256, 32
-
-#: What inverses know: a shift, and a scale.
-MOST_OUTPUTS = 2
 
 Purpose = Literal["score", "learn", "invert", "score finely", "invert finely"]
 

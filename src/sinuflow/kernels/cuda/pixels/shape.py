@@ -42,7 +42,7 @@ class PixelShape:
             "OUTPUTS": self.outputs,
             "ROUGH": int(self.rough),
         }
-        return {name: str(value) for name, value in values.items()} | {"LOG_SCALE_MAX": f"{LOG_SCALE_MAX:.1f}f"}
+        return {name: str(value) for name, value in values.items()} | {"LOG_SCALE_MAX": repr(LOG_SCALE_MAX)}
 
     @property
     def pixels(self) -> int:
