@@ -29,7 +29,7 @@ class PixelShape:
     blocks: int
     rough: bool = False  # eleven bits of every number are enough while it learns
     outputs: int = 1  # a shift; or a shift, and free numbers of a scale
-    groups: ClassVar[int] = 1
+    groups: ClassVar[int] = 1  # of the head's rows, which are those of all outputs together
 
     def defines(self, _: Any = None) -> dict[str, str]:
         """The shape as the preprocessor takes it."""
