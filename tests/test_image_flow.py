@@ -13,7 +13,7 @@ from sinuflow import ArgumentError, InversionError, SinusoidalFlow, StorageError
 from sinuflow.bijections import ElementwiseAffine
 from sinuflow.bijections.image import ImageLDUBlock
 from sinuflow.data.images import PixelMap, dequantize
-from tests.bijections.test_image import look_trained
+from tests.bijections.image_layers import look_trained
 from tests.builders import batch
 
 DOUBLE = torch.float64
