@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from .bijections import AutoregressiveWaves, Bijection, Chain, ElementwiseAffine, LDUBlock, SinusoidalScale
 from .bijections.base import from_feature_major
-from .bijections.image import image_chain, image_shape
+from .bijections.image import image_chain
 from .distribution import FlowDistribution
 from .errors import ArgumentError, InversionError
+from .flow_config import Conditioning, FlowConfig, ImageConditioning, ImageFlowConfig, flow_config
 from .inversion import Inversion
 from .solvers import SolverOptions
 from .solvers.options import Method
@@ -22,16 +23,6 @@ from .transform import FlowTransform
 
 if TYPE_CHECKING:
     from .drawing import Drawing
-
-Conditioning = Literal["shift", "full", "none"]
-ImageConditioning = Literal["shift", "affine"]
-
-#: What a conditioning takes where nothing is said.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "shift": {"blocks": 12, "scales": 4, "squash": None},
-    "full": {"blocks": 6, "scales": 2, "squash": 4.0},
-    "none": {"blocks": 12, "scales": 4, "squash": None},
-}
 
 
 class SinusoidalFlow(nn.Module):
@@ -81,62 +72,34 @@ class SinusoidalFlow(nn.Module):
         squash: float | None = None,
     ) -> None:
         super().__init__()
-        if conditioning not in get_args(Conditioning):
-            raise ArgumentError(
-                f"conditioning must be one of {', '.join(get_args(Conditioning))}; got {conditioning!r}"
-            )
-        defaults = _DEFAULTS[conditioning]
-        blocks = defaults["blocks"] if blocks is None else blocks
-        scales = defaults["scales"] if scales is None else scales
-        squash = defaults["squash"] if squash is None else squash
-        features, blocks, scales, waves = (
-            _whole(name, value, 1)
-            for name, value in (("features", features), ("blocks", blocks), ("scales", scales), ("waves", waves))
+        config = FlowConfig(
+            features, context, conditioning, blocks, scales, waves, hidden, residual, activation, dropout, squash
         )
-        context = _whole("context", context, 0)
-        if not isinstance(hidden, (tuple, list)):
-            raise ArgumentError(f"hidden must be a sequence of layer sizes, such as (256, 256); got {hidden!r}")
-        hidden = tuple(_whole("every entry of hidden", width, 1) for width in hidden)
-        residual = bool(residual)
-        if not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
-            raise ArgumentError(f"dropout must be at least 0 and below 1; got {dropout!r}")
-        if squash is not None and (not isinstance(squash, (int, float)) or not squash >= 0):
-            raise ArgumentError(f"squash must be a positive width, 0 for off, or None; got {squash!r}")
-        self.features: int = features
-        self.context: int = context
+        self.features: int = config.features
+        self.context: int = config.context
         #: The constructor's arguments, with the defaults filled in: what is stored beside the weights.
-        self.config: dict[str, Any] = {
-            "features": features,
-            "context": context,
-            "conditioning": conditioning,
-            "blocks": blocks,
-            "scales": scales,
-            "waves": waves,
-            "hidden": list(hidden),
-            "residual": residual,
-            "activation": activation,
-            "dropout": dropout,
-            "squash": squash or 0.0,
-        }
+        self.config: dict[str, Any] = config.as_dict()
         network: dict[str, Any] = {
-            "hidden": hidden,
-            "residual": residual,
-            "activation": activation,
-            "dropout": dropout,
-            "squash_width": squash or None,
+            "hidden": config.hidden,
+            "residual": config.residual,
+            "activation": config.activation,
+            "dropout": config.dropout,
+            "squash_width": config.squash or None,
         }
+        size = (config.features, config.context)
+        number, scales, waves = self.config["blocks"], self.config["scales"], config.waves
         layers: list[Bijection]
         if conditioning == "full":
             layers = [
-                AutoregressiveWaves(features, context, scales=scales, waves=waves, reverse=bool(i % 2), **network)
-                for i in range(blocks)
+                AutoregressiveWaves(*size, scales=scales, waves=waves, reverse=bool(i % 2), **network)
+                for i in range(number)
             ]
         elif conditioning == "shift":
-            layers = [LDUBlock(features, context, scales, waves, **network) for _ in range(blocks)]
+            layers = [LDUBlock(*size, scales, waves, **network) for _ in range(number)]
         else:
-            layers = [SinusoidalScale(features, scales, waves, context) for _ in range(blocks)]
+            layers = [SinusoidalScale(config.features, scales, waves, config.context) for _ in range(number)]
         if conditioning != "full":
-            layers.append(ElementwiseAffine(features))
+            layers.append(ElementwiseAffine(config.features))
         self.bijection = Chain(layers)
 
     @classmethod
@@ -176,21 +139,13 @@ class SinusoidalFlow(nn.Module):
             >>> flow().sample((3,)).view(-1, 1, 8, 8).shape
             torch.Size([3, 1, 8, 8])
         """
-        size, context = image_shape(shape), _whole("context", context, 0)
-        config: dict[str, Any] = {
-            "context": context,
-            "blocks": _whole("blocks", blocks, 1),
-            "scales": _whole("scales", scales, 1),
-            "waves": _whole("waves", waves, 1),
-            "channels": _whole("channels", channels, 1),
-            "residual_blocks": _whole("residual_blocks", residual_blocks, 0),
-            "conditioning": conditioning,
-        }
+        config = ImageFlowConfig(shape, context, blocks, scales, waves, channels, residual_blocks, conditioning)
         flow = cls.__new__(cls)
         nn.Module.__init__(flow)
-        flow.bijection = image_chain(size, **config)
-        flow.features, flow.context = flow.bijection.features, context
-        flow.config = {"image": list(size), **config}
+        flow.config = config.as_dict()
+        options = {name: value for name, value in flow.config.items() if name != "image"}
+        flow.bijection = image_chain(config.shape, **options)
+        flow.features, flow.context = config.features, config.context
         return flow
 
     @classmethod
@@ -202,9 +157,9 @@ class SinusoidalFlow(nn.Module):
             >>> SinusoidalFlow.from_config(flow.config).features
             16
         """
-        if "image" not in config:
-            return cls(**config)
-        return cls.image(**{"shape" if name == "image" else name: value for name, value in config.items()})
+        known = flow_config(config)
+        given = {name: getattr(known, name) for name in vars(known)}
+        return cls.image(**given) if isinstance(known, ImageFlowConfig) else cls(**given)
 
     def forward(self, context: Tensor | None = None, validate_args: bool | None = None) -> FlowDistribution:
         """The density, given the context if the flow was built for one."""
@@ -292,10 +247,3 @@ class SinusoidalFlow(nn.Module):
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.config.items())
-
-
-def _whole(name: str, value: Any, least: int) -> int:
-    """The value as a plain integer; NumPy's integers are welcome, True and 2.5 are not."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
-        raise ArgumentError(f"{name} must be a whole number of at least {least}; got {value!r}")
-    return int(value)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from .checks import anything, fields, flag, integer, items, number, optional, text
+from .conditioners.made import MaskedLinear
+from .conditioners.pixelcnn import MaskedConvolution
 from .data import Preprocessor
+from .data.columns import LONGEST_NAME
 from .errors import SinuflowError, StorageError
 from .flow import SinusoidalFlow
+from .flow_config import FlowConfig, ImageFlowConfig, Size, flow_config
 from .images import ImageModel
 from .pixels import PixelMap
 from .storage import read_model
@@ -42,44 +47,60 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Si
         return _build_table(path, model.config, model.tensors, device)
     if model.kind == "images":
         return _build_images(path, model.config, model.tensors).to(device)
-    raise StorageError(f"{path} holds a {model.kind!r}, which is not a model that this Sinuflow knows")
+    raise StorageError(f"{path} holds a {model.kind[:60]!r}, which is not a model that this Sinuflow knows")
 
 
 def _build_table(
     path: Path, config: dict[str, Any], tensors: dict[str, Tensor], device: str | torch.device
 ) -> TableModel:
-    groups = _grouped(tensors, "flow", "preprocessing", "split")
-    try:
-        flow = _build(path, config["flow"], groups["flow"])
+    with _described(path, "model of a table"):
+        _TABLE(config, "configuration")
+        groups = _grouped(tensors, "flow", "preprocessing", "split")
+        _demand_names(groups, {"preprocessing": ("mean", "factor"), "split": ("validation", "test", "unused")})
         preprocessor = Preprocessor.from_dict(config["preprocessing"], groups["preprocessing"])
-        ids = {name: t.numpy().astype(np.int64) for name, t in groups["split"].items()}
-        split = Split.restored(config["facts"]["rows"], **ids)
-        size = len(preprocessor.features)
-        fits = flow.features == size and flow.context == preprocessor.context_width
-        if not fits or preprocessor.factor.shape != (size, size) or preprocessor.mean.shape != (size,):
-            raise StorageError(f"{path} does not fit its configuration: its flow and its columns differ in number")
-        return TableModel(
-            flow.to(device), preprocessor, split, tensors["quantiles"], config["history"], config["facts"]
-        )
-    except StorageError:
-        raise
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError, SinuflowError) as error:
-        raise StorageError(f"{path} has a configuration that makes no model of a table: {error}") from error
+        _check_linear_map(preprocessor)
+        _check_quantiles(groups["quantiles"][""])
+        split = _split(config["facts"]["rows"], groups["split"])
+        known = _hyperparameters(path, config["flow"])
+        if (known.features, known.context) != (len(preprocessor.features), preprocessor.context_width):
+            raise ValueError("its flow and its columns differ in number")
+    flow = _build(path, config["flow"], groups["flow"])
+    return TableModel(flow.to(device), preprocessor, split, groups["quantiles"][""], config["history"], config["facts"])
 
 
 def _build_images(path: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> ImageModel:
-    try:
-        flow = _build(path, config["flow"], _grouped(tensors, "flow")["flow"])
-        classes, counts, quantiles = config["classes"], config["counts"], tensors["quantiles"]
-        same = flow.context == len(classes or []) == len(counts or [])
-        if not same or "image" not in flow.config or quantiles.dim() != 1 or not len(quantiles):
-            raise StorageError(f"{path} does not fit its configuration: its flow is not one of these images or classes")
+    with _described(path, "model of images"):
+        _IMAGES(config, "configuration")
+        groups = _grouped(tensors, "flow")
+        _demand_names(groups, {})
+        _check_quantiles(groups["quantiles"][""])
         pixels = PixelMap(float(config["alpha"]))
-        return ImageModel(flow, pixels, classes, counts, quantiles, config["history"], config["facts"])
+        classes, counts = config["classes"], config["counts"]
+        known = _hyperparameters(path, config["flow"])
+        if not isinstance(known, ImageFlowConfig) or known.context != len(classes or []):
+            raise ValueError("its flow is not one of these images or classes")
+        if (classes is None) != (counts is None) or len(classes or []) != len(counts or []):
+            raise ValueError("its flow is not one of these images or classes")
+        if classes is not None and (len(set(classes)) < len(classes) or not sum(counts)):
+            raise ValueError("its classes must have different names, and images")
+    flow = _build(path, config["flow"], groups["flow"])
+    return ImageModel(flow, pixels, classes, counts, groups["quantiles"][""], config["history"], config["facts"])
+
+
+@contextmanager
+def _described(path: Path, what: str) -> Iterator[None]:
+    """Turn whatever a description lacks into one error."""
+    try:
+        yield
     except StorageError:
         raise
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, SinuflowError) as error:
-        raise StorageError(f"{path} has a configuration that makes no model of images: {error}") from error
+    except (ValueError, OverflowError, SinuflowError) as error:
+        raise StorageError(f"{path} has a configuration that makes no {what}: {error}") from error
+
+
+def _hyperparameters(path: Path, config: Any) -> FlowConfig | ImageFlowConfig:
+    with _described(path, "flow"):
+        return flow_config(config)
 
 
 def _grouped(tensors: dict[str, Tensor], *names: str) -> dict[str, dict[str, Tensor]]:
@@ -91,44 +112,128 @@ def _grouped(tensors: dict[str, Tensor], *names: str) -> dict[str, dict[str, Ten
     return groups
 
 
+def _demand_names(groups: dict[str, dict[str, Tensor]], names: dict[str, tuple[str, ...]]) -> None:
+    """Refuse tensors that are missing, and those that belong nowhere."""
+    for group, wanted in {"quantiles": ("",), **names}.items():
+        if set(groups.get(group, {})) != set(wanted):
+            shown = ", ".join(f"{group}/{name}" if name else group for name in wanted)
+            raise ValueError(f"of the tensors of {group}, it must have {shown} and no others")
+    unknown = groups.keys() - {"flow", "quantiles", *names}
+    if unknown:
+        raise ValueError(f"it has tensors called {min(unknown)[:60]!r}, which belong to nothing")
+
+
+def _check_quantiles(quantiles: Tensor) -> None:
+    increasing = quantiles.dim() == 1 and len(quantiles) > 1 and quantiles.dtype == torch.float64
+    if not increasing or not bool((quantiles[1:] >= quantiles[:-1]).all()):  # NaN is in no order
+        raise ValueError("its quantiles must be float64 numbers in increasing order")
+
+
+def _check_linear_map(preprocessor: Preprocessor) -> None:
+    """The linear map behind the columns' own must be invertible."""
+    size, mean, factor = len(preprocessor.features), preprocessor.mean, preprocessor.factor
+    if not size:
+        raise ValueError("it models no column")
+    if mean.shape != (size,) or factor.shape != (size, size) or {mean.dtype, factor.dtype} != {torch.float64}:
+        raise ValueError("its flow and its columns differ in number")
+    if not bool(mean.isfinite().all()) or not bool(factor.isfinite().all()) or not bool((factor.diagonal() > 0).all()):
+        raise ValueError("its linear map cannot be inverted")
+
+
+def _split(rows: int, tensors: dict[str, Tensor]) -> Split:
+    if any(t.dim() != 1 or t.dtype not in (torch.int32, torch.int64) for t in tensors.values()):
+        raise ValueError("its split must be lists of row numbers")
+    split = Split(rows, **{name: t.numpy() for name, t in tensors.items()})
+    split.check()
+    return split
+
+
 def _build(path: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> SinusoidalFlow:
-    try:
-        if _smallest_size(config) > sum(t.numel() for t in tensors.values()):
-            raise StorageError(f"{path} does not fit its configuration: it holds far too few numbers")
+    """The flow of a configuration, with these tensors as its parameters."""
+    size = _hyperparameters(path, config).size
+    found = Size(sum(t.numel() for t in tensors.values()), len(tensors))
+    # What is off by a little gets a precise message below; nothing is built that is far larger than the file.
+    if size.parameters > 2 * found.parameters + 10_000 or size.tensors > 2 * found.tensors + 100:
+        raise StorageError(f"{path} does not fit its configuration: it holds far too few numbers")
+    with torch.device("meta"):  # no memory is taken for what the file brings
         flow = SinusoidalFlow.from_config(config)
-    except StorageError:
-        raise
-    except (AttributeError, KeyError, OverflowError, TypeError, ValueError, RuntimeError, SinuflowError) as error:
-        raise StorageError(f"{path} has a configuration that makes no flow: {error}") from error
     expected = {name: t.shape for name, t in flow.state_dict().items()}
-    found = {name: t.shape for name, t in tensors.items()}
-    if found != expected:
-        wrong = sorted(n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n))
+    shapes = {name: t.shape for name, t in tensors.items()}
+    if shapes != expected:
+        wrong = sorted(n for n in expected.keys() | shapes.keys() if expected.get(n) != shapes.get(n))
         first = wrong[0]
         raise StorageError(
-            f"{path} does not fit its configuration in {len(wrong)} tensors; {first!r} should have shape "
-            f"{_shape(expected.get(first))} and has {_shape(found.get(first))}"
+            f"{path} does not fit its configuration in {len(wrong)} tensors; {first[:200]!r} should have shape "
+            f"{_shape(expected.get(first))} and has {_shape(shapes.get(first))}"
         )
     dtypes = {t.dtype for t in tensors.values()}
     if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
         raise StorageError(f"{path} mixes or misuses dtypes: {', '.join(sorted(map(str, dtypes)))}")
-    flow.to(dtypes.pop()).load_state_dict(tensors)
+    flow.load_state_dict(tensors, assign=True)
+    for module in flow.modules():
+        if isinstance(module, (MaskedLinear, MaskedConvolution)):
+            module.reset_mask()
     return flow.eval()
-
-
-def _smallest_size(config: dict[str, Any]) -> int:
-    """A lower bound on how many numbers a flow has: a forged configuration must not take memory."""
-    if "image" in config:
-        waves = math.prod(config["image"]) * config["scales"] * config["waves"]
-        matrices = config["channels"] * (config["image"][0] + config["channels"] * config["residual_blocks"])
-        return int(config["blocks"] * max(waves, matrices, config["context"] * config["channels"]))
-    widths = [config["features"]]
-    if config["conditioning"] != "none":
-        widths = [*widths, *config["hidden"], *widths]
-    largest_matrix = max(inputs * outputs for inputs, outputs in zip(widths, [*widths[1:], 1], strict=True))
-    waves = config["features"] * config["scales"] * config["waves"]
-    return int(config["blocks"] * max(largest_matrix, waves))
 
 
 def _shape(shape: torch.Size | None) -> str:
     return "none" if shape is None else str(tuple(shape))
+
+
+# ---------------------------------------------------------------- what configurations hold
+
+#: Numbers of a record of training, any of which may be missing.
+_RECORD = fields({"step": integer()}, others=optional(number(finite=False)))
+_ESTIMATOR = fields(
+    {
+        "parameters": fields({}, others=anything),
+        "features": integer(1),
+        "names": optional(items(text(LONGEST_NAME))),
+    }
+)
+_COMMON_FACTS = {"seed": integer(0, 2**63), "steps": integer(), "best_step": integer(), "seconds": number(low=0)}
+
+_TABLE = fields(
+    {
+        "flow": fields({}, others=anything),  # checked by flow_config
+        "preprocessing": fields({"columns": items(fields({}, others=anything), least=1)}),  # checked by Column
+        "history": items(_RECORD),
+        "facts": fields(
+            {
+                **_COMMON_FACTS,
+                "table": text(),
+                "rows": integer(1),
+                "content": text(200),
+                "used_rows": integer(1),
+                "train_rows": integer(1),
+                "parameters": integer(1),
+                "torch": text(200),
+            },
+            {"validation_nll": optional(number(finite=False)), "estimator": _ESTIMATOR},
+            others=anything,
+        ),
+    }
+)
+
+_IMAGES = fields(
+    {
+        "flow": fields({}, others=anything),
+        "alpha": number(low=0),
+        "classes": optional(items(text(), least=1)),
+        "counts": optional(items(integer(), least=1)),
+        "history": items(_RECORD),
+        "facts": fields(
+            {
+                **_COMMON_FACTS,
+                "images": text(),
+                "train_images": integer(),
+                "validation_images": integer(),
+                "flips": flag,
+                "bits_per_dimension": number(finite=False),
+                "histogram_bits": number(finite=False),
+            },
+            {"inverted": integer(), "round_trip": number(finite=False), "torch": text(200)},
+            others=anything,
+        ),
+    }
+)

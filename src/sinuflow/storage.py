@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +17,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from .errors import StorageError
+from .tensor_file import MOST_TENSORS, parse_json, read_tensor_file
 
 FORMAT = "sinuflow"
 FORMAT_VERSION = 1
@@ -36,6 +37,8 @@ class Model(NamedTuple):
 
 def write_model(path: str | os.PathLike[str], model: Model) -> None:
     """Write the model to ``path``: all of it, or nothing, and then an older file stays as it was."""
+    if len(model.tensors) > MOST_TENSORS:
+        raise StorageError(f"cannot write {path}: it would have more than {MOST_TENSORS:,} tensors; use fewer blocks")
     tensors = {name: t.detach().cpu().contiguous() for name, t in model.tensors.items()}
     header = {
         "format": FORMAT,
@@ -49,11 +52,11 @@ def write_model(path: str | os.PathLike[str], model: Model) -> None:
 
 def read_model(path: Path) -> Model:
     """Read what :func:`write_model` wrote, or raise a :class:`~sinuflow.StorageError`."""
-    header, tensors = _read(path)
+    header, tensors = read_tensor_file(path)
     if header.get("format") != FORMAT:
         raise StorageError(f"{path} is a safetensors file, but not a Sinuflow model")
     version = header.get("format_version", "")
-    if not version.isascii() or not version.isdecimal():
+    if not re.fullmatch("[0-9]{1,9}", version):
         raise StorageError(f"{path} has no valid format version; it is damaged")
     if int(version) > FORMAT_VERSION:
         raise StorageError(
@@ -62,8 +65,8 @@ def read_model(path: Path) -> Model:
     if header.get("sha256") != _checksum(header, tensors):
         raise StorageError(f"{path} is damaged: its contents do not match their checksum")
     try:
-        config = json.loads(header["config"])
-    except (KeyError, ValueError) as error:
+        config = parse_json(header.get("config", ""))
+    except ValueError as error:
         raise StorageError(f"{path} has a configuration that makes no flow: {error}") from error
     return Model(header.get("kind", ""), config, tensors)
 
@@ -99,19 +102,6 @@ def _umask() -> int:
     return mask
 
 
-def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    if path.is_dir():
-        raise StorageError(f"cannot read {path}: it is a folder")
-    try:
-        with safe_open(path, framework="pt") as file:
-            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except OSError as error:
-        reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror or error
-        raise StorageError(f"cannot read {path}: {reason}") from error
-    except (SafetensorError, ValueError, RuntimeError) as error:
-        raise StorageError(f"{path} is not a safetensors file, or is damaged: {error}") from error
-
-
 def _checksum(header: dict[str, str], tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(header.keys() - {"sha256"}):
@@ -119,5 +109,6 @@ def _checksum(header: dict[str, str], tensors: dict[str, Tensor]) -> str:
     for name in sorted(tensors):
         t = tensors[name]
         digest.update(f"{name} {t.dtype} {tuple(t.shape)};".encode())
-        digest.update(t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b"")
+        if t.numel():
+            digest.update(t.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

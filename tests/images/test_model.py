@@ -156,7 +156,7 @@ def test_a_file_that_makes_no_sense_is_refused(classy, tmp_path):
         ("alpha", 0.7, "makes no model of images: alpha must be"),
         ("alpha", None, "makes no model of images"),
         ("flow", {}, "makes no flow"),
-        ("flow", sinuflow.SinusoidalFlow(49, 3).config, "far too few numbers"),
+        ("flow", sinuflow.SinusoidalFlow(49, 3).config, "its flow is not one of these images"),
     ]:
         storage.write_model(path, storage.Model("images", {**good.config, name: value}, good.tensors))
         with pytest.raises(StorageError, match=message):

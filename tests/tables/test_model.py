@@ -160,7 +160,8 @@ def test_it_survives_a_file(which, request, tmp_path):
     frame = make_frame(50, seed=3)
     np.testing.assert_array_equal(again.log_prob(frame), model.log_prob(frame))
     assert again.history[-1]["step"] == model.history[-1]["step"]
-    assert [part.tolist() for part in again.split] == [part.tolist() for part in model.split]
+    for name in ("train", "validation", "test", "unused"):
+        assert getattr(again.split, name).tolist() == getattr(model.split, name).tolist()
     assert again.facts == model.facts
 
 
@@ -216,12 +217,13 @@ def test_booleans_are_categories(fitted):
 
 
 def test_the_split_is_exact_and_repeatable():
-    first, again, other = (split_rows(np.arange(10, 160), seed) for seed in (0, 0, 1))
-    assert sorted(np.concatenate(first)) == list(range(10, 160))
-    assert [len(part) for part in first] == [106, 22, 22]
-    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    first, again, other = (split_rows(np.arange(10, 160), 160, seed) for seed in (0, 0, 1))
+    assert sorted(np.concatenate([first.train, first.validation, first.test])) == list(range(10, 160))
+    assert [len(part) for part in (first.train, first.validation, first.test)] == [106, 22, 22]
+    assert all(np.array_equal(ids, again.stored()[name]) for name, ids in first.stored().items())
+    first.check()
     assert not np.array_equal(first.test, other.test)
-    assert len(split_rows(np.arange(100), 0, test=False).test) == 0
+    assert len(split_rows(np.arange(100), 100, 0, test=False).test) == 0
 
 
 def test_defaults_grow_with_the_table():

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..conditioners.pixelcnn import PixelCNN, Shape
-from ..errors import ArgumentError
+from ..conditioners.pixelcnn import PixelCNN
+from ..flow_config import check_image_conditioning, image_shape
 from ..kernels.dispatch import fused_allowed
 from ..kernels.pixel_affine import scaled
 from ..solvers import SolverOptions
@@ -119,9 +119,7 @@ class ImageLDUBlock(Chain):
         conditioning: str = "shift",
         **options: Any,
     ) -> None:
-        if conditioning not in CONDITIONINGS:
-            known = " or ".join(map(repr, CONDITIONINGS))
-            raise ArgumentError(f"conditioning of images must be {known}; got {conditioning!r}")
+        check_image_conditioning(conditioning)
         kind = CONDITIONINGS[conditioning]
         upper = kind(shape, context, reverse=True, **options)
         lower = kind(shape, context, reverse=False, **options)
@@ -180,11 +178,3 @@ def image_chain(shape: Sequence[int], context: int, blocks: int, scales: int, wa
     """A flow of images with so many LDU blocks."""
     layers: list[Bijection] = [ImageLDUBlock(shape, context, scales, waves, **options) for _ in range(blocks)]
     return ImageChain([*layers, ElementwiseAffine(layers[0].features)])
-
-
-def image_shape(shape: Sequence[int]) -> Shape:
-    """(C, H, W) as plain integers, or an :class:`~sinuflow.ArgumentError`."""
-    sizes = [int(n) for n in shape if hasattr(n, "__index__")] if isinstance(shape, (tuple, list, torch.Size)) else []
-    if len(sizes) != 3 or len(shape) != 3 or min(sizes) < 1:
-        raise ArgumentError(f"shape must be (channels, height, width), such as (1, 28, 28); got {shape!r}")
-    return sizes[0], sizes[1], sizes[2]

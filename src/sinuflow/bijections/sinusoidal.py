@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
+from ..flow_config import CONTEXT_HIDDEN
 from ..kernels.constrain import constrain
 from ..kernels.scale_stack import scale_stack
 from ..kernels.waves import Waves
@@ -46,7 +47,7 @@ class SinusoidalScale(Bijection):
     """
 
     def __init__(
-        self, features: int, scales: int = 4, waves: int = 4, context: int = 0, hidden: tuple[int, ...] = (64,)
+        self, features: int, scales: int = 4, waves: int = 4, context: int = 0, hidden: tuple[int, ...] = CONTEXT_HIDDEN
     ) -> None:
         super().__init__(features, context)
         if scales < 1 or waves < 1:

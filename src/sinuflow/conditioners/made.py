@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..errors import ArgumentError
+from ..flow_config import check_residual
 from ..kernels.activations import check_activation, squash
 from ..kernels.degrees import Layer, plan
 from ..kernels.masked_network import Network, masked_network
@@ -27,8 +27,8 @@ class MaskedLinear(nn.Module):
     def __init__(self, layer: Layer, zero: bool = False) -> None:
         super().__init__()
         rows, columns = len(layer.reach), layer.columns[-1]
-        mask = staircase_mask(layer.reach, columns).to(torch.get_default_dtype())
-        self.register_buffer("mask", mask, persistent=False)
+        self._layer = layer
+        self.register_buffer("mask", self._mask(), persistent=False)
         self.weight = nn.Parameter(torch.zeros(rows, columns))
         self.bias = nn.Parameter(torch.zeros(rows))
         if not zero:
@@ -37,6 +37,13 @@ class MaskedLinear(nn.Module):
             nn.init.uniform_(self.bias, -bound, bound)
             with torch.no_grad():
                 self.weight.mul_(self.mask)
+
+    def reset_mask(self) -> None:
+        """Make the mask again beside the weight: after a construction on the meta device, it has no values."""
+        self.mask = self._mask().to(self.weight)
+
+    def _mask(self) -> Tensor:
+        return staircase_mask(self._layer.reach, self._layer.columns[-1]).to(torch.get_default_dtype())
 
 
 class MADE(nn.Module):
@@ -69,8 +76,7 @@ class MADE(nn.Module):
     ) -> None:
         super().__init__()
         hidden = tuple(hidden)
-        if residual and len(set(hidden)) > 1:
-            raise ArgumentError(f"residual=True needs hidden layers of one size; got hidden={hidden}")
+        check_residual(residual, hidden)
         widths = hidden[:1] + tuple(w for w in hidden[1:] for _ in range(2)) if residual else hidden
         self.plan = plan(features, context, outputs, widths)
         self.skips = tuple(residual and i >= 2 and i % 2 == 0 for i in range(len(widths)))

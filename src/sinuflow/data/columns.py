@@ -13,10 +13,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from ..checks import InvalidValueError, fields, flag, integer, items, number, one_of, text
+
 MapName = Literal["linear", "log", "logit"]
 Kind = Literal["number", "category", "constant"]
 Role = Literal["feature", "context"]
 
+#: The most characters of a column's name in a file.
+LONGEST_NAME = 100_000
 #: What users may ask for a column.
 WISHES = (*get_args(MapName), "category")
 
@@ -71,6 +75,55 @@ class Column:
         return {**asdict(self), "categories": list(self.categories)}
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Column:
-        """The column that :meth:`as_dict` described."""
-        return cls(**{**fields, "categories": tuple(fields["categories"])})
+    def from_dict(cls, stored: dict[str, Any]) -> Column:
+        """The column that :meth:`as_dict` described, or an ``InvalidValueError`` if it describes none."""
+        _STORED(stored, "column")
+        column = cls(**{**stored, "categories": tuple(stored["categories"])})
+        column._check_consistency()
+        return column
+
+    def _check_consistency(self) -> None:
+        """Refuse fields that are valid each for itself, but not together."""
+        place = f"column {self.name[:60]!r}"
+        if self.kind == "number" and self.categories:
+            raise InvalidValueError(f"the categories of {place}", "an empty list", self.categories)
+        if self.kind != "number":
+            least = 2 if self.kind == "category" else 1
+            if len(set(map(repr, self.categories))) != len(self.categories) or len(self.categories) < least:
+                raise InvalidValueError(f"the categories of {place}", f"{least} or more different values", "others")
+        if self.kind == "category" and (self.step, self.origin, self.high) != (1.0, 0.0, len(self.categories) - 1.0):
+            raise InvalidValueError(f"the cells of {place}", "one for each category", self.high)
+        if self.rounded and not self.step > 0:
+            raise InvalidValueError(f"the step of {place}", "above 0, because its values are on a grid", self.step)
+        if not self.low <= self.high or (self.map == "logit" and not self.lower < self.upper):
+            raise InvalidValueError(f"the bounds of {place}", "in increasing order", self.low)
+
+
+def _scalar(value: Any, place: str) -> None:
+    if not isinstance(value, (str, bool, int, float)):
+        raise InvalidValueError(place, "a text, a number, true or false", value)
+
+
+#: What :meth:`Column.as_dict` gives.
+_STORED = fields(
+    {
+        "name": text(LONGEST_NAME),
+        "kind": one_of(*get_args(Kind)),
+        "type": text(200),
+        "role": one_of(*get_args(Role)),
+        "map": one_of(*get_args(MapName)),
+        "step": number(low=0),
+        "origin": number(),
+        "rounded": flag,
+        "digits": integer(0, 400),
+        "low": number(),
+        "high": number(),
+        "lower": number(),
+        "upper": number(),
+        "offset": number(),
+        "centre": number(),
+        "scale": number(above=0),
+        "tail": number(low=0),
+        "categories": items(_scalar),
+    }
+)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from ..errors import ArgumentError
-from ..flow import ImageConditioning
+from ..flow_config import ImageConditioning
 
 Size = Literal["auto", "small", "paper"]
 

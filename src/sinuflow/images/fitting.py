@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, DataError
-from ..flow import ImageConditioning, SinusoidalFlow
+from ..flow import SinusoidalFlow
+from ..flow_config import ImageConditioning
 from ..pixels import PixelMap
 from ..training import ImageRows, fit
 from ..training.fit import find_device

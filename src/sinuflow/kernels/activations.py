@@ -48,7 +48,7 @@ def activation_slope(name: str, x: Tensor) -> Tensor:
 
 def check_activation(name: str) -> str:
     """The name, if there is such an activation."""
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ArgumentError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {name!r}")
     return name
 

@@ -7,6 +7,7 @@ by degree in every layer, so that what a unit sees is always a prefix.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -99,12 +100,13 @@ def hidden_degrees(features: int, context: int, width: int) -> list[int]:
         # Groups of a multiple of 16 units multiply faster, if they are that large at all.
         grain = 16 if width >= 32 * count else 1
         edges = [grain * round(m * width / (grain * count)) for m in range(1, count)]
-        return [lowest + sum(edge <= j for edge in edges) for j in range(width)]
+        return [lowest + bisect_right(edges, j) for j in range(width)]
     return [lowest + round(j * (count - 1) / max(1, width - 1)) for j in range(width)]
 
 
 def _counts(degrees: list[int], features: int) -> tuple[int, ...]:
-    return tuple(sum(d <= m for d in degrees) for m in range(features + 1))
+    """How many of these sorted degrees are at most m, for every m."""
+    return tuple(bisect_right(degrees, m) for m in range(features + 1))
 
 
 @lru_cache(maxsize=256)

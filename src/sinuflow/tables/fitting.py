@@ -74,7 +74,7 @@ def fit_table(
     started = time.monotonic()
     table = open_table(data)
     found = survey(table, context or [], drop or [], missing, maps, seed)
-    split = split_rows(found.usable, seed, test)
+    split = split_rows(found.usable, found.total, seed, test)
     rows = _Rows(table, found, split, seed)
     preprocessor = rows.preprocessor
     chosen = recipe(len(split.train), len(preprocessor.features), conditioning)

@@ -185,7 +185,7 @@ class TableModel:
         }
         tensors = {f"flow/{name}": t for name, t in self.flow.state_dict().items()}
         tensors |= {f"preprocessing/{name}": t for name, t in self.preprocessor.tensors().items()}
-        tensors |= {f"split/{name}": _compact(ids) for name, ids in self.split.stored(self.facts["rows"]).items()}
+        tensors |= {f"split/{name}": _compact(ids) for name, ids in self.split.stored().items()}
         tensors["quantiles"] = self.quantiles
         write_model(path, Model("table", config, tensors))
 

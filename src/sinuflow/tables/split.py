@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -12,37 +14,73 @@ Ids = np.ndarray[Any, np.dtype[np.int64]]
 _SHARE = 0.1
 #: Small tables need more of them to tell anything.
 _SMALL, _SMALL_SHARE = 1_000, 0.15
+#: Row numbers that are compared at a time.
+_CHUNK = 1 << 20
 
 
-class Split(NamedTuple):
-    """Row numbers, each in increasing order."""
+@dataclass(frozen=True)
+class Split:
+    """Row numbers of a table of so many ``rows``, each in increasing order; all others are for training."""
 
-    train: Ids
+    rows: int
     validation: Ids
     test: Ids
+    unused: Ids
 
-    def stored(self, rows: int) -> dict[str, Ids]:
-        """What tells the split of a table of so many rows: all but the training rows, which are the rest."""
-        used = np.concatenate(self)
-        unused = np.setdiff1d(np.arange(rows), used, assume_unique=True)
-        return {"validation": self.validation, "test": self.test, "unused": unused}
+    @cached_property
+    def train(self) -> Ids:
+        """The rows to train on: worked out when it is first asked for, because it may be far larger than the rest."""
+        free = np.ones(self.rows, dtype=bool)
+        for ids in (self.validation, self.test, self.unused):
+            free[ids] = False
+        return np.flatnonzero(free)
 
-    @classmethod
-    def restored(cls, rows: int, validation: Ids, test: Ids, unused: Ids) -> Split:
-        """The split that :meth:`stored` told."""
-        rest = np.concatenate([validation, test, unused])
-        return cls(np.setdiff1d(np.arange(rows), rest, assume_unique=True), validation, test)
+    def stored(self) -> dict[str, Ids]:
+        """All that has to be stored."""
+        return {"validation": self.validation, "test": self.test, "unused": self.unused}
+
+    def check(self) -> None:
+        """Raise a ValueError unless this is a split that :func:`split_rows` could have made."""
+        parts = self.stored()
+        for name, ids in parts.items():
+            if len(ids) and (int(ids[0]) < 0 or int(ids[-1]) >= self.rows or not bool((ids[1:] > ids[:-1]).all())):
+                raise ValueError(f"the {name} rows are not increasing row numbers of a table of {self.rows} rows")
+        held = held_out(self.rows - len(self.unused))
+        if len(self.validation) != held or len(self.test) not in (0, held):
+            raise ValueError(f"the split does not belong to a table of {self.rows} rows")
+        for one, other in (("validation", "test"), ("validation", "unused"), ("test", "unused")):
+            if _overlap(parts[one], parts[other]):
+                raise ValueError(f"some rows are both {one} and {other}")
 
 
-def split_rows(usable: Ids, seed: int, test: bool = True) -> Split:
-    """Divide the rows at random, the same way for the same seed; without ``test``, none are kept.
+def split_rows(usable: Ids, rows: int, seed: int, test: bool = True) -> Split:
+    """Divide the usable rows of a table at random, the same way for the same seed; without ``test``, none are kept.
 
     Example:
-        >>> [len(part) for part in split_rows(np.arange(2000), seed=0)]
-        [1600, 200, 200]
+        >>> split = split_rows(np.arange(2000), rows=2000, seed=0)
+        >>> len(split.train), len(split.validation), len(split.test)
+        (1600, 200, 200)
     """
     order = np.random.default_rng(seed).permutation(len(usable))
-    held = max(1, round(len(usable) * (_SMALL_SHARE if len(usable) < _SMALL else _SHARE)))
-    end = 2 * held if test else held
-    parts = (order[end:], order[:held], order[held:end])
-    return Split(*(np.sort(usable[part]) for part in parts))
+    held = held_out(len(usable))
+    validation, kept = order[:held], order[held : 2 * held if test else held]
+    unused = np.ones(rows, dtype=bool)
+    unused[usable] = False
+    return Split(rows, np.sort(usable[validation]), np.sort(usable[kept]), np.flatnonzero(unused))
+
+
+def held_out(rows: int) -> int:
+    """How many of so many rows are kept for validation, and again for the test."""
+    return max(1, round(rows * (_SMALL_SHARE if rows < _SMALL else _SHARE)))
+
+
+def _overlap(ids: Ids, others: Ids) -> bool:
+    """Whether two increasing sequences share an entry."""
+    if not len(ids):
+        return False
+    for start in range(0, len(others), _CHUNK):
+        part = others[start : start + _CHUNK]
+        places = np.searchsorted(ids, part).clip(max=len(ids) - 1)
+        if bool((ids[places] == part).any()):
+            return True
+    return False

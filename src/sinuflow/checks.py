@@ -1,0 +1,130 @@
+"""Checks of values that come from files: names, types and ranges, before anything is built from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+#: Looks at a value that was found at a place, and raises an :class:`InvalidValueError` if it is not acceptable.
+Check = Callable[[Any, str], None]
+
+#: The largest integer that float64, JSON and int64 all hold exactly.
+LARGEST_INTEGER = 2**53
+
+
+class InvalidValueError(ValueError):
+    """A value in a file has a type or size that its place does not allow; the message names both."""
+
+    def __init__(self, place: str, expected: str, value: Any) -> None:
+        text = repr(value) if isinstance(value, (str, int, float, bool, type(None))) else f"a {type(value).__name__}"
+        super().__init__(f"{place} must be {expected}; got {text if len(text) <= 60 else text[:57] + '...'}")
+
+
+def integer(low: int = 0, high: int = LARGEST_INTEGER) -> Check:
+    """An integer within bounds; true and false are none.
+
+    Example:
+        >>> integer(low=1)(3, "blocks")
+        >>> integer(low=1)("9", "blocks")
+        Traceback (most recent call last):
+        sinuflow.checks.InvalidValueError: blocks must be an integer of at least 1; got '9'
+    """
+
+    def check(value: Any, place: str) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            limit = "" if high == LARGEST_INTEGER else f" and at most {high}"
+            raise InvalidValueError(place, f"an integer of at least {low}{limit}", value)
+
+    return check
+
+
+def number(low: float = -math.inf, above: float = -math.inf, finite: bool = True) -> Check:
+    """A number of at least ``low`` and greater than ``above``; NaN and infinity only if not ``finite``."""
+    expected = "a finite number" if finite else "a number"
+    expected += f" of at least {low:g}" if low > -math.inf else f" above {above:g}" if above > -math.inf else ""
+
+    def check(value: Any, place: str) -> None:
+        valid = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if valid and isinstance(value, int):
+            valid = abs(value) <= LARGEST_INTEGER
+        if valid and finite:
+            valid = math.isfinite(value)
+        if not valid or value < low or (above > -math.inf and not value > above):
+            raise InvalidValueError(place, expected, value)
+
+    return check
+
+
+def text(most: int = 10_000) -> Check:
+    """A string of limited length."""
+
+    def check(value: Any, place: str) -> None:
+        if not isinstance(value, str) or len(value) > most:
+            raise InvalidValueError(place, f"a text of at most {most} characters", value)
+
+    return check
+
+
+def flag(value: Any, place: str) -> None:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise InvalidValueError(place, "true or false", value)
+
+
+def one_of(*choices: str) -> Check:
+    """One of these strings."""
+
+    def check(value: Any, place: str) -> None:
+        if not isinstance(value, str) or value not in choices:
+            raise InvalidValueError(place, f"one of {', '.join(choices)}", value)
+
+    return check
+
+
+def optional(check: Check) -> Check:
+    """None, or what another check accepts."""
+
+    def check_optional(value: Any, place: str) -> None:
+        if value is not None:
+            check(value, place)
+
+    return check_optional
+
+
+def items(check: Check, least: int = 0, length: int | None = None) -> Check:
+    """A list whose entries all pass a check."""
+
+    def check_items(value: Any, place: str) -> None:
+        if not isinstance(value, list) or len(value) < least or (length is not None and len(value) != length):
+            wanted = f" of {length} entries" if length is not None else f" of at least {least} entries" if least else ""
+            raise InvalidValueError(place, f"a list{wanted}", value)
+        for i, entry in enumerate(value):
+            check(entry, f"{place}[{i}]")
+
+    return check_items
+
+
+def fields(
+    required: Mapping[str, Check], may_have: Mapping[str, Check] | None = None, others: Check | None = None
+) -> Check:
+    """An object with these fields; what else it has must pass ``others``, and is refused without it."""
+    may_have = may_have or {}
+
+    def check_fields(value: Any, place: str) -> None:
+        if not isinstance(value, dict):
+            raise InvalidValueError(place, "an object with named fields", value)
+        for name in required:
+            if name not in value:
+                raise InvalidValueError(f"{place}.{name}", "given", None)
+        for name, entry in value.items():
+            check = required.get(name) or may_have.get(name) or others
+            if check is None:
+                raise InvalidValueError(place, f"without the unknown field {name[:60]!r}", value)
+            check(entry, f"{place}.{name[:60]}")
+
+    return check_fields
+
+
+def anything(value: Any, place: str) -> None:
+    """Any value: for fields that nothing depends on."""

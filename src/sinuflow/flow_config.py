@@ -1,0 +1,240 @@
+"""Hyperparameters of flows: checked once, for constructors and for files, and what sizes they imply."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+
+from .errors import ArgumentError
+from .kernels.activations import check_activation
+
+Conditioning = Literal["shift", "full", "none"]
+ImageConditioning = Literal["shift", "affine"]
+
+#: The hidden layer of the network by which a context changes the waves of a sinusoidal layer.
+CONTEXT_HIDDEN = (64,)
+
+#: Defaults that depend on the conditioning.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "shift": {"blocks": 12, "scales": 4, "squash": 0.0},
+    "full": {"blocks": 6, "scales": 2, "squash": 4.0},
+    "none": {"blocks": 12, "scales": 4, "squash": 0.0},
+}
+
+
+class Size(NamedTuple):
+    """How many parameters a module has, and in how many tensors."""
+
+    parameters: int
+    tensors: int
+
+    def times(self, count: int) -> Size:
+        return Size(count * self.parameters, count * self.tensors)
+
+
+def total(sizes: Iterator[Size] | Sequence[Size]) -> Size:
+    """The size of modules together."""
+    parameters, tensors = zip(*sizes, strict=True)
+    return Size(sum(parameters), sum(tensors))
+
+
+@dataclass
+class FlowConfig:
+    """The hyperparameters of a :class:`~sinuflow.SinusoidalFlow` over vectors, with all defaults filled in.
+
+    Example:
+        >>> config = FlowConfig(features=2, conditioning="full", hidden=(8,))
+        >>> config.blocks, config.size.tensors
+        (6, 24)
+    """
+
+    features: int
+    context: int = 0
+    conditioning: Conditioning = "shift"
+    blocks: int | None = None
+    scales: int | None = None
+    waves: int = 4
+    hidden: Sequence[int] = (256, 256)
+    residual: bool = False
+    activation: str = "relu"
+    dropout: float = 0.0
+    squash: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.conditioning, str) or self.conditioning not in _DEFAULTS:
+            raise ArgumentError(f"conditioning must be one of {', '.join(_DEFAULTS)}; got {_short(self.conditioning)}")
+        for name, value in _DEFAULTS[self.conditioning].items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+        for name in ("features", "blocks", "scales", "waves"):
+            setattr(self, name, whole(name, getattr(self, name), 1))
+        self.context = whole("context", self.context, 0)
+        if not isinstance(self.hidden, (tuple, list)):
+            raise ArgumentError(f"hidden must be a sequence of layer sizes, such as (256, 256); got {self.hidden!r}")
+        self.hidden = [whole("every entry of hidden", width, 1) for width in self.hidden]
+        self.residual = bool(self.residual)
+        check_residual(self.residual, self.hidden)
+        check_activation(self.activation)
+        if not _is_number(self.dropout) or not 0 <= self.dropout < 1:
+            raise ArgumentError(f"dropout must be at least 0 and below 1; got {self.dropout!r}")
+        if not _is_number(self.squash) or not self.squash >= 0:  # type: ignore[operator]
+            raise ArgumentError(f"squash must be a positive width, 0 for off, or None; got {self.squash!r}")
+        self.squash = self.squash or 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The arguments of the constructor by name, as stored beside the weights."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @property
+    def size(self) -> Size:
+        """The size of the flow, without building it."""
+        assert self.blocks is not None
+        if self.conditioning == "full":
+            return self._conditioner(2 + self._waves).times(self.blocks)
+        block = [self._sinusoidal()]
+        if self.conditioning == "shift":
+            block.append(self._conditioner(1).times(2))
+        return total([total(block).times(self.blocks), Size(2 * self.features, 2)])
+
+    @property
+    def _waves(self) -> int:
+        """Parameters of the sinusoidal transformers of one feature."""
+        assert self.scales is not None
+        return self.scales * (3 * self.waves + 1)
+
+    def _conditioner(self, outputs: int) -> Size:
+        repeats = [2 if self.residual and i else 1 for i in range(len(self.hidden))]
+        hidden = [width for width, count in zip(self.hidden, repeats, strict=True) for _ in range(count)]
+        return total(_linear_layers([self.context + self.features, *hidden, self.features * outputs]))
+
+    def _sinusoidal(self) -> Size:
+        assert self.scales is not None
+        waves = Size(self.features * (self._waves + self.scales), 5)
+        if not self.context:
+            return waves
+        return total([waves, *_linear_layers([self.context, *CONTEXT_HIDDEN, waves.parameters])])
+
+
+@dataclass
+class ImageFlowConfig:
+    """The hyperparameters of :meth:`SinusoidalFlow.image <sinuflow.SinusoidalFlow.image>`.
+
+    Example:
+        >>> ImageFlowConfig(shape=(1, 8, 8), blocks=2).features
+        64
+    """
+
+    shape: Sequence[int] = (1, 28, 28)
+    context: int = 0
+    blocks: int = 12
+    scales: int = 4
+    waves: int = 4
+    channels: int = 16
+    residual_blocks: int = 2
+    conditioning: ImageConditioning = "shift"
+
+    def __post_init__(self) -> None:
+        self.shape = image_shape(self.shape)
+        for name in ("blocks", "scales", "waves", "channels"):
+            setattr(self, name, whole(name, getattr(self, name), 1))
+        for name in ("context", "residual_blocks"):
+            setattr(self, name, whole(name, getattr(self, name), 0))
+        check_channels(self.channels, self.shape[0])
+        check_image_conditioning(self.conditioning)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The configuration that is stored beside the weights; ``image`` says what kind it is."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {"image": list(own.pop("shape")), **own}
+
+    @property
+    def features(self) -> int:
+        """The dimension of the flow."""
+        return math.prod(self.shape)
+
+    @property
+    def size(self) -> Size:
+        """The size of the flow, without building it."""
+        waves = Size(self.features * self.scales * (3 * self.waves + 2), 5)
+        outputs = 2 if self.conditioning == "affine" else 1
+        block = total([waves, self._network(outputs).times(2)])
+        return total([block.times(self.blocks), Size(2 * self.features, 2)])
+
+    def _network(self, outputs: int) -> Size:
+        colours, maps = self.shape[0], self.channels
+        with_context = 1 if self.context else 0
+        first = Size(2 * maps * (colours * 4 * 7 + 1 + self.context), 2 + with_context)
+        shrink, grow = maps * (2 * maps + 1), 2 * maps * (maps + 1)
+        look = maps * (maps * 2 * 3 + 1 + self.context)
+        block = Size(shrink + look + grow, 6 + with_context)
+        head = Size(outputs * colours * (2 * maps + 1), 2)
+        return total([first, block.times(self.residual_blocks), head])
+
+
+def flow_config(config: Mapping[str, Any]) -> FlowConfig | ImageFlowConfig:
+    """The hyperparameters that a stored configuration describes; an :class:`~sinuflow.ArgumentError` if it is none."""
+    if not isinstance(config, Mapping):
+        raise ArgumentError(f"a configuration must be an object with named fields; got a {type(config).__name__}")
+    kind: type[FlowConfig] | type[ImageFlowConfig] = ImageFlowConfig if "image" in config else FlowConfig
+    given = {"shape" if name == "image" else name: value for name, value in config.items()}
+    unknown = sorted(map(str, given.keys() - {field.name for field in fields(kind)}))
+    if unknown:
+        raise ArgumentError(f"a flow has no hyperparameter {unknown[0][:60]!r}")
+    if "features" not in given and kind is FlowConfig:
+        raise ArgumentError("features must be given")
+    return kind(**given)
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    """The value as a plain integer; NumPy's integers are welcome, True and 2.5 are not."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
+        raise ArgumentError(f"{name} must be a whole number of at least {least}; got {_short(value)}")
+    return int(value)
+
+
+def image_shape(shape: Any) -> tuple[int, int, int]:
+    """(C, H, W) as plain integers, or an :class:`~sinuflow.ArgumentError`."""
+    sizes = [int(n) for n in shape if hasattr(n, "__index__")] if isinstance(shape, (tuple, list, torch.Size)) else []
+    if len(sizes) != 3 or len(shape) != 3 or min(sizes) < 1:
+        raise ArgumentError(f"shape must be (channels, height, width), such as (1, 28, 28); got {_short(shape)}")
+    return sizes[0], sizes[1], sizes[2]
+
+
+def check_residual(residual: bool, hidden: Sequence[int]) -> None:
+    """Residual blocks add a layer's input to its output: all layers must have one size."""
+    if residual and len(set(hidden)) > 1:
+        raise ArgumentError(f"residual=True needs hidden layers of one size; got hidden={tuple(hidden)}")
+
+
+def check_channels(channels: int, colours: int) -> None:
+    """Every colour of an image needs a feature map of its own."""
+    if channels < colours:
+        raise ArgumentError(
+            f"channels must be at least {colours}, the number of channels of the image, so that each of them "
+            f"has feature maps; got {channels}"
+        )
+
+
+def check_image_conditioning(conditioning: Any) -> None:
+    """Image flows know two conditionings."""
+    if not isinstance(conditioning, str) or conditioning not in get_args(ImageConditioning):
+        known = " or ".join(map(repr, get_args(ImageConditioning)))
+        raise ArgumentError(f"conditioning of images must be {known}; got {_short(conditioning)}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _linear_layers(widths: Sequence[int]) -> list[Size]:
+    return [Size(outputs * (inputs + 1), 2) for inputs, outputs in itertools.pairwise(widths)]

@@ -1,0 +1,151 @@
+"""Reading safetensors files that may be damaged or hostile, within bounds of memory that the file's size implies.
+
+The library's own reader maps the file into memory, so that a process dies if the file is cut short meanwhile, waits for
+ever for a named pipe, and builds whatever a header describes. Here the file is opened once, must be a regular file, and
+is read into memory of its own, after its header has been checked.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from .checks import InvalidValueError, fields, integer, items, text
+from .errors import StorageError
+
+#: The most tensors in a file.
+MOST_TENSORS = 50_000
+#: Bytes of a header, and bytes that it and the JSON inside of it may take when they are parsed.
+_LARGEST_HEADER, _HEADER_MEMORY, _JSON_MEMORY = 32 << 20, 64 << 20, 48 << 20
+
+_DTYPES: dict[str, torch.dtype] = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+
+_ENTRY = fields(
+    {
+        "dtype": text(8),
+        "shape": items(integer()),
+        "data_offsets": items(integer(), length=2),
+    }
+)
+
+
+def read_tensor_file(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The metadata and the tensors of a safetensors file, or a :class:`~sinuflow.StorageError`."""
+    try:
+        with open(path, "rb", opener=_open_without_waiting) as file:
+            kind = os.fstat(file.fileno())
+            if not stat.S_ISREG(kind.st_mode):
+                raise StorageError(
+                    f"cannot read {path}: it is {'a folder' if stat.S_ISDIR(kind.st_mode) else 'no file'}"
+                )
+            return _read(file, kind.st_size)
+    except IsADirectoryError as error:
+        raise StorageError(f"cannot read {path}: it is a folder") from error
+    except OSError as error:
+        reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror or error
+        raise StorageError(f"cannot read {path}: {reason}") from error
+    except (ValueError, RecursionError) as error:
+        raise StorageError(f"{path} is not a safetensors file, or is damaged: {error}") from error
+    except (MemoryError, RuntimeError) as error:  # PyTorch's word for the former is the latter
+        raise StorageError(f"cannot read {path}: there is not enough memory for it") from error
+
+
+def parse_json(document: str) -> Any:
+    """The value of a JSON document; a ValueError if it is none, or would take far more memory than its text.
+
+    Example:
+        >>> parse_json('{"blocks": 3}')
+        {'blocks': 3}
+    """
+    _demand_memory(document.encode(), _JSON_MEMORY)
+    try:
+        return json.loads(document)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+
+
+def _read(file: BinaryIO, size: int) -> tuple[dict[str, str], dict[str, Tensor]]:
+    if sys.byteorder != "little":
+        raise ValueError("numbers are stored in little-endian order, and this machine has another one")
+    length = int.from_bytes(file.read(8), "little")
+    if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
+        raise ValueError("its header has an impossible length")
+    metadata, entries = _header(file.read(length))
+    tensors, position = dict[str, Tensor](), 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+        begin, end = entry["data_offsets"]
+        dtype = _DTYPES.get(entry["dtype"])
+        if dtype is None:
+            raise ValueError(f"a tensor has the type {entry['dtype']!r}")
+        if len(entry["shape"]) > 8 or end - begin != math.prod(entry["shape"]) * dtype.itemsize or begin != position:
+            raise ValueError("its tensors do not fill it without gaps")
+        if end > size - 8 - length:
+            raise ValueError("its tensors are larger than the file")
+        tensors[name] = _tensor(file, entry["shape"], dtype)
+        position = end
+    if position != size - 8 - length:
+        raise ValueError("its tensors do not fill it without gaps")
+    return metadata, tensors
+
+
+def _header(raw: bytes) -> tuple[dict[str, str], dict[str, Any]]:
+    if not raw.isascii():
+        raise ValueError("its header is not plain ASCII")
+    if raw.count(b'"data_offsets"') > MOST_TENSORS:
+        raise ValueError(f"it has more than {MOST_TENSORS:,} tensors")
+    _demand_memory(raw, _HEADER_MEMORY)
+    header = json.loads(raw)
+    try:
+        fields({}, {"__metadata__": fields({}, others=text(_LARGEST_HEADER))}, others=_ENTRY)(header, "header")
+    except InvalidValueError as error:
+        raise ValueError(str(error)) from error
+    metadata = header.pop("__metadata__", {})
+    "".join([*header, *metadata, *metadata.values()]).encode()  # a ValueError for what is no Unicode
+    if len(header) > MOST_TENSORS:
+        raise ValueError(f"it has more than {MOST_TENSORS:,} tensors")
+    return metadata, header
+
+
+def _demand_memory(document: bytes, most: int) -> None:
+    """Refuse JSON that would take more than so many bytes as Python objects."""
+    objects, lists = document.count(b"{"), document.count(b"[")
+    entries, pairs = document.count(b","), document.count(b":")
+    # A list takes 64 bytes and an object 160, each entry 32, and a name in an object 48, or more if names are many.
+    needed = 160 * objects + 64 * lists + 32 * entries + 48 * pairs + 160 * max(0, pairs - 32 * objects)
+    if needed > most:
+        raise ValueError("its description is too large")
+
+
+def _tensor(file: BinaryIO, shape: list[int], dtype: torch.dtype) -> Tensor:
+    tensor = torch.empty(shape, dtype=dtype)
+    if tensor.numel():
+        room = tensor.view(-1).view(torch.uint8).numpy().data
+        while room:
+            count = file.readinto(room)  # type: ignore[attr-defined]
+            if not count:
+                raise ValueError("the file ends before its tensors do")
+            room = room[count:]
+    return tensor
