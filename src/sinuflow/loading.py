@@ -24,6 +24,7 @@ from .pixels import PixelMap
 from .storage import read_model
 from .tables import TableModel
 from .tables.split import Split
+from .training.history import RECORD
 
 
 def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> SinusoidalFlow | TableModel | ImageModel:
@@ -58,7 +59,6 @@ def _build_table(
         groups = _grouped(tensors, "flow", "preprocessing", "split")
         _demand_names(groups, {"preprocessing": ("mean", "factor"), "split": ("validation", "test", "unused")})
         preprocessor = Preprocessor.from_dict(config["preprocessing"], groups["preprocessing"])
-        _check_linear_map(preprocessor)
         _check_quantiles(groups["quantiles"][""])
         split = _split(config["facts"]["rows"], groups["split"])
         known = _hyperparameters(path, config["flow"])
@@ -129,17 +129,6 @@ def _check_quantiles(quantiles: Tensor) -> None:
         raise ValueError("its quantiles must be float64 numbers in increasing order")
 
 
-def _check_linear_map(preprocessor: Preprocessor) -> None:
-    """The linear map behind the columns' own must be invertible."""
-    size, mean, factor = len(preprocessor.features), preprocessor.mean, preprocessor.factor
-    if not size:
-        raise ValueError("it models no column")
-    if mean.shape != (size,) or factor.shape != (size, size) or {mean.dtype, factor.dtype} != {torch.float64}:
-        raise ValueError("its flow and its columns differ in number")
-    if not bool(mean.isfinite().all()) or not bool(factor.isfinite().all()) or not bool((factor.diagonal() > 0).all()):
-        raise ValueError("its linear map cannot be inverted")
-
-
 def _split(rows: int, tensors: dict[str, Tensor]) -> Split:
     if any(t.dim() != 1 or t.dtype not in (torch.int32, torch.int64) for t in tensors.values()):
         raise ValueError("its split must be lists of row numbers")
@@ -182,8 +171,6 @@ def _shape(shape: torch.Size | None) -> str:
 
 # ---------------------------------------------------------------- what configurations hold
 
-#: Numbers of a record of training, any of which may be missing.
-_RECORD = fields({"step": integer()}, others=optional(number(finite=False)))
 _ESTIMATOR = fields(
     {
         "parameters": fields({}, others=anything),
@@ -197,7 +184,7 @@ _TABLE = fields(
     {
         "flow": fields({}, others=anything),  # checked by flow_config
         "preprocessing": fields({"columns": items(fields({}, others=anything), least=1)}),  # checked by Column
-        "history": items(_RECORD),
+        "history": items(RECORD),
         "facts": fields(
             {
                 **_COMMON_FACTS,
@@ -221,7 +208,7 @@ _IMAGES = fields(
         "alpha": number(low=0),
         "classes": optional(items(text(), least=1)),
         "counts": optional(items(integer(), least=1)),
-        "history": items(_RECORD),
+        "history": items(RECORD),
         "facts": fields(
             {
                 **_COMMON_FACTS,

@@ -55,7 +55,7 @@ def read_tensor_file(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             kind = os.fstat(file.fileno())
             if not stat.S_ISREG(kind.st_mode):
                 raise StorageError(
-                    f"cannot read {path}: it is {'a folder' if stat.S_ISDIR(kind.st_mode) else 'no file'}"
+                    f"cannot read {path}: it is {'a folder' if stat.S_ISDIR(kind.st_mode) else 'not a file'}"
                 )
             return _read(file, kind.st_size)
     except IsADirectoryError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,11 @@ class Preprocessor:
         y, _ = self.forward(self.dequantise(x, generator))
         return Batch(y.float(), self.context(given).float() if given is not None and self.given else None)
 
+    @property
+    def encoding(self) -> str:
+        """What :meth:`encode` does, but for statistics that follow from the rows: these may be rounded differently."""
+        return json.dumps([[c.name, c.kind, c.role, c.map, c.rounded, c.digits, c.categories] for c in self.columns])
+
     def with_whitening(self, mean: Tensor, factor: Tensor) -> Preprocessor:
         """The same maps, followed by another linear one."""
         return Preprocessor(self.columns, mean, factor)
@@ -92,8 +98,20 @@ class Preprocessor:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any], tensors: dict[str, Tensor]) -> Preprocessor:
-        """What :meth:`as_dict` and :meth:`tensors` described."""
-        return cls([Column.from_dict(c) for c in fields["columns"]], tensors["mean"], tensors["factor"])
+        """What :meth:`as_dict` and :meth:`tensors` described; a ValueError if that is no invertible map."""
+        columns = [Column.from_dict(c) for c in fields["columns"]]
+        names = [column.name for column in columns]
+        if len(set(names)) < len(names):
+            raise ValueError("two of its columns have the same name")
+        size = sum(column.role == "feature" and column.kind != "constant" for column in columns)
+        mean, factor = tensors["mean"], tensors["factor"]
+        if not size or mean.shape != (size,) or factor.shape != (size, size):
+            raise ValueError("its columns and its linear map differ in number")
+        if {mean.dtype, factor.dtype} != {torch.float64} or not bool(mean.isfinite().all() & factor.isfinite().all()):
+            raise ValueError("its linear map must be finite float64 numbers")
+        if not bool((factor.diagonal() > 0).all()):
+            raise ValueError("its linear map cannot be inverted")
+        return cls(columns, mean, factor)
 
 
 class _Maps:

@@ -144,10 +144,10 @@ class _Rows:
 
     def source(self, ids: Ids) -> RowSource:
         """These rows, to train on or to validate with."""
-        encode = self.preprocessor.encode
+        encode, encoding = self.preprocessor.encode, self.preprocessor.encoding
         if self._found.complete:
             held = np.isin(self._found.rows, ids, assume_unique=True)
-            return MemoryRows(*self._split(self._found.numbers[held]), encode)
+            return MemoryRows(*self._split(self._found.numbers[held]), encode, encoding=encoding)
         keep = np.zeros(self._found.total, dtype=bool)
         keep[ids] = True
         wanted = [*self.preprocessor.features, *self.preprocessor.given]
@@ -161,6 +161,7 @@ class _Rows:
             len(self.preprocessor.given),
             columns=[c.name for c in wanted],
             encode=encode,
+            encoding=encoding,
             to_numbers=to_numbers,
             keep=keep,
         )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from ..checks import anything, fields, flag, integer, items, number, optional
 from ..errors import StorageError, TrainingError
 from ..storage import Model, read_model, write_model
+from .history import RECORD
 
 _KIND = "checkpoint"
 
@@ -49,23 +53,117 @@ class CheckpointFolder:
         tensors = {f"{group}/{name}": t for group, part in checkpoint.tensors.items() for name, t in part.items()}
         write_model(self.file, Model(_KIND, checkpoint.numbers, tensors))
 
-    def read(self, fingerprint: Mapping[str, Any]) -> Checkpoint:
-        """The checkpoint, if it is one of a run with the same settings."""
+    def read(self, fingerprint: Mapping[str, Any], head: Callable[[], str], flow: nn.Module, ema: bool) -> Checkpoint:
+        """The checkpoint, if it is one of a run with the same settings and data, and fits the flow.
+
+        Args:
+            fingerprint: the settings of the run, and the hashes of its data.
+            head: gives the hash of the data's first rows, which is all that checkpoints of version 0.1.0 have.
+            flow: what is trained.
+            ema: whether the run keeps an average of the weights.
+        """
         model = read_model(self.file)
         if model.kind != _KIND:
-            raise StorageError(f"{self.file} is not a checkpoint but a {model.kind}")
-        stored = model.config.get("fingerprint", {})
-        differences = sorted(k for k in fingerprint.keys() | stored.keys() if fingerprint.get(k) != stored.get(k))
-        if differences:
-            first = differences[0]
-            if first == "data":
-                raise TrainingError(f"{self.folder} holds a run with other data: use another folder to start anew")
-            raise TrainingError(
-                f"{self.folder} holds a run with other settings ({first} was {stored.get(first)!r}, "
-                f"now {fingerprint.get(first)!r}): use the same ones to go on, or another folder to start anew"
-            )
+            raise StorageError(f"{self.file} is not a checkpoint but a {model.kind[:60]}")
         groups: dict[str, dict[str, Tensor]] = {}
         for name, tensor in model.tensors.items():
             group, _, rest = name.partition("/")
             groups.setdefault(group, {})[rest] = tensor
+        try:
+            _STATE(model.config, "checkpoint")
+            self._compare(model.config["fingerprint"], fingerprint, head)
+            _check_tensors(groups, flow, ema)
+        except (ValueError, RuntimeError) as error:
+            raise StorageError(f"{self.file} is no checkpoint of this run: {error}") from error
         return Checkpoint(model.config, groups)
+
+    def _compare(self, stored: Mapping[str, Any], fingerprint: Mapping[str, Any], head: Callable[[], str]) -> None:
+        """Refuse a run that had other settings or other data."""
+        if "data" in stored and not stored.keys() & _DATA.keys():  # of version 0.1.0
+            fingerprint = {name: value for name, value in fingerprint.items() if name not in _DATA} | {"data": head()}
+        different = {k for k in fingerprint.keys() | stored.keys() if fingerprint.get(k) != stored.get(k)}
+        for name, what in {**_DATA, "data": "other data"}.items():
+            if name in different:
+                raise TrainingError(f"{self.folder} holds a run with {what}: use another folder to start anew")
+        if different:
+            first = min(different)
+            raise TrainingError(
+                f"{self.folder} holds a run with other settings ({first[:60]} was {_short(stored.get(first))}, "
+                f"now {_short(fingerprint.get(first))}): use the same ones to go on, or another folder to start anew"
+            )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def _check_tensors(groups: dict[str, dict[str, Tensor]], flow: nn.Module, ema: bool) -> None:
+    """Refuse tensors whose names, shapes or dtypes are not those of this flow: optimizers rely on them blindly."""
+    state = {name: (t.shape, t.dtype) for name, t in flow.state_dict().items()}
+    required = {"weights", "good", "random"} | ({"average", "good_average"} if ema else set())
+    for group in sorted(required - groups.keys()):
+        raise ValueError(f"it has no {group!r}")
+    for group in sorted(groups.keys() - required - {"best", "optimizer", "good_optimizer"}):
+        raise ValueError(f"it has tensors called {group[:60]!r}, which belong to nothing")
+    for group in sorted((required | {"best"}) & groups.keys() - {"random"}):
+        _demand_equal(group, {name: (t.shape, t.dtype) for name, t in groups[group].items()}, state)
+    if not all(bool(t.isfinite().all()) for t in groups.get("best", {}).values()):
+        raise ValueError("its best weights are not finite")
+    for group in ("optimizer", "good_optimizer"):
+        moments = groups.get(group, {})
+        expected: dict[str, Any] = {}
+        for i, p in enumerate(flow.parameters()):
+            own = {f"{i}/exp_avg": (p.shape, p.dtype), f"{i}/exp_avg_sq": (p.shape, p.dtype)}
+            own[f"{i}/step"] = (torch.Size(), torch.float32)
+            if own.keys() & moments.keys():  # a parameter that had no gradient has none
+                expected |= own
+        _demand_equal(group, {name: (t.shape, t.dtype) for name, t in moments.items()}, expected)
+        if not all(0 <= float(t) < math.inf for name, t in moments.items() if name.endswith("/step")):
+            raise ValueError(f"the steps of {group} are not a count")
+    if set(groups["random"]) - {"cuda"} != {"cpu"}:
+        raise ValueError("it lacks the state of the random numbers")
+    for device, random in groups["random"].items():
+        if device == "cpu" or torch.cuda.is_available():
+            torch.Generator(device).set_state(random)  # a RuntimeError if it is no state
+
+
+def _demand_equal(group: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    different = [name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)]
+    if different:
+        raise ValueError(
+            f"{len(different)} of the tensors in {group!r} do not fit the flow, such as {min(different)[:200]!r}"
+        )
+
+
+#: The hashes of the data in a fingerprint, and what it means if they differ.
+_DATA = {"train": "other data", "val": "other validation data"}
+
+#: The state of a run but for its tensors.
+_STATE = fields(
+    {
+        "fingerprint": fields({}, others=anything),
+        "step": integer(),
+        "best_step": integer(),
+        "best_nll": optional(number()),
+        "finished": flag,
+        "position": items(integer(), length=2),
+        "rate_factor": number(above=0),
+        "returns": integer(),
+        "waited": integer(),
+        "seconds": number(low=0),
+        "loss": items(number(), length=2),
+        "plateau": items(number(low=0), length=2),
+        "guard": fields(
+            {
+                "seen": integer(),
+                "mean": number(),
+                "deviation": number(low=0),
+                "bad_in_a_row": integer(),
+                "skipped": integer(),
+            }
+        ),
+        "history": items(RECORD),
+    },
+    {"best_score": optional(number())},
+)

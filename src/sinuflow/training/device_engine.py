@@ -251,8 +251,8 @@ class DeviceEngine:
         state = snapshot.optimizer
         for name, flat in (("exp_avg", self._first), ("exp_avg_sq", self._second)):
             for i, view in enumerate(self._flat.views(flat)):
-                view.copy_(state[f"{i}/{name}"]) if state else view.zero_()
-        self._made = int(state["0/step"]) if state else 0
+                view.copy_(state[key]) if (key := f"{i}/{name}") in state else view.zero_()
+        self._made = max((int(t) for name, t in state.items() if name.endswith("/step")), default=0)
         if self._mean is not None and snapshot.average is not None:
             for name, view in zip(self._flat.names, self._flat.views(self._mean), strict=True):
                 view.copy_(snapshot.average[name])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import time
 from dataclasses import dataclass
@@ -15,19 +14,18 @@ import torch
 from ..errors import ArgumentError, TrainingError
 from ..flow import SinusoidalFlow
 from .checkpoint import CheckpointFolder
+from .fingerprint import fingerprint, fingerprint_of_head
 from .history import History, Record
 from .interrupt import Interrupt
 from .progress import make_progress
 from .schedules import ScheduleName
-from .settings import OptimizerName, Settings
-from .sources import RowSource, as_source
+from .settings import MOST_RECORDS, OptimizerName, Settings
+from .sources import as_source
 from .stability import Stability
 from .trainer import Trainer
 
 #: Rows that data-dependent parameters are initialised from.
 _INITIAL_ROWS = 10_000
-#: Rows that tell data from others.
-_GLIMPSE = 256
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ def fit(
         clip=clip,
         ema=ema,
         patience=patience,
-        validate_every=min(500, max(20, per_epoch)) if validate_every is None else validate_every,
+        validate_every=_validation_period(steps, per_epoch) if validate_every is None else validate_every,
         seed=seed,
         decay=decay,
         stability=stability,
@@ -151,7 +149,9 @@ def fit(
             )
     record = Path(history) if history is not None else folder.history if folder is not None else None
     log = History(record, None if tensorboard is None else Path(tensorboard))
-    fingerprint = {**settings.as_dict(), "flow": flow.config, "rows": rows.rows, "data": _glimpse(rows)}
+    described = {**settings.as_dict(), "flow": flow.config, "rows": rows.rows}
+    if folder is not None:  # nobody else needs to know the data again
+        described |= {"train": fingerprint(rows), "val": None if watched is None else fingerprint(watched)}
     cuda = [torch.cuda.current_device() if place.index is None else place.index] if place.type == "cuda" else []
     shown = make_progress(progress)
     current = torch.cuda.device(cuda[0]) if cuda else contextlib.nullcontext()
@@ -165,11 +165,11 @@ def fit(
             flow.initialize(head.x, head.context)
         trainer = Trainer(flow, rows, watched, settings, log, shown, slack=float(flow.features))
         if folder is not None and going_on:
-            trainer.restore(folder.read(fingerprint))
+            trainer.restore(folder.read(described, lambda: fingerprint_of_head(rows), flow, ema is not None))
             shown.say(f"going on from step {trainer.step}")
         else:
             log.start([])
-        saver = _Saver(trainer, folder, fingerprint, checkpoint_steps, checkpoint_minutes, interrupt)
+        saver = _Saver(trainer, folder, described, checkpoint_steps, checkpoint_minutes, interrupt)
         try:
             trainer.run(saver, checkpoint_steps)
             saver.save()
@@ -183,13 +183,10 @@ def fit(
     return FitResult(flow, log.records, trainer.best_step, best, trainer.step)
 
 
-def _glimpse(rows: RowSource) -> str:
-    """A few rows as a fingerprint: a run does not go on with other data."""
-    digest = hashlib.sha256()
-    for part in rows.head(_GLIMPSE):
-        if part is not None:
-            digest.update(part.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
+def _validation_period(steps: int, per_epoch: int) -> int:
+    """Steps between validations: an epoch, within bounds, and few enough validations for a history."""
+    fewest = -(-steps // MOST_RECORDS) if isinstance(steps, int) else 1
+    return max(fewest, min(500, max(20, per_epoch)))
 
 
 class _Saver:

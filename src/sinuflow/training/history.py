@@ -7,9 +7,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+from ..checks import fields, integer, number, optional
 from ..errors import SinuflowError, StorageError
 
 Record = dict[str, Any]
+
+#: What a record in a file may be: the step, and numbers that may be missing.
+RECORD = fields({"step": integer()}, others=optional(number(finite=False)))
 
 
 class History:

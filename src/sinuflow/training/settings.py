@@ -9,6 +9,9 @@ from typing import Any, Literal, get_args
 from ..errors import ArgumentError
 from .schedules import ScheduleName
 
+#: The most validations of a run: checkpoints hold a record of each, and are read within bounds of memory.
+MOST_RECORDS = 40_000
+
 OptimizerName = Literal["adam", "adamw"]
 
 
@@ -50,6 +53,12 @@ class Settings:
         self._demand("decay", decay is None or (_is_number(decay) and 0 < decay <= 1), "above 0 and at most 1, or None")
         stability = self.stability
         self._demand("stability", stability is None or (_is_number(stability) and stability > 0), "above 0, or None")
+        self._demand(
+            "validate_every",
+            self.steps <= MOST_RECORDS * self.validate_every,
+            f"at least {-(-self.steps // MOST_RECORDS)} for so many steps, because a history has at most "
+            f"{MOST_RECORDS:,} records",
+        )
         if self.decay is not None and self.schedule != "exponential":
             raise ArgumentError('decay belongs to schedule="exponential"')
         names = get_args(OptimizerName)

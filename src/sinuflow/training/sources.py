@@ -73,6 +73,7 @@ class MemoryRows:
         x: rows of shape (n, features).
         context: of shape (n, context).
         encode: applied to every batch.
+        encoding: describes what ``encode`` does, so that a run does not go on with another one.
     """
 
     def __init__(
@@ -81,8 +82,9 @@ class MemoryRows:
         context: Tensor | None = None,
         encode: Encoder | None = None,
         device: torch.device | None = None,
+        encoding: str = "",
     ) -> None:
-        self.rows = len(x)
+        self.rows, self.encoding = len(x), encoding
         self._x, self._context, self._encode, self._device = x, context, encode, device
 
     def epoch(self, number: int, batch_size: int, seed: int, skip: int = 0) -> Iterator[Batch]:
@@ -113,9 +115,15 @@ class MemoryRows:
         for start in range(0, self.rows, batch_size):
             yield self._batch(slice(start, start + batch_size), seeded(0, start))
 
+    def raw(self) -> Iterator[Tensor]:
+        """The rows as they are held, then their context."""
+        yield self._x
+        if self._context is not None:
+            yield self._context
+
     def to(self, device: torch.device) -> MemoryRows:
         if self._encode is not None:  # it works on the CPU, and its results are moved
-            return MemoryRows(self._x, self._context, self._encode, device)
+            return MemoryRows(self._x, self._context, self._encode, device, self.encoding)
         context = None if self._context is None else self._context.to(device)
         return MemoryRows(self._x.to(device), context)
 
