@@ -61,7 +61,7 @@ def use(path: Path) -> None:
 
 
 def test_crafted_model_files_are_refused_or_good_for_use(models, tmp_path, capsys):
-    path, loaded = tmp_path / "m.safetensors", 0
+    path, loaded, failures = tmp_path / "m.safetensors", 0, list[str]()
     for case in range(CASES * 7 // 10):
         generator = random.Random(case)
         write_model(path, mutate(generator.choice(models), generator))
@@ -71,15 +71,17 @@ def test_crafted_model_files_are_refused_or_good_for_use(models, tmp_path, capsy
                 use(path)
         except SinuflowError:
             pass
-        except BaseException as error:
-            raise AssertionError(f"case {case} gives {type(error).__name__}: {error}") from error
+        except Exception as error:
+            failures.append(f"case {case} gives {type(error).__name__}: {error}")
         capsys.readouterr()
+    assert not failures, "\n".join(failures)
     assert loaded < 0.6 * CASES
 
 
 @pytest.mark.filterwarnings("ignore:the loss diverged")
 def test_crafted_checkpoints_are_refused_or_gone_on_with(runs, tmp_path):
     flow = small_flow(hidden=(4,))
+    failures = list[str]()
     fresh = {name: t.clone() for name, t in flow.state_dict().items()}
     for case in range(CASES * 3 // 10):
         generator = random.Random(case)
@@ -90,9 +92,12 @@ def test_crafted_checkpoints_are_refused_or_gone_on_with(runs, tmp_path):
             quick(flow, checkpoint=tmp_path, resume=True, **options)
         except (StorageError, TrainingError):
             continue
-        except BaseException as error:
-            raise AssertionError(f"case {case} gives {type(error).__name__}: {error}") from error
-        assert all(bool(t.isfinite().all()) for t in flow.state_dict().values()), f"case {case}"
+        except Exception as error:
+            failures.append(f"case {case} gives {type(error).__name__}: {error}")
+            continue
+        if not all(bool(t.isfinite().all()) for t in flow.state_dict().values()):
+            failures.append(f"case {case} ends with weights that are not finite")
+    assert not failures, "\n".join(failures)
 
 
 def test_the_files_that_are_not_changed_load_and_the_runs_go_on(models, runs, tmp_path, capsys):

@@ -91,6 +91,8 @@ class Column:
             least = 2 if self.kind == "category" else 1
             if len(set(map(repr, self.categories))) != len(self.categories) or len(self.categories) < least:
                 raise InvalidValueError(f"the categories of {place}", f"{least} or more different values", "others")
+        if len({type(value) for value in self.categories}) > 1:
+            raise InvalidValueError(f"the categories of {place}", "of one type", "others")
         if self.kind == "category" and (self.step, self.origin, self.high) != (1.0, 0.0, len(self.categories) - 1.0):
             raise InvalidValueError(f"the cells of {place}", "one for each category", self.high)
         if self.rounded and not self.step > 0:
@@ -100,7 +102,8 @@ class Column:
 
 
 def _scalar(value: Any, place: str) -> None:
-    if not isinstance(value, (str, bool, int, float)):
+    fits = not isinstance(value, int) or -(2**63) <= value < 2**64  # what Arrow's integers hold
+    if not isinstance(value, (str, bool, int, float)) or value != value or not fits:
         raise InvalidValueError(place, "a text, a number, true or false", value)
 
 

@@ -26,6 +26,8 @@ from .trainer import Trainer
 
 #: Rows that data-dependent parameters are initialised from.
 _INITIAL_ROWS = 10_000
+#: Rows that take so long to read that users should know what is being done.
+_MANY = 5_000_000
 
 
 @dataclass(frozen=True)
@@ -150,10 +152,12 @@ def fit(
     record = Path(history) if history is not None else folder.history if folder is not None else None
     log = History(record, None if tensorboard is None else Path(tensorboard))
     described = {**settings.as_dict(), "flow": flow.config, "rows": rows.rows}
+    shown = make_progress(progress)
     if folder is not None:  # nobody else needs to know the data again
+        if rows.rows > _MANY:
+            shown.say("reading all rows once, so that a resumed run can tell them from others")
         described |= {"train": fingerprint(rows), "val": None if watched is None else fingerprint(watched)}
     cuda = [torch.cuda.current_device() if place.index is None else place.index] if place.type == "cuda" else []
-    shown = make_progress(progress)
     current = torch.cuda.device(cuda[0]) if cuda else contextlib.nullcontext()
     with current, torch.random.fork_rng(devices=cuda), Interrupt() as interrupt:
         torch.manual_seed(seed)
