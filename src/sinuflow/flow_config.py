@@ -84,7 +84,7 @@ class FlowConfig:
             raise ArgumentError(f"dropout must be at least 0 and below 1; got {self.dropout!r}")
         if not _is_number(self.squash) or not self.squash >= 0:  # type: ignore[operator]
             raise ArgumentError(f"squash must be a positive width, 0 for off, or None; got {self.squash!r}")
-        self.squash = self.squash or 0.0
+        self.dropout, self.squash = float(self.dropout), float(self.squash or 0.0)
 
     def as_dict(self) -> dict[str, Any]:
         """The arguments of the constructor by name, as stored beside the weights."""
@@ -228,7 +228,9 @@ def check_image_conditioning(conditioning: Any) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < 2**1000  # so that it is a float, too
+    return isinstance(value, float)
 
 
 def _short(value: Any) -> str:
