@@ -97,6 +97,8 @@ class Column:
             raise InvalidValueError(f"the cells of {place}", "one for each category", self.high)
         if self.rounded and not self.step > 0:
             raise InvalidValueError(f"the step of {place}", "above 0, because its values are on a grid", self.step)
+        if self.rounded and not 0 <= (self.high - self.origin) / self.step <= 2**53:
+            raise InvalidValueError(f"the grid of {place}", "one that float64 can count", self.step)
         if not self.low <= self.high or (self.map == "logit" and not self.lower < self.upper):
             raise InvalidValueError(f"the bounds of {place}", "in increasing order", self.low)
 
