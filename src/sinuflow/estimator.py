@@ -11,6 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from .errors import SinuflowError, StorageError
+from .inversion import Certify
 from .loading import load
 from .tables import TableModel, fit_table
 
@@ -122,11 +123,11 @@ class SinusoidalDensity(DensityMixin, BaseEstimator):
         """The mean log-density of the rows of X, in nats."""
         return float(self.score_samples(X).mean())
 
-    def sample(self, n_samples: int = 1, random_state: Any = None) -> NDArray[np.float64]:
-        """Draw rows."""
+    def sample(self, n_samples: int = 1, random_state: Any = None, certify: Certify = "layers") -> NDArray[np.float64]:
+        """Draw rows; ``certify`` is that of :meth:`TableModel.sample <sinuflow.TableModel.sample>`."""
         check_is_fitted(self)
         seed = int(check_random_state(random_state).randint(2**31 - 1))
-        table = self.model_.sample(n_samples, seed=seed)
+        table = self.model_.sample(n_samples, seed=seed, certify=certify)
         return np.stack([column.to_numpy() for column in table.columns], axis=1).astype(np.float64)
 
     def save(self, path: str | os.PathLike[str]) -> None:

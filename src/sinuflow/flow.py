@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from .bijections import AutoregressiveWaves, Bijection, Chain, ElementwiseAffine, LDUBlock, SinusoidalScale
-from .bijections.base import from_feature_major
 from .bijections.image import image_chain
 from .distribution import FlowDistribution
-from .errors import ArgumentError, InversionError
+from .errors import ArgumentError
 from .flow_config import Conditioning, FlowConfig, ImageConditioning, ImageFlowConfig, flow_config
-from .inversion import Inversion
+from .inversion import Inversion, inverse_with_certificate, round_trip
 from .solvers import SolverOptions
 from .solvers.options import Method
 from .storage import Model, write_model
@@ -193,6 +192,9 @@ class SinusoidalFlow(nn.Module):
     ) -> Inversion:
         """Noise to data, with the evidence beside the answer.
 
+        Guarantee: mapped back through the whole flow, every sample meets its noise to within the tolerance, or an
+        :class:`~sinuflow.InversionError` is raised.
+
         Args:
             z: noise of shape (..., features).
             context: as for the flow itself.
@@ -208,31 +210,17 @@ class SinusoidalFlow(nn.Module):
         if on_failure not in ("raise", "return"):
             raise ArgumentError(f"on_failure must be 'raise' or 'return'; got {on_failure!r}")
         options = SolverOptions(solver, rtol, atol, max_iterations)
-        rows, given, shape = self.bijection.feature_major(z, context, "z")
-        x, ladj, certificate = self.bijection.certified(rows, given, options)
-        with torch.no_grad():
-            again, _ = self.bijection.transform(x, given)
-            residual = (again - rows).abs().amax(0)
-            converged = certificate.converged.all(0)
-            if solver == "certified":
-                relative, absolute = options.tolerances(z.dtype)
-                accurate = residual <= absolute + relative * rows.abs().amax(0)
-            else:
-                accurate = residual.isfinite()
+        x, ladj, certificate = inverse_with_certificate(self.bijection, z, context, options)
+        trip = round_trip(self.bijection, x, z, context, options)
         if on_failure == "raise":
             certificate.demand()
-            if not bool(accurate.all()):
-                raise InversionError(
-                    f"every layer was inverted, but rounding adds up to a residual of {float(residual.max()):.3g} "
-                    f"over the whole flow, beyond the tolerance for {int((~accurate).sum())} of {len(accurate)} "
-                    "samples. Use float64, a larger rtol, or on_failure='return'."
-                )
+            trip.demand("pass a larger rtol, or on_failure='return'")
         return Inversion(
-            from_feature_major(x, shape).contiguous(),
-            ladj.reshape(shape),
-            certificate.iterations.amax(0).reshape(shape),
-            residual.reshape(shape),
-            (converged & accurate).reshape(shape),
+            x,
+            ladj,
+            certificate.iterations.amax(0).reshape(ladj.shape),
+            trip.residual,
+            certificate.converged.all(0).reshape(ladj.shape) & trip.accurate,
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -111,10 +111,11 @@ class Bijection(nn.Module):
         return from_feature_major(z, shape), ladj.reshape(shape)
 
     def inverse(self, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """x and the log-determinant of the inverse map, certified: or an :class:`InversionError`.
+        """x and the log-determinant of the inverse map.
 
-        The certificate is layer by layer: each was inverted to working precision. What rounding adds up
-        to over the whole map, :meth:`sinuflow.SinusoidalFlow.invert` measures and judges.
+        Guarantee: each layer was inverted to working precision for every sample, or an :class:`InversionError` is
+        raised. What rounding adds up to over the whole map is not bounded by this, and can be large for ill-conditioned
+        parameters: :meth:`sinuflow.SinusoidalFlow.invert` measures and judges it.
         A compiled graph cannot raise; there, a sample that fails is NaN.
         """
         rows, given, shape = self.feature_major(z, context, "z")

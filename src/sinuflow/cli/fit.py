@@ -14,7 +14,7 @@ from ..images import ImageModel, fit_images
 from ..images.pictures import holds_pictures
 from ..tables import TableModel, fit_table
 from .files import check_output
-from .info import came_back
+from .info import reconstruction
 from .runs import kept_run
 
 
@@ -200,5 +200,5 @@ def _summarise_images(model: ImageModel, output: Path) -> None:
             "that is more than without looking at other pixels: train for more steps (--steps); but if the images have "
             "few of the 256 shades, a smooth density cannot know which"
         )
-    typer.echo(came_back(facts))
+    typer.echo(reconstruction(facts))
     typer.echo(f"model: {output}")

@@ -15,6 +15,7 @@ from ..images import ImageModel
 from ..images.labels import listed
 from ..kernels.paths import cpu_path, gpu_path, whole_flow_path
 from ..loading import load
+from ..report.wording import at_most
 from ..tables import TableModel
 
 
@@ -95,12 +96,19 @@ def _show_images(path: Path, model: ImageModel) -> None:
         f"({facts['histogram_bits']:.3f} if every pixel were by itself); alpha of the logit {model.pixels.alpha:g}"
     )
     if "round_trip" in facts:  # not in files of earlier versions
-        typer.echo(came_back(facts))
+        typer.echo(reconstruction(facts))
 
 
-def came_back(facts: dict[str, Any]) -> str:
-    """How exactly held-out images come back from their noise, in words."""
-    return f"{facts['inverted']} of them came back from noise to within {facts['round_trip']:.1g} of a pixel (0 to 1)"
+def reconstruction(facts: dict[str, Any]) -> str:
+    """How exactly held-out images were reconstructed from their noise: judged by the size of a shade, 1/256."""
+    error = facts["round_trip"]
+    text = f"{facts['inverted']} of them came back from noise to within {at_most(error):.1g} of a pixel (0 to 1)"
+    if error < 1 / 256:
+        return text
+    return (
+        f"{text}: more than one of the 256 shades, because the inverse amplifies rounding errors. Draw images with "
+        "--certify, and where images have to be reconstructed, train with --stability or use float64 (flow.double())"
+    )
 
 
 def _training(facts: dict[str, Any]) -> str:

@@ -28,7 +28,9 @@ def command(
 def write_report(model: TableModel, data: Path, output: Path) -> None:
     """Make the page and say where it is."""
     from ..report import write
+    from ..report.accuracy import accuracy
     from ..report.collect import collect
+    from ..report.wording import at_most
 
     content = collect(model, data)
     write(content, output)
@@ -36,6 +38,9 @@ def write_report(model: TableModel, data: Path, output: Path) -> None:
     beside = "" if best is None else f" ({best.name}: {best.nll:.3f})"
     typer.echo(
         f"test NLL {content.model.nll:.3f} ± {content.model.standard_error:.3f} nats{beside}; "
-        f"{content.inverted:,} rows inverted to within {content.round_trip:.1g}"
+        f"{content.inverted:,} rows inverted to within {at_most(content.round_trip):.1g}"
     )
+    judgement = accuracy(content)
+    if not judgement.good:
+        typer.echo(f"warning: {judgement.meaning}")
     typer.echo(f"report: {output}")

@@ -126,10 +126,15 @@ def _there_and_back(model: TableModel, x: Tensor, given: Tensor | None) -> tuple
             side = None if context is None else context[rows]
             z, _ = model.flow.bijection(y[rows], side)
             inverse = model.flow.invert(z, side, on_failure="return")
-            error = max(error, float((inverse.x - y[rows]).abs().max()))
-            residual = max(residual, float(inverse.residual.max()))
+            error = max(error, _largest((inverse.x - y[rows]).abs()))
+            residual = max(residual, _largest(inverse.residual))
             noise.append(z.cpu())
     return torch.cat(noise), error, residual, len(y)
+
+
+def _largest(errors: Tensor) -> float:
+    """The maximum, with NaN as infinity: Python's max would pass over it."""
+    return float(errors.nan_to_num(nan=torch.inf, posinf=torch.inf).max())
 
 
 def _samples(model: TableModel, given: Tensor | None, count: int, seed: int) -> Tensor:

@@ -85,8 +85,9 @@ class ReportContent:
         model: the model's score on the held-out rows.
         baselines: other densities' scores on the same rows.
         features: the number of modelled columns.
-        round_trip: the largest |x − T(T⁻¹(x))| over ``inverted`` rows, in standardised units.
-        residual: the largest residual that the inverse's certificate reported.
+        round_trip: the largest |x − T(T⁻¹(x))| over ``inverted`` rows, in units of the prepared columns (standardised,
+            uncorrelated); infinite where the inverse failed.
+        residual: the largest |z − T⁻¹(T(z))| over the same rows' noise z.
         inverted: how many held-out rows went there and back.
         anomalies: the most unlikely rows, worst first.
         notes: sentences for the end of the page.

@@ -10,9 +10,10 @@ from types import ModuleType
 from ..errors import SinuflowError
 from ..storage import write_atomically
 from . import tables
+from .accuracy import accuracy
 from .agreement import chance
 from .content import ReportContent
-from .wording import number, small
+from .wording import at_most, number, small
 
 
 def render(content: ReportContent) -> str:
@@ -30,9 +31,9 @@ def render(content: ReportContent) -> str:
         scores=tables.scores(content),
         verdict=tables.verdict(content),
         certificate=tables.certificate(content),
-        trusted=content.inverted > 0 and content.round_trip <= 1e-2,
-        round_trip=small(content.round_trip),
-        residual=small(content.residual),
+        accuracy=accuracy(content),
+        round_trip=small(at_most(content.round_trip, 2)),
+        residual=small(at_most(content.residual, 2)),
         inverted=f"{content.inverted:,}",
         training=gallery.training(content),
         column_rows=tables.columns(content),

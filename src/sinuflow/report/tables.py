@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import agreement
+from .accuracy import accuracy
 from .content import Anomaly, ColumnView, ReportContent, Score
-from .wording import NOTHING, compact, number, plural, share, small
+from .wording import NOTHING, at_most, compact, number, plural, share, small
 
 MOST_COLUMNS = 200
 MOST_ROWS = 50
@@ -99,19 +100,13 @@ def verdict(content: ReportContent) -> str:
 
 
 def certificate(content: ReportContent) -> str:
-    """What the round trip showed, in plain words."""
+    """How large the errors of the round trip are, and what that means."""
     if content.inverted == 0:
-        return "No held-out row was sent through the model and back, so nothing is certified here."
-    rows = plural(content.inverted, "held-out row")
-    if not content.round_trip <= 1e-2:
-        return (
-            f"{rows} went through the model to noise and back, and at least one did not come back as it was: do not "
-            "trust this model's samples."
-        )
+        return "No held-out row was mapped to noise and back, so nothing is certified here."
     return (
-        f"{rows} went through the model to pure noise and back, and every value came back as it was, to within "
-        f"{small(content.round_trip)} of its column's standard deviation: the model loses nothing on the way, so its "
-        "samples follow the density that it reports."
+        f"{plural(content.inverted, 'held-out row')} went through the model to noise and back. The largest error is "
+        f"{small(at_most(content.round_trip, 2))} standard deviations in the prepared columns, and "
+        f"{small(at_most(content.residual, 2))} in the noise: {accuracy(content).meaning}."
     )
 
 
