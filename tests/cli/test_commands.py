@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -91,9 +92,10 @@ def test_score_keeps_the_order_and_adds_two_columns(place, tmp_path):
 
 
 def test_sample_is_repeatable_and_conditional(place, tmp_path):
-    for name in ("a.csv", "b.csv"):
-        arguments = ("sample", place / "m.safetensors", "-n", 50, "--given", "city=Lima", "--seed", 3)
-        succeeds(*arguments, "-o", tmp_path / name, cwd=tmp_path)
+    arguments = ("sample", place / "m.safetensors", "-n", 50, "--given", "city=Lima", "--seed", 3)
+    assert "certified" not in succeeds(*arguments, "-o", tmp_path / "a.csv", cwd=tmp_path)
+    out = succeeds(*arguments, "--certify", "-o", tmp_path / "b.csv", cwd=tmp_path)
+    assert re.search(r"^certified end to end: residual at most \de-0[5-7] standard deviations of the noise$", out, re.M)
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
     drawn = pd.read_csv(tmp_path / "a.csv")
     assert len(drawn) == 50

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 import sinuflow
+from sinuflow.cli.info import reconstruction
 from sinuflow.images.png import write_png
 from tests.cli.test_commands import ENVIRONMENT, succeeds
 from tests.images.small import gradients
@@ -76,7 +77,7 @@ def test_score_lists_the_bits_of_every_image(place):
 def test_sample_writes_a_picture_or_an_array(place):
     arguments = ("sample", "m.safetensors", "-n", 6, "--label", "light", "--seed", 3, "-o")
     succeeds(*arguments, "s.png", cwd=place)
-    succeeds(*arguments, "s.npy", cwd=place)
+    assert "certified end to end: residual at most" in succeeds(*arguments, "s.npy", "--certify", cwd=place)
     drawn = np.load(place / "s.npy")
     want = sinuflow.load(place / "m.safetensors").sample(6, label="light", seed=3)
     assert np.array_equal(drawn, want.numpy())
@@ -95,6 +96,22 @@ def test_info_says_what_the_images_are(place):
     assert TOO_LITTLE not in out
     assert "6 of them came back from noise to within" in out
     assert "channels=8" in out
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "warned"),
+    [
+        (3.1e-7, "to within 4e-07 of a pixel", False),
+        (0.0038, "to within 0.004 of a pixel", False),
+        (0.0041, "to within 0.005 of a pixel (0 to 1): more than one of the 256 shades", True),
+        (float("inf"), "to within inf of a pixel (0 to 1): more than one of the 256 shades", True),
+        (float("nan"), "more than one of the 256 shades", True),
+    ],
+)
+def test_a_reconstruction_is_judged_in_shades(error, text, warned):
+    said = reconstruction({"inverted": 6, "round_trip": error})
+    assert text in said
+    assert warned == ("--certify" in said)
 
 
 ONE_AFTER_THE_OTHER = """
@@ -140,7 +157,13 @@ def test_mistakes_are_one_line_that_says_what_is_expected(place, tmp_path):
     Image.new("L", (7, 7)).save(tmp_path / "mixed" / "a.png")
     Image.new("L", (8, 7)).save(tmp_path / "mixed" / "b.png")
     model, images, output = place / "m.safetensors", place / "x.npy", ("-o", "out.safetensors")
+    steep = sinuflow.load(model)
+    with torch.no_grad():
+        for name, parameter in steep.flow.named_parameters():
+            parameter.mul_(8.0 if "conditioner" in name else 1.0)
+    steep.save(tmp_path / "steep.safetensors")
     cases = [
+        (["sample", "steep.safetensors", "-n", 3, "-o", "s.npy", "--certify"], "over the whole flow, beyond the"),
         (["fit", "float.npy", *output], "must hold bytes, dtype uint8 with values from 0 to 255; got float64 from"),
         (["fit", "last.npy", *output], "channels before the pixels; got (60, 7, 7, 3)"),
         (["fit", "five.npy", *output], "must have shape (N, C, H, W), or (N, H, W) if they are greyscale"),

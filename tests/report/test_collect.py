@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from sinuflow import DataError, fit_table
+from looks_trained import look_trained
+from sinuflow import DataError, SinusoidalFlow, fit_table
 from sinuflow.report import gaussian_log_density
+from sinuflow.report.accuracy import accuracy
 from sinuflow.report.collect import collect
 from sinuflow.training.sources import seeded
 
@@ -74,3 +78,26 @@ def test_a_conditional_model_is_reported_without_baselines():
     content = collect(fitted, make_frame())
     assert content.baselines == []
     assert [c.name for c in content.columns] == ["a", "b"]
+
+
+def test_the_errors_of_an_ill_conditioned_flow_are_reported(model):
+    steep = copy.deepcopy(model)
+    steep.flow = SinusoidalFlow(3, blocks=4, hidden=(16, 16)).eval()
+    look_trained(steep.flow, gain=3.0)
+    content = collect(steep, make_frame())
+    assert content.round_trip > 1e-2
+    assert not accuracy(content).good
+
+
+@pytest.mark.parametrize("row", [0, 7])
+def test_a_row_that_comes_back_as_nan_is_infinitely_wrong(model, monkeypatch, row):
+    def failing(z, context, on_failure):
+        inverse = invert(z, context, on_failure=on_failure)
+        inverse.x[row], inverse.residual[row] = torch.nan, torch.nan
+        return inverse
+
+    invert = model.flow.invert
+    monkeypatch.setattr(model.flow, "invert", failing)
+    content = collect(model, make_frame())
+    assert content.round_trip == content.residual == np.inf
+    assert accuracy(content).label == "Not verified."

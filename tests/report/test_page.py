@@ -294,6 +294,12 @@ def test_the_verdict_is_honest(model, baselines, sentence):
     assert sentence in Page(render(given)).text
 
 
+def test_a_round_trip_is_judged_by_its_size():
+    text = Page(render(content(50, columns=[], round_trip=0.0079))).text
+    assert "Limited accuracy." in text
+    assert "off by 0.0079 standard deviations" in text
+
+
 @pytest.mark.parametrize("round_trip", [0.5, float("nan"), float("inf")])
 def test_a_failed_round_trip_is_not_hidden(round_trip):
     text = Page(render(content(50, columns=[], round_trip=round_trip, inverted=1))).text

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from sinuflow.report.wording import compact, number, plural, power_of_ten, share, shorten, small
+from sinuflow.report.wording import at_most, compact, number, plural, power_of_ten, share, shorten, small
 
 MINUS, NOTHING = "\N{MINUS SIGN}", "\N{EN DASH}"
 
@@ -59,6 +59,21 @@ def test_power_of_ten(exponent, text):
 )
 def test_share(value, text):
     assert share(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (2.1e-6, 1, "3e-06"),
+        (2e-6, 1, "2e-06"),
+        (9.9e-4, 1, "0.001"),
+        (3.14159, 2, "3.2"),
+        (0.0, 1, "0"),
+        (math.inf, 1, "inf"),
+    ],
+)
+def test_a_bound_is_rounded_up(value, digits, text):
+    assert f"{at_most(value, digits):.{digits}g}" == text
 
 
 def test_plural():

@@ -155,8 +155,8 @@ class ImageModel:
         Guarantee: with ``certify="layers"``, each layer of the flow was inverted to working precision for every image;
         with ``"end-to-end"``, every image's logits, mapped back through the whole flow, meet their noise to within the
         tolerance of :meth:`SinusoidalFlow.invert <sinuflow.SinusoidalFlow.invert>`; or an
-        :class:`~sinuflow.InversionError` is raised. Images that fail in float32 are computed in float64 first. The
-        certificate is about the logits, before they are rounded to bytes.
+        :class:`~sinuflow.InversionError` is raised. Where float32 is not enough, float64 is used. The certificate
+        is about the logits, before they are rounded to bytes.
 
         Args:
             count: how many.

@@ -35,13 +35,13 @@ def accuracy(content: ReportContent) -> Accuracy:
             False,
             "the inverse amplifies rounding errors: means and quantiles of samples can be off by "
             f"{small(at_most(error, 2))} standard deviations, which shows in more than {_samples(error):,} samples. "
-            "`sinuflow sample --certify` draws rows that are exact, or says that it cannot",
+            "sinuflow sample --certify certifies every draw, or says that it cannot",
         )
     return Accuracy(
         "Not verified.",
         False,
         "the inverse amplifies rounding errors too much: do not trust this model's samples, except for those drawn by "
-        "`sinuflow sample --certify`",
+        "sinuflow sample --certify",
     )
 
 

@@ -114,8 +114,8 @@ class TableModel:
         Guarantee: with ``certify="layers"``, each layer of the flow was inverted to working precision for every row;
         with ``"end-to-end"``, the flow's x of every row, mapped back through the whole flow, meets its noise to within
         the tolerance of :meth:`SinusoidalFlow.invert <sinuflow.SinusoidalFlow.invert>`; or an
-        :class:`~sinuflow.InversionError` is raised. Rows that fail in float32 are computed in float64 first. The
-        certificate is about the flow's x, before the columns' maps round integers, categories and repeated values.
+        :class:`~sinuflow.InversionError` is raised. Where float32 is not enough, float64 is used. The certificate
+        is about the flow's x, before the columns' maps round integers, categories and repeated values.
 
         Args:
             count: how many rows.
