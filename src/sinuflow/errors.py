@@ -14,7 +14,7 @@ class ArgumentError(SinuflowError, ValueError):
 class InversionError(SinuflowError):
     """An inverse did not meet its tolerance.
 
-    The message says in which layer, for how many samples, and by how much.
+    The message says in which layer, or that it was the whole flow end to end, for how many samples, and by how much.
     ``flow.invert(z, on_failure="return")`` hands out what there is instead.
     """
 

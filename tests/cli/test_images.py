@@ -160,10 +160,13 @@ def test_mistakes_are_one_line_that_says_what_is_expected(place, tmp_path):
     steep = sinuflow.load(model)
     with torch.no_grad():
         for name, parameter in steep.flow.named_parameters():
-            parameter.mul_(8.0 if "conditioner" in name else 1.0)
+            parameter.mul_(2.5 if "conditioner" in name else 1.0)
     steep.save(tmp_path / "steep.safetensors")
     cases = [
-        (["sample", "steep.safetensors", "-n", 3, "-o", "s.npy", "--certify"], "over the whole flow, beyond the"),
+        (
+            ["sample", "steep.safetensors", "-n", 3, "--seed", 0, "-o", "s.npy", "--certify"],
+            "over the whole flow, beyond the",
+        ),
         (["fit", "float.npy", *output], "must hold bytes, dtype uint8 with values from 0 to 255; got float64 from"),
         (["fit", "last.npy", *output], "channels before the pixels; got (60, 7, 7, 3)"),
         (["fit", "five.npy", *output], "must have shape (N, C, H, W), or (N, H, W) if they are greyscale"),
