@@ -14,6 +14,7 @@ from ..loading import load
 from ..storage import replacing
 from ..tables import TableModel
 from ..training.fit import find_device
+from .csv_writer import CsvWriter
 
 #: What rows can be written as.
 _FORMATS = (".csv", ".parquet")
@@ -55,8 +56,11 @@ def check_rows_output(path: Path, force: bool) -> None:
     check_output(path, force, _FORMATS)
 
 
-def write_rows(path: Path, batches: Iterable[Any]) -> int:
-    """Write record batches to a CSV or Parquet file, all of them or nothing; how many rows there were."""
+def write_rows(path: Path, batches: Iterable[Any], spreadsheet_safe: bool = False) -> int:
+    """Write record batches to a CSV or Parquet file, all of them or nothing; how many rows there were.
+
+    ``spreadsheet_safe`` changes the texts of a CSV file, as :class:`CsvWriter` describes.
+    """
     from pyarrow import ArrowException
 
     rows = 0
@@ -65,7 +69,7 @@ def write_rows(path: Path, batches: Iterable[Any]) -> int:
         try:
             for batch in batches:
                 if writer is None:
-                    writer = _writer(path, temporary, batch.schema)
+                    writer = _writer(path, temporary, batch.schema, spreadsheet_safe)
                 writer.write_batch(batch.cast(schema) if schema and batch.schema != schema else batch)
                 schema = schema or batch.schema
                 rows += len(batch)
@@ -79,11 +83,9 @@ def write_rows(path: Path, batches: Iterable[Any]) -> int:
     return rows
 
 
-def _writer(path: Path, temporary: str, schema: Any) -> Any:
+def _writer(path: Path, temporary: str, schema: Any, spreadsheet_safe: bool) -> Any:
     if path.suffix.lower() == ".parquet":
         from pyarrow import parquet
 
         return parquet.ParquetWriter(temporary, schema)
-    from pyarrow import csv
-
-    return csv.CSVWriter(temporary, schema, write_options=csv.WriteOptions(quoting_style="needed"))
+    return CsvWriter(temporary, schema, spreadsheet_safe)

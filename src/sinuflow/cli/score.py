@@ -10,9 +10,8 @@ import numpy as np
 import typer
 
 from ..data import open_table
-from ..data.reader import Rows, read_rows
+from ..data.reader import read_rows
 from ..data.tables import Table
-from ..data.values import is_text
 from ..errors import DataError
 from ..images import ImageModel, Pictures, open_pictures
 from ..tables import TableModel
@@ -47,7 +46,7 @@ def command(
     if labels is not None:
         raise DataError(f"--labels is for images, and {model} is a model of a table")
     table = open_table(data)
-    taken = [name for name in _ADDED if name in table.columns]
+    taken = [name for name in _ADDED if name in table.stored_columns]
     if taken:
         raise DataError(f"{data} has a column {taken[0]!r} already: rename or remove it first")
     rows = write_rows(output, scored(fitted, table, missing is Missing.drop))
@@ -55,7 +54,7 @@ def command(
 
 
 def scored(model: TableModel, table: Table, allow_missing: bool) -> Iterator[Any]:
-    """The table's record batches with two more columns."""
+    """The table's record batches, with all cells as they are stored, and two more columns."""
     import pyarrow
 
     for rows in read_rows(table, model.preprocessor, all_columns=True):
@@ -66,7 +65,7 @@ def scored(model: TableModel, table: Table, allow_missing: bool) -> Iterator[Any
                 "such rows empty with --missing drop"
             )
         score = model.score_rows(rows)
-        batch = _numbers_for_texts(model, rows)
+        batch = rows.batch
         for name, values in zip(_ADDED, (score, model.anomaly_percentile(score)), strict=True):
             batch = batch.append_column(name, pyarrow.array(values, mask=np.isnan(values)))
         yield batch
@@ -86,21 +85,3 @@ def scored_images(model: ImageModel, found: Pictures) -> Any:
     columns["log_density"] = log_density.numpy()
     columns["anomaly_percentile"] = model.anomaly_percentile(bits).numpy()
     return pyarrow.record_batch({name: pyarrow.array(values) for name, values in columns.items()})
-
-
-def _numbers_for_texts(model: TableModel, rows: Rows) -> Any:
-    """The batch as it was read, but with numbers where a text file held numbers."""
-    import pyarrow
-
-    batch = rows.batch
-    known = [*zip(model.preprocessor.features, rows.x.unbind(1), strict=True)]
-    if rows.given is not None:
-        known += zip(model.preprocessor.given, rows.given.unbind(1), strict=True)
-    for column, numbers in known:
-        if column.kind == "number" and is_text(str(batch.schema.field(column.name).type)):
-            values = numbers.numpy()
-            array = pyarrow.array(values, mask=np.isnan(values))
-            if "int" in column.type and bool((np.isnan(values) | (values == np.round(values))).all()):
-                array = array.cast(pyarrow.int64())
-            batch = batch.set_column(batch.schema.get_field_index(column.name), column.name, array)
-    return batch

@@ -27,6 +27,6 @@ def open_array(path: Path, how: str) -> np.ndarray[Any, Any]:
     try:
         # A map of the file believes neither pickles nor sizes that the file does not have.
         return np.lib.format.open_memmap(path, mode="r")
-    except (ValueError, EOFError, OSError) as error:
+    except Exception as error:  # NumPy reads the header with Python's own parser, which has errors of all kinds
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise DataError(f"{path} is not an array of numbers ({reason}): {how}") from error

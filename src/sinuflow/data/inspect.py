@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import DataError
 from .columns import Column, Role
+from .names import drop_option
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -82,7 +83,7 @@ def _refuse_absurd(column: Column, values: Array) -> None:
     if distance[worst] > _ABSURD * width:
         raise DataError(
             f"column {column.name!r} holds {given[worst]:g}, absurdly far from its other values, which are around "
-            f"{float(np.median(given)):g}: remove such rows, or leave the column out with --drop {column.name}"
+            f"{float(np.median(given)):g}: remove such rows, or leave the column out with {drop_option(column.name)}"
         )
 
 

@@ -10,8 +10,10 @@ import numpy as np
 from ..errors import DataError
 from .columns import WISHES, Column
 from .inspect import inspect_codes, inspect_numbers
+from .exact_integers import refuse_inexact
+from .names import drop_option, some
 from .tables import Table
-from .values import distinct_values, is_category, is_number, is_text, parse_texts, to_floats
+from .values import distinct_values, is_category, is_number, is_text, parse_number, parse_texts, to_floats
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Ids = np.ndarray[Any, np.dtype[np.int64]]
@@ -41,7 +43,7 @@ class Looker:
         if not (self.text or is_number(type_name) or is_category(type_name)):
             raise DataError(
                 f"column {name!r} of {table} holds {type_name}, which is neither number nor text: "
-                f"leave it out with --drop {name}"
+                f"leave it out with {drop_option(name)}"
             )
 
     def look(self, array: Any, first_row: int) -> Array:
@@ -65,6 +67,7 @@ class Looker:
                 return self._codes(array)
             self._parsed += int((~np.isnan(numbers)).sum())
             self.taken_for_numbers = True
+        refuse_inexact(array, numbers, self.name, first_row, self._table)
         if np.isinf(numbers).any():
             at = int(np.isinf(numbers).argmax())
             raise DataError(f"{self._table}, row {first_row + at + 1}: column {self.name!r} holds an infinity")
@@ -77,21 +80,21 @@ class Looker:
             reason = str(error).splitlines()[0][:120]
             raise DataError(
                 f"column {self.name!r} of {self._table} cannot be used as numbers ({reason}): leave it out with "
-                f"--drop {self.name}"
+                f"{drop_option(self.name)}"
             ) from error
 
     def _codes(self, array: Any) -> Array:
         values, codes = distinct_values(array)
         if self.text and self.wish != "category":
             counts = np.bincount(codes[~np.isnan(codes)].astype(np.int64), minlength=len(values))
-            numeric = np.array([_is_number(value) for value in values], dtype=bool)
+            numeric = np.array([parse_number(value) is not None for value in values], dtype=bool)
             self._parsed, self._bad = self._parsed + counts[numeric].sum(), self._bad + counts[~numeric].sum()
         places = [np.nan if v is None else self.categories.setdefault(v, len(self.categories)) for v in values]
         if len(self.categories) > _MOST_CATEGORIES:
             self.refuse_mixed()
             raise DataError(
                 f"column {self.name!r} of {self._table} holds more than {_MOST_CATEGORIES} different texts: "
-                f"leave it out with --drop {self.name}"
+                f"leave it out with {drop_option(self.name)}"
             )
         found: Array = np.array([*places, np.nan])[np.where(np.isnan(codes), len(values), codes).astype(np.int64)]
         return found
@@ -156,7 +159,7 @@ def survey(
     row = 0
     for batch in table.batches(names):
         if len(batch):
-            pieces = [looker.look(batch.column(i), row) for i, looker in enumerate(lookers)]
+            pieces = [looker.look(table.cells(batch, looker.name), row) for looker in lookers]
             gathered.add(np.stack(pieces, axis=1), row)
             row += len(batch)
     for looker in lookers:
@@ -179,7 +182,7 @@ def _check_arguments(table: Table, context: list[str], drop: list[str], missing:
         raise DataError(f"missing must be 'refuse' or 'drop'; got {missing!r}")
     for name in [*context, *drop, *wishes]:
         if name not in table.columns:
-            raise DataError(f"{table.name} has no column {name!r}; it has {', '.join(map(repr, table.columns[:20]))}")
+            raise DataError(f"{table.name} has no column {name!r}; it has {some(table.columns)}")
     for name, wish in wishes.items():
         if wish not in WISHES:
             raise DataError(f"column {name!r} cannot be mapped by {wish!r}: choose {', '.join(WISHES)}")
@@ -202,7 +205,7 @@ def _check_rows(name: str, total: int, lookers: list[Looker], gathered: _Gathere
         raise DataError(f"{name} has no rows")
     empty = [looker.name for looker in lookers if looker.missing == total]
     if empty:
-        raise DataError(f"{name}: column {empty[0]!r} holds no values at all: leave it out with --drop {empty[0]}")
+        raise DataError(f"{name}: column {empty[0]!r} holds no values at all: leave it out with {drop_option(empty[0])}")
     counts = [f"{looker.missing} in {looker.name!r}" for looker in lookers if looker.missing]
     if counts and missing != "drop":
         raise DataError(
@@ -211,14 +214,6 @@ def _check_rows(name: str, total: int, lookers: list[Looker], gathered: _Gathere
         )
     if gathered.count < 10:
         raise DataError(f"{name} has {gathered.count} usable rows: a density needs at least 10, better hundreds")
-
-
-def _is_number(text: Any) -> bool:
-    try:
-        float(text)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 class _Gathered:

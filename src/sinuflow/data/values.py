@@ -28,10 +28,10 @@ def is_number(type_name: str) -> bool:
 
 
 def to_floats(array: Any) -> Array:
-    """Numbers as float64, NaN where they are missing."""
+    """Numbers as the nearest float64, NaN where they are missing."""
     import pyarrow
 
-    floats: Array = array.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
+    floats: Array = array.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False)
     return floats
 
 
@@ -61,17 +61,23 @@ def parse_texts(array: Any) -> tuple[Array, np.ndarray[Any, np.dtype[np.bool_]]]
     import pyarrow
 
     try:
-        return to_floats(array.cast(pyarrow.float64())), np.zeros(len(array), dtype=bool)
+        return to_floats(array), np.zeros(len(array), dtype=bool)
     except pyarrow.ArrowInvalid:
         pass
     numbers, bad = np.full(len(array), np.nan), np.zeros(len(array), dtype=bool)
     for i, text in enumerate(array.to_pylist()):
         if text is not None:
-            try:
-                numbers[i] = float(text)
-            except ValueError:
-                bad[i] = True
+            number = parse_number(text)
+            numbers[i], bad[i] = (np.nan, True) if number is None else (number, False)
     return numbers, bad
+
+
+def parse_number(text: Any) -> float | None:
+    """The number that a text stands for, if it does."""
+    try:
+        return None if "_" in text else float(text)  # 1_000 is Python's notation, and an identifier elsewhere
+    except (TypeError, ValueError):
+        return None
 
 
 def codes_of(column: Column, array: Any, first_row: int, table: str) -> Array:

@@ -153,7 +153,7 @@ class _Rows:
         wanted = [*self.preprocessor.features, *self.preprocessor.given]
 
         def to_numbers(batch: Any) -> np.ndarray:
-            return columns_to_numbers(wanted, batch, 0, self._table.name)
+            return columns_to_numbers(wanted, batch, 0, self._table)
 
         return ArrowRows(
             self._table.dataset,

@@ -1,0 +1,67 @@
+"""CSV files as Arrow datasets whose cells are the texts in the file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from ..errors import DataError
+from .arrow_errors import arrow_modules, translated
+from .names import check_names
+from .values import parse_number
+
+#: What stands for a missing value.
+_MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "NAN", "NULL", "null", "None", "?"]
+#: Possible separators of the cells.
+_SEPARATORS = (",", ";", "\t", "|")
+#: Bytes that are parsed at a time, at least.
+_BLOCK = 1 << 20
+#: Bytes per column that are parsed at a time: wide tables come in blocks of enough rows.
+_BLOCK_PER_COLUMN = 2048
+
+
+def csv_dataset(path: Path) -> Any:
+    """A dataset of strings: every cell as it stands in the file, without its quotes.
+
+    An empty cell is null, and a quoted empty cell is the empty string, so that a copy can tell
+    them apart.
+    """
+    arrow, datasets = arrow_modules()
+    from pyarrow import csv
+
+    with translated(str(path)):
+        parse = csv.ParseOptions(delimiter=_separator(path), newlines_in_values=True)
+        with csv.open_csv(path, parse_options=parse, read_options=csv.ReadOptions(block_size=_BLOCK)) as reader:
+            names = list(reader.schema.names)
+        check_names(str(path), names)
+        if all(parse_number(name) is not None for name in names):
+            raise DataError(f"{path} has no header: its first line must name the columns, and holds {names[0]!r}")
+        convert = csv.ConvertOptions(
+            column_types={name: arrow.string() for name in names},
+            strings_can_be_null=True,
+            null_values=[""],
+            quoted_strings_can_be_null=False,
+        )
+        block = csv.ReadOptions(block_size=max(_BLOCK, _BLOCK_PER_COLUMN * len(names)))
+        form = datasets.CsvFileFormat(parse_options=parse, convert_options=convert, read_options=block)
+        return datasets.dataset(str(path), format=form)
+
+
+def with_missing(array: Any) -> Any:
+    """The cells of a column, with null for every text that stands for a missing value."""
+    arrow, _ = arrow_modules()
+    from pyarrow import compute
+
+    absent = compute.is_in(array, value_set=arrow.array(_MISSING, array.type))
+    return compute.if_else(absent, arrow.scalar(None, array.type), array) if absent.true_count else array
+
+
+def _separator(path: Path) -> str:
+    """The separator that the header has most of, outside of quotes."""
+    with path.open("rb") as file:
+        start = file.read(65_536)
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise DataError(f"{path} is not UTF-8 text: save it as UTF-8")
+    header = re.sub(rb'"[^"]*"', b"", start).lstrip(b"\r\n").partition(b"\n")[0].partition(b"\r")[0]
+    return max(_SEPARATORS, key=header.decode("utf-8", errors="replace").count)

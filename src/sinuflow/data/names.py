@@ -1,0 +1,33 @@
+"""Column names: which are valid, and how messages quote them."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+
+from ..errors import DataError
+
+
+def check_names(table: str, columns: list[str]) -> None:
+    """Refuse a table without columns, or with two of the same name."""
+    if not columns:
+        raise DataError(f"{table} has no columns")
+    twice = sorted(name for name, count in Counter(columns).items() if count > 1)
+    if twice:
+        raise DataError(f"{table} has more than one column called {some(twice)}: rename them")
+
+
+def drop_option(column: str) -> str:
+    """The option that leaves a column out, quoted for a shell, without control characters.
+
+    Example:
+        >>> drop_option("id"), drop_option("my id"), drop_option("a" + chr(27))
+        ('--drop id', "--drop 'my id'", "--drop 'a\\\\x1b'")
+    """
+    return f"--drop {shlex.quote(column) if column.isprintable() else repr(column)}"
+
+
+def some(names: list[str], most: int = 20) -> str:
+    """The first names, quoted, and how many more there are."""
+    shown = ", ".join(map(repr, names[:most]))
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
