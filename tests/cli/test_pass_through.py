@@ -16,8 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
+from typer.testing import CliRunner
 
 from sinuflow import DataError, fit_table
+from sinuflow.cli.app import app
 from sinuflow.cli.files import write_rows
 from sinuflow.cli.score import scored
 from sinuflow.data import open_table
@@ -171,3 +173,40 @@ def test_csv_is_refused_for_columns_that_it_cannot_hold(model, tmp_path):
         with pytest.raises(DataError, match=rf"column '{name}' .*{message}.*\.parquet"):
             score(model, tmp_path / "in.parquet", tmp_path / "out.csv")
         assert not (tmp_path / "out.csv").exists()
+
+
+# ---------------------------------------------------------------- texts that spreadsheets evaluate
+
+
+@pytest.fixture(scope="module")
+def formulas(tmp_path_factory):
+    """A model file whose texts and one name look like formulas."""
+    kinds = ["=HYPERLINK(1)", "+", "@a", "-5", "\tx", 'say "=1"'] * 20
+    frame = pd.DataFrame({"=x": np.random.default_rng(0).normal(size=120), "kind": kinds})
+    path = tmp_path_factory.mktemp("formulas") / "m.safetensors"
+    fit_table(frame, steps=1, progress=False, architecture={"hidden": (4,), "blocks": 1}).save(path)
+    return path
+
+
+def sample(model, output, *options):
+    return CliRunner().invoke(app, ["sample", str(model), "-n", "300", "--seed", "1", "-o", str(output), *options])
+
+
+def test_sampled_texts_are_made_safe_for_spreadsheets_on_demand(formulas, tmp_path):
+    plain = sample(formulas, tmp_path / "plain.csv")
+    assert "'=x', 'kind'" in plain.stderr
+    assert "--spreadsheet-safe" in plain.stderr
+    safe = sample(formulas, tmp_path / "safe.csv", "--spreadsheet-safe")
+    assert safe.exit_code == 0
+    assert not safe.stderr
+    raw, made_safe = (pd.read_csv(tmp_path / name, dtype="str") for name in ("plain.csv", "safe.csv"))
+    assert set(raw["kind"]) == {"=HYPERLINK(1)", "+", "@a", "-5", "\tx", 'say "=1"'}
+    assert set(made_safe["kind"]) == {"'=HYPERLINK(1)", "'+", "'@a", "-5", "'\tx", 'say "=1"'}
+    assert made_safe["'=x"].tolist() == raw["=x"].tolist()
+    assert (raw["=x"].str[0] == "-").any()
+
+
+def test_an_option_for_spreadsheets_is_refused_elsewhere(formulas, tmp_path):
+    result = sample(formulas, tmp_path / "s.parquet", "--spreadsheet-safe")
+    assert isinstance(result.exception, DataError)
+    assert not list(tmp_path.iterdir())

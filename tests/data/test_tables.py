@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import sys
 
 import numpy as np
@@ -10,9 +11,13 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import torch
 
 from sinuflow import DataError
-from sinuflow.data import open_table, survey
+from sinuflow.data import Preprocessor, open_table, survey
+from sinuflow.data.inspect import inspect_numbers
+from sinuflow.data.reader import read_rows
+from sinuflow.images.pictures import holds_pictures
 
 FRAME = pd.DataFrame(
     {
@@ -227,3 +232,119 @@ def test_categories_of_rows_that_are_left_out_are_forgotten():
     column = columns_of(frame[["real", "count", "city"]], missing="drop")[2]
     assert column.kind == "constant"
     assert column.categories == ("Rome",)
+
+
+# ---------------------------------------------------------------- integers that float64 would round
+
+
+@pytest.mark.parametrize(
+    ("make", "refused"),
+    [
+        (lambda ids: pd.DataFrame({"id": ids}), True),
+        (lambda ids: pd.DataFrame({"id": ids.astype(np.uint64)}), True),
+        (lambda ids: pl.DataFrame({"id": -ids}), True),
+        (lambda ids: pa.table({"id": pa.array(map(decimal.Decimal, ids.tolist()))}), True),
+        (lambda ids: ids[:, None], True),
+        (lambda ids: pd.DataFrame({"id": ids.astype(str)}), True),
+        (lambda ids: pd.DataFrame({"id": ids.astype(float)}), False),
+        (lambda ids: pd.DataFrame({"id": [f"{i}.0" for i in ids]}), False),
+        (lambda ids: pd.DataFrame({"id": ids - 6}), False),
+    ],
+    ids=["int64", "uint64", "negative", "decimal", "array", "texts", "floats", "decimal texts", "below 2**53"],
+)
+def test_integers_beyond_2_to_the_53_are_refused(make, refused):
+    data = make(2**53 + 1 - 39 + np.arange(40))  # the last is the first integer that float64 lacks
+    if not refused:
+        looked_at(data)
+        return
+    with pytest.raises(DataError, match=r"row 40: column '(id|x0)' holds the integer -?9007199254740993.*--drop"):
+        looked_at(data)
+    name = open_table(data).columns[0]
+    column = inspect_numbers(name, np.arange(40.0), "int64")
+    with pytest.raises(DataError, match="row 40: .*9007199254740993"):
+        list(read_rows(open_table(data), Preprocessor([column])))
+
+
+def test_texts_with_underscores_are_no_numbers():
+    frame = pd.DataFrame({"code": ["1_0", "2_0"] * 20, "x": np.arange(40.0)})
+    assert columns_of(frame)[0].categories == ("1_0", "2_0")
+
+
+# ---------------------------------------------------------------- data that other libraries stumble over
+
+
+def test_dtypes_that_arrow_lacks_are_converted(tmp_path):
+    values = FRAME["real"].to_numpy()
+    sparse = pd.DataFrame({"a": pd.arrays.SparseArray(values), "b": pd.arrays.SparseArray(FRAME["count"])})
+    np.save(tmp_path / "long.npy", values[:, None].astype(np.longdouble))
+    for data in (sparse, pd.DataFrame({"a": values.astype(np.longdouble)}), tmp_path / "long.npy"):
+        np.testing.assert_array_equal(looked_at(data).numbers[:, 0], values)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "more than one column called 'a'"),
+        (pd.DataFrame({"x": [1.0], "id": [2**70]}), "column 'id' of the frame cannot be read .*convert it"),
+        (pd.DataFrame({"x": [1.0, 2.0], "m": [1, "one"]}), "column 'm' of the frame cannot be read .*convert it"),
+    ],
+    ids=["duplicate names", "beyond 64 bits", "mixed"],
+)
+def test_frames_that_arrow_cannot_take_are_refused(data, message):
+    with pytest.raises(DataError, match=message) as caught:
+        open_table(data)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", ["(10000000000000000000000, 2)", "(-5, 2)", "(4, 4000000000000)", "((" * 900])
+def test_headers_of_arrays_are_not_believed(tmp_path, shape):
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    path = write_csv(tmp_path, b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header, "x.npy")
+    assert not holds_pictures(path)
+    with pytest.raises(DataError, match="not an array of numbers"):
+        open_table(path)
+
+
+def test_paths_that_lead_nowhere_are_refused(tmp_path):
+    np.savez(tmp_path / "archive.npz", a=np.zeros((3, 3)))
+    (tmp_path / "archive.npz").rename(tmp_path / "archive.npy")
+    (tmp_path / "loop.csv").symlink_to(tmp_path / "loop.csv")
+    for name, message in (
+        ("archive.npy", "not an array of numbers"),
+        ("loop.csv", "symbolic links"),
+        ("x" * 300 + ".csv", "too long"),
+        ("a\0b.csv", "there is no"),
+    ):
+        assert not holds_pictures(tmp_path / name)
+        with pytest.raises(DataError, match=message):
+            open_table(tmp_path / name)
+
+
+def test_control_characters_of_names_are_quoted():
+    with pytest.raises(DataError) as caught:
+        looked_at(pd.DataFrame({"\x1b[31m": [f"t{i}" for i in range(120)]}))
+    assert str(caught.value).isprintable()
+
+
+def test_separators_inside_of_quotes_do_not_count(tmp_path):
+    text = '"a;b;c",x\n' + "".join(f"{i},{i % 3}\n" for i in range(20))
+    assert open_table(write_csv(tmp_path, text)).columns == ["a;b;c", "x"]
+
+
+def test_a_row_that_is_too_long_is_explained(tmp_path):
+    text = "a,b\n" + "1,2\n" * 20 + '"' + "x" * 3_000_000 + '",1\n'
+    with pytest.raises(DataError, match="never closed"):
+        looked_at(write_csv(tmp_path, text))
+
+
+def test_whitening_of_wide_tables_agrees_with_factors_of_the_covariance():
+    module = sys.modules["sinuflow.data.whitening"]
+    generator = torch.Generator().manual_seed(0)
+    for rows, columns in ((32, 32), (32, 40), (24, 100)):
+        mixing = torch.randn(columns, columns, generator=generator, dtype=torch.float64)
+        y = torch.randn(rows + 8, columns, generator=generator, dtype=torch.float64) @ mixing
+        y[:, 3] = 2.0
+        inner, outer = y[:rows], y[rows:]
+        moments = module._moments(inner)
+        expected = [module._log_density(outer, *moments, share) for share in module._SHRINKAGES]
+        torch.testing.assert_close(module._log_densities_wide(outer, inner), torch.tensor(expected, dtype=y.dtype))

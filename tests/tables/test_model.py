@@ -140,7 +140,7 @@ def test_context_moves_the_samples(conditional):
     ("given", "message"),
     [
         ({"size": 1}, "give a value for 'kind'"),
-        ({"size": 1, "kind": "violet"}, "the model knows blue, green, red"),
+        ({"size": 1, "kind": "violet"}, "the model knows 'blue', 'green', 'red'"),
         ({"size": "big", "kind": "red"}, "'size' must be a number"),
         ({"size": math.nan, "kind": "red"}, "must be finite"),
         ({"size": 1, "kind": "red", "ok": True}, "cannot be conditioned on 'ok'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -89,7 +90,7 @@ def command(
     check_output(output, force)
     if report is not None:
         check_output(report, force, (".html", ".htm"))
-    places = [path.resolve() for path in (data, output, report, labels) if path is not None]
+    places = [os.path.realpath(path) for path in (data, output, report, labels) if path is not None]
     if len(set(places)) < len(places):
         raise StorageError("the data, the model and the report must be different files")
     if _are_pictures(data):

@@ -11,6 +11,7 @@ import numpy as np
 import typer
 from torch import Tensor
 
+from ..data.names import some
 from ..errors import DataError
 from ..images import ImageModel
 from ..images.grid import grid_of
@@ -18,6 +19,8 @@ from ..images.png import write_png
 from ..inversion import Certify
 from ..report.wording import at_most
 from ..storage import replacing
+from ..tables import TableModel
+from .csv_writer import looks_like_formula
 from .files import check_output, check_rows_output, load_fitted, write_rows
 
 #: What images can be written as.
@@ -41,6 +44,12 @@ def command(
         typer.Option("--certify", help="Map every draw back to its noise, and fail unless all meet the tolerance."),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
+    spreadsheet_safe: Annotated[
+        bool,
+        typer.Option(
+            "--spreadsheet-safe", help="In CSV, put an apostrophe before texts that spreadsheets take for formulas."
+        ),
+    ] = False,
 ) -> None:
     """Draw rows or images from a model. They can resemble those that the model was trained on.
 
@@ -54,6 +63,8 @@ def command(
     if isinstance(fitted, ImageModel):
         if given:
             raise DataError("--given is for tables: choose a class of images with --label")
+        if spreadsheet_safe:
+            raise DataError("--spreadsheet-safe is for tables written as CSV")
         check_output(output, force, IMAGES)
         images, residual = fitted.draw(count, label, _seed(seed), certify=wanted)
         _write_images(output, images)
@@ -63,6 +74,9 @@ def command(
     if label is not None:
         raise DataError("--label is for images: give a column of a table its value with --given")
     check_rows_output(output, force)
+    is_csv = output.suffix.lower() == ".csv"
+    if spreadsheet_safe and not is_csv:
+        raise DataError(f"--spreadsheet-safe is for CSV: {output} keeps texts as they are")
     values: dict[str, str] = {}
     for text in given or []:
         name, value = _assignment(text, fitted.columns)
@@ -76,9 +90,11 @@ def command(
             residuals.append(residual)
             yield batch
 
-    rows = write_rows(output, batches())
+    rows = write_rows(output, batches(), spreadsheet_safe)
     typer.echo(f"drew {rows:,} rows: {output}")
     _say_certified(residuals)
+    if is_csv and not spreadsheet_safe:
+        _warn_of_formulas(fitted)
 
 
 def _say_certified(residuals: list[float | None]) -> None:
@@ -87,6 +103,21 @@ def _say_certified(residuals: list[float | None]) -> None:
     if measured:
         largest = at_most(max(measured))
         typer.echo(f"certified end to end: residual at most {largest:.1g} standard deviations of the noise")
+
+
+def _warn_of_formulas(model: TableModel) -> None:
+    """Say which columns have texts that a spreadsheet would evaluate: they come from whoever made the table."""
+    columns = [
+        c.name
+        for c in model.preprocessor.columns
+        if any(isinstance(text, str) and looks_like_formula(text) for text in (c.name, *c.categories))
+    ]
+    if columns:
+        typer.echo(
+            f"note: a spreadsheet would take texts of {some(columns)} for formulas: draw for it with "
+            "--spreadsheet-safe",
+            err=True,
+        )
 
 
 def _seed(seed: int | None) -> int:

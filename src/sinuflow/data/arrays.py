@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def open_array(path: Path, how: str) -> np.ndarray[Any, Any]:
         Traceback (most recent call last):
         sinuflow.errors.DataError: there is no nowhere.npy: ask the author
     """
-    if not path.is_file():
+    if not os.path.isfile(path):  # Path.is_file raises for names that are too long
         raise DataError(f"there is no {path}: {how}")
     try:
         # A map of the file believes neither pickles nor sizes that the file does not have.

@@ -48,7 +48,9 @@ def _integers(array: Any) -> list[int | None]:
         array = array.cast(pyarrow.string())
         whole = compute.match_substring_regex(array, _INTEGER)
         # More digits than Python converts are an infinity, which is refused as such.
-        return [int(t) if w and len(t) < 400 else None for t, w in zip(array.to_pylist(), whole.to_pylist(), strict=True)]
+        return [
+            int(t) if w and len(t) < 400 else None for t, w in zip(array.to_pylist(), whole.to_pylist(), strict=True)
+        ]
     if pyarrow.types.is_integer(kind) or (pyarrow.types.is_decimal(kind) and kind.scale <= 0):
         return [int(value) for value in array.to_pylist()]
     return [None] * len(array)

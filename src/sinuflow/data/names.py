@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from collections.abc import Sequence
 
 from ..errors import DataError
 
@@ -27,7 +28,7 @@ def drop_option(column: str) -> str:
     return f"--drop {shlex.quote(column) if column.isprintable() else repr(column)}"
 
 
-def some(names: list[str], most: int = 20) -> str:
-    """The first names, quoted, and how many more there are."""
+def some(names: Sequence[object], most: int = 20) -> str:
+    """The first names or values, quoted, and how many more there are."""
     shown = ", ".join(map(repr, names[:most]))
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")

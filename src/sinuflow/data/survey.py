@@ -205,7 +205,9 @@ def _check_rows(name: str, total: int, lookers: list[Looker], gathered: _Gathere
         raise DataError(f"{name} has no rows")
     empty = [looker.name for looker in lookers if looker.missing == total]
     if empty:
-        raise DataError(f"{name}: column {empty[0]!r} holds no values at all: leave it out with {drop_option(empty[0])}")
+        raise DataError(
+            f"{name}: column {empty[0]!r} holds no values at all: leave it out with {drop_option(empty[0])}"
+        )
     counts = [f"{looker.missing} in {looker.name!r}" for looker in lookers if looker.missing]
     if counts and missing != "drop":
         raise DataError(

@@ -106,7 +106,7 @@ def _open_path(path: Path) -> Table:
     if size == 0:
         raise DataError(f"{path} is empty")
     if suffix == ".npy":
-        array = open_array(path, "numpy.save writes such files")
+        array = open_array(path, "write it with numpy.save")
         return Table(str(path), arrow_modules()[1].dataset(array_to_arrow(str(path), array)))
     if suffix in (".csv", ".tsv", ".txt"):
         return Table(str(path), csv_dataset(path), text=True)

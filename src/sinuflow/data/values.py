@@ -8,6 +8,7 @@ import numpy as np
 
 from ..errors import DataError
 from .columns import Column
+from .names import some
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -90,7 +91,7 @@ def codes_of(column: Column, array: Any, first_row: int, table: str) -> Array:
         value = values[int(places[unknown[0]])]
         raise DataError(
             f"{table}, row {first_row + int(unknown[0]) + 1}: column {column.name!r} holds {value!r}, which the "
-            f"model has never seen; it knows {_some(column.categories)}"
+            f"model has never seen; it knows {some(column.categories, 5)}"
         )
     return found
 
@@ -113,11 +114,6 @@ def _loose(value: Any) -> str:
 def _code(column: Column, value: Any) -> float:
     code = code_of(column, value)
     return -1.0 if code is None else float(code)
-
-
-def _some(values: tuple[Any, ...]) -> str:
-    shown = ", ".join(repr(v) for v in values[:5])
-    return shown + (f" and {len(values) - 5} more" if len(values) > 5 else "")
 
 
 def to_arrow(column: Column, numbers: Array) -> Any:

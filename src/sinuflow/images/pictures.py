@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.arrays import open_array
 from ..errors import DataError
 from .arrays import as_images
 from .labels import as_labels
@@ -76,13 +77,13 @@ def holds_pictures(path: Path) -> bool:
         >>> holds_pictures(file)
         True
     """
-    if path.is_dir():
+    if os.path.isdir(path):
         return bool(_pngs(path)) or any(_pngs(folder) for folder in _subfolders(path))
-    if path.suffix.lower() != ".npy" or not path.is_file():
+    if path.suffix.lower() != ".npy":
         return False
     try:
-        return len(np.load(path, mmap_mode="r", allow_pickle=False).shape) > 2
-    except (ValueError, EOFError, OSError):
+        return open_array(path, "").ndim > 2
+    except DataError:
         return False  # whoever opens it says what is wrong
 
 
@@ -123,13 +124,8 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def _load(path: Path) -> Any:
-    if not path.exists():
+    if not os.path.exists(path):  # Path.exists raises for names that are too long
         raise DataError(f"there is no {path}")
     if path.suffix.lower() != ".npy":
         raise DataError(f"{path} is neither a .npy file nor a folder of PNG files")
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise DataError(
-            f"{path} is not an array of numbers: {(str(error).splitlines() or ['it is empty'])[0]}"
-        ) from error
+    return open_array(path, "write it with numpy.save")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..data import Preprocessor, open_table
+from ..data.names import some
 from ..data.reader import Rows, read_rows
 from ..data.values import code_of, to_arrow
 from ..errors import DataError
@@ -189,9 +190,7 @@ class TableModel:
         if column.kind == "category":
             code = code_of(column, value)
             if code is None:
-                raise DataError(
-                    f"{name!r} cannot be {value!r}: the model knows {', '.join(map(str, column.categories))}"
-                )
+                raise DataError(f"{name!r} cannot be {value!r}: the model knows {some(column.categories)}")
             return float(code)
         try:
             number = float(value)
