@@ -261,7 +261,7 @@ def test_integers_beyond_2_to_the_53_are_refused(make, refused):
         looked_at(data)
     name = open_table(data).columns[0]
     column = inspect_numbers(name, np.arange(40.0), "int64")
-    with pytest.raises(DataError, match="row 40: .*9007199254740993"):
+    with pytest.raises(DataError, match=r"row 40: .*9007199254740993"):
         list(read_rows(open_table(data), Preprocessor([column])))
 
 
@@ -335,6 +335,13 @@ def test_a_row_that_is_too_long_is_explained(tmp_path):
     text = "a,b\n" + "1,2\n" * 20 + '"' + "x" * 3_000_000 + '",1\n'
     with pytest.raises(DataError, match="never closed"):
         looked_at(write_csv(tmp_path, text))
+
+
+def test_wide_csv_files_come_in_blocks_of_many_rows(tmp_path):
+    header, row = (",".join(f"{letter}{i:011d}" for i in range(4000)) for letter in "c1")
+    path = write_csv(tmp_path, "\n".join([header, *[row] * 100]))
+    table = open_table(path)
+    assert [len(batch) for batch in table.batches(table.columns[:1])] == [100]
 
 
 def test_whitening_of_wide_tables_agrees_with_factors_of_the_covariance():

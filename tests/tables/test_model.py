@@ -194,6 +194,17 @@ def test_large_tables_are_streamed_to_the_same_kind_of_model(monkeypatch, tmp_pa
     assert model.history[-1]["val_nll"] < model.history[0]["val_nll"]
 
 
+def test_missing_values_of_streamed_csv_files_are_left_out(monkeypatch, tmp_path):
+    module = sys.modules["sinuflow.data.survey"]
+    monkeypatch.setattr(module, "IN_MEMORY", 600)
+    monkeypatch.setattr(module, "SAMPLE", 100)
+    values = np.random.default_rng(0).normal(size=400).astype(str)
+    values[7] = "NA"
+    pd.DataFrame({"x": values, "y": np.arange(400) % 9}).to_csv(tmp_path / "big.csv", index=False)
+    model = fit_table(tmp_path / "big.csv", missing="drop", **{**QUICK, "steps": 5})
+    assert model.facts["used_rows"] == 399
+
+
 def test_a_sorted_table_is_not_taken_for_its_beginning(monkeypatch):
     fitting = sys.modules["sinuflow.tables.fitting"]
     monkeypatch.setattr(fitting, "_ENOUGH", 300)

@@ -11,7 +11,7 @@ from ..errors import DataError
 _QUOTED_NAMES = r'[,"\r\n]'
 _QUOTED_CELLS = r'^$|[,"\r\n]'
 #: Texts that spreadsheets take for formulas, also in their full-width forms.
-_FORMULA = r"^[=+\-@\t\r\n＝＋－＠]"
+_FORMULA = "^[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]"
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 #: Rows that are turned into text at a time.
 _ROWS = 8192

@@ -46,11 +46,9 @@ def _integers(array: Any) -> list[int | None]:
     kind = array.type
     if is_text(str(kind)):
         array = array.cast(pyarrow.string())
-        whole = compute.match_substring_regex(array, _INTEGER)
-        # More digits than Python converts are an infinity, which is refused as such.
-        return [
-            int(t) if w and len(t) < 400 else None for t, w in zip(array.to_pylist(), whole.to_pylist(), strict=True)
-        ]
+        whole = compute.match_substring_regex(array, _INTEGER).to_pylist()
+        # More digits than that are an infinity, which is refused as such.
+        return [int(t) if w and len(t) < 400 else None for t, w in zip(array.to_pylist(), whole, strict=True)]
     if pyarrow.types.is_integer(kind) or (pyarrow.types.is_decimal(kind) and kind.scale <= 0):
         return [int(value) for value in array.to_pylist()]
     return [None] * len(array)

@@ -37,11 +37,9 @@ def frame_to_arrow(data: Any) -> Any:
 
 def _for_arrow(data: Any) -> Any:
     """A pandas frame with the dtypes that Arrow lacks replaced: sparse ones, and long double."""
-    import pandas
-
     others = {}
     for name, dtype in data.dtypes.items():
-        if isinstance(dtype, pandas.SparseDtype):
+        if type(dtype).__name__ == "SparseDtype":
             others[name] = dtype.subtype
         elif dtype == np.longdouble:
             others[name] = np.dtype(np.float64)
@@ -67,10 +65,7 @@ def array_to_arrow(name: str, array: np.ndarray) -> Any:
         raise DataError(f"{name} must hold numbers in rows and columns; it has shape {array.shape}, type {array.dtype}")
     if np.iscomplexobj(array):
         raise DataError(f"{name} holds complex numbers: split them into real and imaginary parts")
-    if array.dtype == np.longdouble:
-        native = np.dtype(np.float64)  # what is beyond its range becomes infinite, and is refused as such
-    else:
-        native = array.dtype.newbyteorder("=")
-    with np.errstate(over="ignore"):
+    native = np.dtype(np.float64) if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
+    with np.errstate(over="ignore"):  # what is beyond the range of float64 becomes infinite, and is refused as such
         columns = [arrow.array(np.ascontiguousarray(array[:, i]).astype(native)) for i in range(array.shape[1])]
     return arrow.table(columns, names=[f"x{i}" for i in range(array.shape[1])])

@@ -9,8 +9,8 @@ import numpy as np
 
 from ..errors import DataError
 from .columns import WISHES, Column
-from .inspect import inspect_codes, inspect_numbers
 from .exact_integers import refuse_inexact
+from .inspect import inspect_codes, inspect_numbers
 from .names import drop_option, some
 from .tables import Table
 from .values import distinct_values, is_category, is_number, is_text, parse_number, parse_texts, to_floats

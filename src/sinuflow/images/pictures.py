@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,6 +53,7 @@ def open_pictures(data: Any, labels: Any = None) -> Pictures:
         labels: a whole number for each image, counted from 0, or the path of a ``.npy`` file with such.
 
     Example:
+        >>> import numpy as np
         >>> open_pictures(np.zeros((3, 8, 8), dtype=np.uint8), labels=[0, 1, 0]).labels.tolist()
         [0, 1, 0]
     """
@@ -72,6 +72,7 @@ def holds_pictures(path: Path) -> bool:
 
     Example:
         >>> import tempfile
+        >>> import numpy as np
         >>> file = Path(tempfile.mkdtemp()) / "x.npy"
         >>> np.save(file, np.zeros((3, 8, 8)))
         >>> holds_pictures(file)
