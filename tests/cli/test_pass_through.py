@@ -168,7 +168,13 @@ def test_the_index_of_pandas_comes_back(model, tmp_path):
 
 
 def test_csv_is_refused_for_columns_that_it_cannot_hold(model, tmp_path):
-    for name, values, message in (("deep", [[1]], "holds list<"), ("raw", [b"\xff"], "not UTF-8")):
+    text = pa.array(["x"])
+    broken = pa.Array.from_buffers(pa.string(), 1, [None, text.buffers()[1], pa.py_buffer(b"\xff")])
+    for name, values, message in (
+        ("deep", [[1]], "holds list<"),
+        ("raw", [b"\xff"], "not UTF-8"),
+        ("broken", broken, "not UTF-8"),
+    ):
         parquet.write_table(pa.table({"x": [0.1], "kind": ["a"], name: values}), tmp_path / "in.parquet")
         with pytest.raises(DataError, match=rf"column '{name}' .*{message}.*\.parquet"):
             score(model, tmp_path / "in.parquet", tmp_path / "out.csv")

@@ -326,6 +326,14 @@ def test_control_characters_of_names_are_quoted():
     assert str(caught.value).isprintable()
 
 
+def test_texts_of_parquet_files_that_are_not_utf8_are_refused(tmp_path):
+    texts = pa.array(["x"] * 40)
+    broken = pa.Array.from_buffers(pa.string(), 40, [None, texts.buffers()[1], pa.py_buffer(b"x" * 39 + b"\xff")])
+    pa.parquet.write_table(pa.table({"text": broken, "x": np.arange(40.0)}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match="not UTF-8"):
+        looked_at(tmp_path / "t.parquet")
+
+
 def test_separators_inside_of_quotes_do_not_count(tmp_path):
     text = '"a;b;c",x\n' + "".join(f"{i},{i % 3}\n" for i in range(20))
     assert open_table(write_csv(tmp_path, text)).columns == ["a;b;c", "x"]

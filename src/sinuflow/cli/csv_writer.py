@@ -61,6 +61,7 @@ class CsvWriter:
 
         try:
             texts = array.cast(pyarrow.string())
+            texts.validate(full=True)  # Parquet's texts need not be UTF-8
         except pyarrow.ArrowInvalid:
             raise DataError(
                 f"column {field.name!r} holds bytes that are not UTF-8 text: write a .parquet file instead"

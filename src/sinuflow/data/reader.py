@@ -39,7 +39,8 @@ def columns_to_numbers(columns: list[Column], batch: Any, first_row: int, table:
 def check_columns(table: Table, preprocessor: Preprocessor) -> None:
     """Refuse a table that lacks a column which the model needs; their order does not matter."""
     needed = [c.name for c in preprocessor.columns if c.kind != "constant"]
-    absent = [name for name in needed if name not in table.columns]
+    present = set(table.columns)
+    absent = [name for name in needed if name not in present]
     if absent:
         raise DataError(
             f"{table.name} lacks {'columns' if len(absent) > 1 else 'the column'} {some(absent)}, "

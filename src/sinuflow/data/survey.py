@@ -153,7 +153,8 @@ def survey(
     """Look at every value of a table, and refuse what cannot be used."""
     wishes = wishes or {}
     _check_arguments(table, context, drop, missing, wishes)
-    names = [c for c in table.columns if c not in drop]
+    left_out = set(drop)
+    names = [c for c in table.columns if c not in left_out]
     lookers = [Looker(name, table.type_of(name), table.name, wishes.get(name)) for name in names]
     gathered = _Gathered(len(names), seed)
     row = 0
@@ -180,13 +181,14 @@ def survey(
 def _check_arguments(table: Table, context: list[str], drop: list[str], missing: str, wishes: dict[str, str]) -> None:
     if missing not in ("refuse", "drop"):
         raise DataError(f"missing must be 'refuse' or 'drop'; got {missing!r}")
+    present = set(table.columns)
     for name in [*context, *drop, *wishes]:
-        if name not in table.columns:
+        if name not in present:
             raise DataError(f"{table.name} has no column {name!r}; it has {some(table.columns)}")
     for name, wish in wishes.items():
         if wish not in WISHES:
             raise DataError(f"column {name!r} cannot be mapped by {wish!r}: choose {', '.join(WISHES)}")
-    if not [c for c in table.columns if c not in drop and c not in context]:
+    if not present.difference(drop, context):
         raise DataError(f"{table.name} has no columns left to model")
 
 

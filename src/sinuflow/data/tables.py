@@ -55,7 +55,11 @@ class Table:
     def cells(self, batch: Any, column: str) -> Any:
         """A column of one of the table's batches, with null for what stands for a missing value in a text file."""
         array = batch.column(column)
-        return with_missing(array) if self._text else array
+        if self._text:
+            return with_missing(array)
+        with translated(self.name):
+            array.validate(full=True)  # Parquet's texts need not be UTF-8
+        return array
 
     def _pieces(self, columns: list[str]) -> Iterator[Any]:
         if self._files is None:
