@@ -21,7 +21,8 @@ from torch import Tensor
 
 from .cuda.compiler import CompilerError, find_compiler
 from .dispatch import fused_allowed
-from .native.library import MOST_WAVES, NativeError, library
+from .native.compiler import NativeError
+from .native.library import MOST_WAVES, library
 
 #: Before this generation, Triton's kernels do not run.
 _OLDEST = (7, 0)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from ..cache import cache_folder, demand_private, keep
+from .. import cache
 
 
 class CompilerError(RuntimeError):
@@ -31,14 +31,13 @@ def compiled(source: str, defines: dict[str, str], architecture: str) -> bytes:
     library = find_compiler()
     key = "\n".join([source, *options, _version(library)])
     name = f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
-    with contextlib.suppress(OSError):
-        path = cache_folder() / name
-        demand_private(path.parent)
-        demand_private(path)
-        return path.read_bytes()
+    with contextlib.suppress(OSError):  # a cache that cannot be trusted, or written, costs time and nothing else
+        stored = cache.read(name)
+        if stored is not None:
+            return stored
     code = _compile(library, source, options)
-    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, and nothing else
-        keep(cache_folder() / name, code)
+    with contextlib.suppress(OSError):
+        cache.write(name, code)
     return code
 
 

@@ -1,17 +1,14 @@
-"""Compiling the C++ source, and calling what comes of it."""
+"""The C++ kernels as a library in this process, and calling them."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import os
 import platform
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,87 +16,82 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cache import cache_folder, demand_private, keep
+from .. import cache
+from . import compiler
+from .compiler import NativeError
 
 #: As in waves.cpp.
 LANES, MOST_WAVES = 64, 64
 #: Numbers, features times rows, below which more threads are not worth waking.
 _WORTH_A_THREAD = 16_384
 
-_OPTIONS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
-#: What compilers differ in; the first that works is taken.
-_TUNINGS = [
-    ["-march=native", "-mprefer-vector-width=512", "-fopenmp-simd"],
-    ["-march=native", "-fopenmp-simd"],
-    ["-mcpu=native", "-fopenmp-simd"],
-    [],
-]
-#: Seconds that a compiler may take.
-_PATIENCE = 120
-
-
-class NativeError(RuntimeError):
-    """There is no compiler, or it refuses, or there is nowhere to keep what it makes."""
+SOURCE = Path(__file__).with_name("waves.cpp")
+FUNCTIONS = (
+    *("scale_forward", "scale_backward", "scale_inverse"),
+    *("conditional_forward", "conditional_backward", "conditional_inverse"),
+)
 
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
     """The compiled kernels; or a :class:`NativeError` that says why there are none."""
-    compiler = next(filter(None, map(shutil.which, [os.environ.get("CXX", ""), "c++", "g++", "clang++"])), None)
-    if compiler is None or not _has_developer_tools():
-        raise NativeError("no C++ compiler was found")
-    source = Path(__file__).with_name("waves.cpp")
     try:
-        told = [source.read_text(), compiler, _version(compiler), _processor(), str(_OPTIONS), str(_TUNINGS)]
-        path = cache_folder() / f"waves-{hashlib.sha256(chr(10).join(told).encode()).hexdigest()[:24]}.so"
-        if path.exists():
-            with contextlib.suppress(OSError):  # a file that cannot be loaded is made again
-                return _loaded(path)
-        keep(path, _compiled(compiler, source))
-        return _loaded(path)
-    except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "strerror", None) or str(error)
-        raise NativeError(f"compiled kernels cannot be made or kept: {said}") from error
+        program, processor = compiler.find_compiler(), compiler.processor()
+        tunings = [[]] if processor is None else compiler.TUNINGS
+        key = [SOURCE.read_text("utf-8"), program, compiler.version(program), platform.machine(), str(processor)]
+        key += [str(compiler.OPTIONS), str(tunings)]
+        name = f"waves-{hashlib.sha256(os.fsencode(chr(10).join(key))).hexdigest()[:24]}.so"
+        stored = cache.read(name)
+        if stored is not None:
+            with suppress(OSError):  # what cannot be loaded is compiled again
+                return load(stored)
+        with cache.temporary_folder() as folder:
+            compiled = compiler.compile_library(program, SOURCE, tunings, folder)
+        with suppress(OSError):  # a full disk costs time in the next process, and nothing else
+            cache.write(name, compiled)
+        return load(compiled)
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        reason = f"{error.strerror}{where}" if error.strerror else str(error)
+        raise NativeError(f"compiled kernels cannot be made or kept: {reason}") from error
 
 
-def _loaded(path: Path) -> ctypes.CDLL:
-    demand_private(path.parent)
-    demand_private(path)
-    return ctypes.CDLL(str(path))
+def load(content: bytes) -> ctypes.CDLL:
+    """Load a library: the very bytes that were verified, whatever becomes of any file. May raise OSError."""
+    loaded = None
+    if hasattr(os, "memfd_create"):
+        with suppress(OSError):  # some systems forbid it
+            loaded = _load_from_memory(content)
+    loaded = loaded or _load_from_copy(content)
+    missing = [name for name in FUNCTIONS if not hasattr(loaded, name)]
+    if missing:
+        raise OSError(f"the compiled library has no function {missing[0]}")
+    return loaded
 
 
-def _has_developer_tools() -> bool:
-    """On a Mac without them, calling the compiler would open a window."""
-    if platform.system() != "Darwin":
-        return True
-    return subprocess.run(["xcode-select", "-p"], capture_output=True, check=False).returncode == 0
+def _load_from_memory(content: bytes) -> ctypes.CDLL:
+    """By a file that has no name and is sealed: nobody can change or shorten it while it is mapped."""
+    import fcntl
 
-
-def _compiled(compiler: str, source: Path) -> bytes:
-    said = ""
-    with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / "waves.so"
-        for tuning in _TUNINGS:
-            command = [compiler, *_OPTIONS, *tuning, "-o", str(made), str(source)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE)
-            if done.returncode == 0:
-                return made.read_bytes()
-            said = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
-    raise NativeError(f"{compiler} cannot compile the kernels: {said[:120]}")
-
-
-def _version(compiler: str) -> str:
-    done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False, timeout=_PATIENCE)
-    return done.stdout
-
-
-def _processor() -> str:
-    """What tells one kind of processor from another: a home folder may be shared by different machines."""
+    # It stays open for good: the dynamic loader knows libraries by their path, and this one must not mean another.
+    descriptor = os.memfd_create("sinuflow-waves", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() + platform.machine()
-    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(content)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+        return ctypes.CDLL(f"/proc/{os.getpid()}/fd/{descriptor}")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _load_from_copy(content: bytes) -> ctypes.CDLL:
+    """By a file of this process, which has no name any more as soon as it is loaded."""
+    with cache.temporary_folder() as folder:
+        path = folder / "waves.so"
+        path.write_bytes(content)
+        return ctypes.CDLL(str(path))
 
 
 def call(name: str, work: int, rows: int, *arguments: Any) -> None:

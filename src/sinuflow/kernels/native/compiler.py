@@ -1,0 +1,117 @@
+"""Running the user's C++ compiler, whatever it does."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+
+OPTIONS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+#: What compilers differ in; the first that works is taken.
+TUNINGS = [
+    ["-march=native", "-mprefer-vector-width=512", "-fopenmp-simd"],
+    ["-march=native", "-fopenmp-simd"],
+    ["-mcpu=native", "-fopenmp-simd"],
+    [],
+]
+#: Seconds that a compiler may take to compile, and to say which version it is.
+COMPILE_SECONDS, VERSION_SECONDS = 120.0, 20.0
+#: Fields of /proc/cpuinfo that say what a processor can do, on x86, ARM, RISC-V, POWER, s390, MIPS and LoongArch.
+_FEATURES = (
+    {"model name", "flags", "features", "isa", "hart isa", "uarch", "cpu", "cpu model", "cpu implementer"}
+    | {"cpu part", "cpu variant", "machine", "ases implemented"}
+)  # fmt: skip
+
+
+class NativeError(RuntimeError):
+    """There is no compiler, or it fails, or its output cannot be stored or loaded."""
+
+
+def find_compiler() -> str:
+    """The path of a C++ compiler: ``CXX`` from the environment, or the first of the usual names."""
+    found = next(filter(None, map(shutil.which, [os.environ.get("CXX", ""), "c++", "g++", "clang++"])), None)
+    if found is None or not _has_developer_tools():
+        raise NativeError("no C++ compiler was found")
+    return os.path.abspath(found)
+
+
+def version(compiler: str) -> str:
+    """What the compiler says of itself."""
+    return _run([compiler, "--version"], VERSION_SECONDS)[1]
+
+
+def processor() -> str | None:
+    """What tells one kind of processor from another, for a home folder that different machines share.
+
+    None where nothing does: code may not be tuned then, or it would be taken to a machine that cannot run it.
+    """
+    try:
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return platform.processor() or None
+    return features(text)
+
+
+def features(cpuinfo: str) -> str | None:
+    """The lines of /proc/cpuinfo that say what the processor can do, each once; None if no line does."""
+    lines = {line for line in cpuinfo.splitlines() if line.split(":")[0].strip().lower() in _FEATURES}
+    return "\n".join(sorted(lines)) or None
+
+
+def compile_library(compiler: str, source: Path, tunings: list[list[str]], folder: Path) -> bytes:
+    """A shared library, by the first tuning that the compiler accepts; ``folder`` is for temporary files."""
+    library = folder / "compiled.so"
+    reason = ""
+    for tuning in tunings:
+        command = [compiler, *OPTIONS, *tuning, "-o", str(library), str(source)]
+        code, output = _run(command, COMPILE_SECONDS, folder)
+        if code == 0 and library.exists():
+            return library.read_bytes()
+        lines = output.strip().splitlines()
+        reason = "".join(filter(str.isprintable, lines[-1])) if lines else f"exit code {code}, and no library"
+    raise NativeError(f"{compiler} cannot compile the kernels: {reason[:120]}")
+
+
+def _has_developer_tools() -> bool:
+    """On a Mac without them, calling the compiler would open a window."""
+    return platform.system() != "Darwin" or _run(["xcode-select", "-p"], VERSION_SECONDS)[0] == 0
+
+
+def _run(command: list[str], seconds: float, folder: Path | None = None) -> tuple[int, str]:
+    """The exit code and the output of a command, which can neither wait for input nor stay longer than allowed.
+
+    The output goes to a file, because a pipe would be waited for as long as any child of the command holds it.
+    """
+    environment = os.environ | {"LC_ALL": "C"} | ({} if folder is None else {"TMPDIR": str(folder)})
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(seconds)
+        except BaseException as error:
+            _kill(process)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise NativeError(f"{command[0]} did not finish within {seconds:g} seconds") from error
+            raise
+        output.seek(0)
+        return code, output.read().decode(errors="replace")
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its children: a compiler is a driver that starts others."""
+    if hasattr(os, "killpg"):
+        os.killpg(process.pid, signal.SIGKILL)  # it is not reaped yet, so its group is still there
+    else:
+        process.kill()
+    process.wait()

@@ -1,0 +1,67 @@
+"""Opening a folder that no other user can change or replace."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def open_private_folder(path: Path) -> int:
+    """A descriptor of a folder whose content only this user and root can have written. Raises OSError.
+
+    Every folder from the root down is opened relative to the one above it, without following links, and checked
+    through its descriptor: so no name is looked up twice, and no check can be passed by one folder for another. Each
+    must belong to this user or to root, and be closed to writing by group and others. Only a sticky folder, such as
+    /tmp, may be open to them, because there nobody can replace what belongs to somebody else. What is missing is
+    created. Links in ``path`` itself are resolved first; what they lead to is checked in the same way.
+    """
+    real = Path(os.path.realpath(path))
+    descriptor: int | None = None
+    for here in (*reversed(real.parents), real):
+        above = descriptor
+        try:
+            descriptor = _open(here, above, last=here == real)
+        finally:
+            if above is not None:
+                os.close(above)
+    assert descriptor is not None
+    return descriptor
+
+
+def _open(path: Path, above: int | None, *, last: bool) -> int:
+    """One folder, relative to the descriptor of the one above it."""
+    # Ancestors need not be readable: O_PATH, where there is one, does without that permission.
+    access = os.O_RDONLY if last else getattr(os, "O_PATH", os.O_RDONLY)
+    flags = access | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    name = path if above is None else path.name
+    try:
+        try:
+            descriptor = os.open(name, flags, dir_fd=above)
+        except FileNotFoundError:
+            with suppress(FileExistsError):  # another process was faster: its folder is checked like any other
+                os.mkdir(name, mode=0o700, dir_fd=above)
+            descriptor = os.open(name, flags, dir_fd=above)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(path)) from error
+    try:
+        _check(path, os.fstat(descriptor), last=last)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check(path: Path, status: os.stat_result, *, last: bool) -> None:
+    owners = {os.geteuid()} if last else {0, os.geteuid()}
+    if status.st_uid not in owners:
+        raise PermissionError(f"{path} belongs to another user: set SINUFLOW_CACHE to a folder of your own")
+    sticky = bool(status.st_mode & stat.S_ISVTX) and not last
+    if status.st_mode & _WRITABLE_BY_OTHERS and not sticky:
+        raise PermissionError(
+            f"{path} can be written by other users: remove that permission (chmod go-w), or set SINUFLOW_CACHE to a "
+            "folder of your own"
+        )
