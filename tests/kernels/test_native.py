@@ -230,14 +230,6 @@ def test_without_them_everything_still_works(changes, reason, tmp_path):
     assert reason in done.stdout
 
 
-def test_what_was_compiled_is_kept(tmp_path):
-    environment = unmeasured(SINUFLOW_CACHE=str(tmp_path))
-    for _ in range(2):
-        subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, check=True)
-    (path,) = tmp_path.iterdir()
-    assert path.suffix == ".so"
-
-
 def test_waves_are_those_of_the_definition():
     """A single wave of a = 1, b = 0, w = 1: x + α (0 - sin 2x) / 2."""
     alpha = 0.5
@@ -267,19 +259,3 @@ def test_autocast_does_not_hand_over_the_wrong_memory():
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         rough = flow(validate_args=False).log_prob(x)
     torch.testing.assert_close(rough.float(), flow().log_prob(x).detach(), rtol=0.1, atol=0.3)
-
-
-def test_a_damaged_file_is_made_again(tmp_path):
-    environment = unmeasured(SINUFLOW_CACHE=str(tmp_path))
-    subprocess.run([sys.executable, "-c", SCRIPT], env=environment, check=True, capture_output=True)
-    (path,) = tmp_path.iterdir()
-    path.write_bytes(b"")
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, check=True, capture_output=True, text=True)
-    assert "compiled for this processor" in done.stdout
-
-
-def test_a_folder_that_others_can_write_to_is_not_trusted(tmp_path):
-    tmp_path.chmod(0o777)
-    environment = unmeasured(SINUFLOW_CACHE=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, check=True, capture_output=True, text=True)
-    assert "by other users" in done.stdout
