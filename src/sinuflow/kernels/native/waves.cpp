@@ -30,7 +30,8 @@ inline void sin_cos(float u, float& sine, float& cosine) {
     r = r - quarter * -1.7151245e-15f;
     r = r < -0.7853982f ? -0.7853982f : r;  // beyond 2^24 it is noise: hold it in range
     r = r > 0.7853982f ? 0.7853982f : r;
-    const int32_t turn = static_cast<int32_t>(quarter - 4.0f * std::floor(quarter * 0.25f));
+    // 0 to 3, from the lowest bits of a sum above 2^23: that is defined for a NaN, too, which has no integer.
+    const uint32_t turn = float_as_bits(quarter - 4.0f * std::floor(quarter * 0.25f) + 8388608.0f);
     const float s = r * r;
     const float low = r + r * s * (-1.6666654611e-1f + s * (8.3321608736e-3f + s * -1.9515295891e-4f));
     const float high = 1.0f - 0.5f * s + s * s * (4.166664568298827e-2f + s * (-1.388731625493765e-3f + s * 2.443315711809948e-5f));
@@ -52,7 +53,7 @@ inline float exponential(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    const int32_t power = static_cast<int32_t>(n);
+    const int32_t power = static_cast<int32_t>(x == x ? n : 0.0f);  // a NaN has no integer
     // In two factors, because 2^128 is no number.
     const float found = p * bits_as_float(((power >> 1) + 127) << 23) * bits_as_float((power - (power >> 1) + 127) << 23);
     return x < -87.3f ? 0.0f : x > 88.7f ? INFINITY : x == x ? found : x;
@@ -60,8 +61,8 @@ inline float exponential(float x) {
 
 // The logarithm of a positive normal number.
 inline float logarithm(float x) {
-    const int32_t bits = float_as_bits(x), shifted = bits - 0x3f3504f3;  // sqrt(1/2)
-    const float e = static_cast<float>(shifted >> 23);
+    const uint32_t shifted = static_cast<uint32_t>(float_as_bits(x)) - 0x3f3504f3;  // sqrt(1/2)
+    const float e = static_cast<float>(static_cast<int32_t>(shifted) >> 23);
     const float m = bits_as_float((shifted & 0x7fffff) + 0x3f3504f3) - 1.0f, z = m * m;
     float p = 7.0376836292e-2f;
     p = p * m - 1.1514610310e-1f;
