@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError, InversionError, SinuflowError
 from ..solvers import SolverOptions
+from .batch_splitting import split_if_out_of_memory
 
 if TYPE_CHECKING:
     from .whole_flow import WholeFlow
@@ -239,6 +240,7 @@ class Chain(Bijection):
     def __iter__(self) -> Iterator[Bijection]:
         return iter(self.bijections)  # type: ignore[arg-type]
 
+    @split_if_out_of_memory
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         whole = self._at_once(x)
         return self.layer_by_layer(x, context) if whole is None else whole.transform(x, context)
@@ -258,6 +260,7 @@ class Chain(Bijection):
             z = layers[-1].x
         return layers
 
+    @split_if_out_of_memory
     def log_density(self, x: Tensor, context: Tensor | None) -> Tensor:
         """The log-density of a feature-major batch if z is standard normal, of shape (B,)."""
         whole = self._at_once(x)
@@ -266,6 +269,7 @@ class Chain(Bijection):
         z, ladj = self.transform(x, context)
         return log_normal(z) + ladj
 
+    @split_if_out_of_memory
     def certified(
         self, z: Tensor, context: Tensor | None, options: SolverOptions
     ) -> tuple[Tensor, Tensor, Certificate]:

@@ -15,6 +15,7 @@ from ..kernels.pixel_affine import scaled
 from ..solvers import SolverOptions
 from .affine import ElementwiseAffine
 from .base import Bijection, Chain, LayerInverse, log_normal
+from .batch_splitting import split_if_out_of_memory
 from .image_inverse import image_inverse
 from .pixel_kernels import has_fine_kernels, pixel_shift
 from .sinusoidal import SinusoidalScale
@@ -144,12 +145,14 @@ class ImageChain(Chain):
     training does not need it.
     """
 
+    @split_if_out_of_memory
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         if not self._finely(x, context):
             return super().transform(x, context)
         z, ladj = self.layer_by_layer(x.double(), context)
         return z.to(x.dtype), ladj.to(x.dtype)
 
+    @split_if_out_of_memory
     def log_density(self, x: Tensor, context: Tensor | None) -> Tensor:
         if not self._finely(x, context):
             return super().log_density(x, context)
