@@ -12,7 +12,7 @@ import sinuflow
 from looks_trained import look_trained
 from tests.processes import unmeasured
 
-#: The largest differences in log p, relative to 1 + |log p|: far above what docs/numerics.md reports, far below a mistake.
+#: Of log p, relative to 1 + |log p|: far above the differences in docs/numerics.md, far below a mistake.
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-12}
 
 

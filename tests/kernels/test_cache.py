@@ -8,10 +8,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from sinuflow.kernels import cache
+from sinuflow.kernels.cuda import compiler as cuda_compiler
 from sinuflow.kernels.private_folder import open_private_folder
 from tests.processes import unmeasured
 
@@ -181,21 +183,26 @@ def test_folders_of_other_users_are_refused(tmp_path, monkeypatch):
     assert not opens(tmp_path / "cache")
 
 
-def test_links_on_the_way_are_followed_and_their_targets_checked(tmp_path):
-    target, link = tmp_path / "target" / "cache", tmp_path / "link"
-    assert opens(target)
-    link.symlink_to(target.parent)
-    assert opens(link / "cache")
-    target.parent.chmod(0o777)
-    assert not opens(link / "cache")
+def test_links_on_the_way_are_resolved_once_and_their_targets_checked(tmp_path, monkeypatch):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.mkdir(mode=0o700)
+    link.symlink_to(target)
+    monkeypatch.setenv("SINUFLOW_CACHE", str(link / "cache"))
+    cache.write(NAME, CONTENT)
+    assert cache.read(NAME) == CONTENT
+    with cache.temporary_folder() as folder:  # whoever turns the link elsewhere does not move this
+        assert target in folder.parents
+    target.chmod(0o777)
+    with pytest.raises(PermissionError, match="target can be written by other users"):
+        cache.read(NAME)
 
 
-def test_a_link_that_appears_after_names_were_resolved_is_not_followed(tmp_path, monkeypatch):
+def test_a_link_that_appears_after_names_were_resolved_is_not_followed(tmp_path):
     assert opens(tmp_path / "target")
     (tmp_path / "cache").symlink_to(tmp_path / "target")
-    monkeypatch.setattr(os.path, "realpath", str)
-    with pytest.raises(NotADirectoryError):
-        open_private_folder(tmp_path / "cache")
+    for path in (tmp_path / "cache", tmp_path / "cache" / "below"):
+        with pytest.raises(NotADirectoryError):
+            open_private_folder(path)
 
 
 def test_descriptors_are_closed(tmp_path):
@@ -209,6 +216,24 @@ def test_descriptors_are_closed(tmp_path):
     tmp_path.chmod(0o777)
     assert not opens(tmp_path / "cache")
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_machine_code_for_gpus_is_verified_in_the_same_way(folder, monkeypatch):
+    made = []
+    monkeypatch.setattr(cuda_compiler, "find_compiler", Mock())
+    monkeypatch.setattr(cuda_compiler, "_version", lambda library: "13.0")
+    monkeypatch.setattr(cuda_compiler, "_compile", lambda library, source, options: made.append(source) or CONTENT)
+
+    def compiled() -> int:
+        assert cuda_compiler.compiled("source", {}, "sm_90") == CONTENT
+        return len(made)
+
+    assert [compiled(), compiled()] == [1, 1]
+    (path,) = folder.iterdir()
+    path.write_bytes(path.read_bytes()[:1000])
+    assert [compiled(), compiled()] == [2, 2]
+    folder.parent.chmod(0o777)
+    assert [compiled(), compiled()] == [3, 4]
 
 
 # ---------------------------------------------------------------- another user

@@ -101,6 +101,7 @@ def _folder() -> Iterator[_Folder]:
         path.mkdir(parents=True, exist_ok=True)
         yield _Folder(path, None)
         return
+    path = Path(os.path.realpath(path))  # from here on, links on the way to it do not matter any more
     descriptor = open_private_folder(path)
     try:
         yield _Folder(path, descriptor)

@@ -17,14 +17,14 @@ def open_private_folder(path: Path) -> int:
     through its descriptor: so no name is looked up twice, and no check can be passed by one folder for another. Each
     must belong to this user or to root, and be closed to writing by group and others. Only a sticky folder, such as
     /tmp, may be open to them, because there nobody can replace what belongs to somebody else. What is missing is
-    created. Links in ``path`` itself are resolved first; what they lead to is checked in the same way.
+    created. ``path`` must be absolute and without links (``os.path.realpath``), so that what was checked is what it
+    names, now and later.
     """
-    real = Path(os.path.realpath(path))
     descriptor: int | None = None
-    for here in (*reversed(real.parents), real):
+    for here in (*reversed(path.parents), path):
         above = descriptor
         try:
-            descriptor = _open(here, above, last=here == real)
+            descriptor = _open(here, above, last=here == path)
         finally:
             if above is not None:
                 os.close(above)

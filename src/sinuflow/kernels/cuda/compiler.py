@@ -1,7 +1,6 @@
 """CUDA C++ to machine code, by NVIDIA's run-time compiler, which comes with PyTorch's GPU builds.
 
-What was compiled once is kept in a folder of the user's cache (``SINUFLOW_CACHE`` says another), so that
-the next process starts at once.
+Machine code is stored in the user's cache, so that the next process starts at once.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 OPTIONS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
@@ -111,7 +112,8 @@ def _run(command: list[str], seconds: float, folder: Path | None = None) -> tupl
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """End a process and its children: a compiler is a driver that starts others."""
     if hasattr(os, "killpg"):
-        os.killpg(process.pid, signal.SIGKILL)  # it is not reaped yet, so its group is still there
+        with suppress(ProcessLookupError, PermissionError):  # it ended just now
+            os.killpg(process.pid, signal.SIGKILL)
     else:
         process.kill()
     process.wait()
