@@ -1,14 +1,17 @@
 """Sinuflow: density estimation with the Sinusoidal Flow."""
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from .errors import ArgumentError, DataError, InversionError, SinuflowError, StorageError, TrainingError
-from .flow import SinusoidalFlow
-from .images import ImageModel, fit_images
-from .inversion import Inversion
-from .loading import load
-from .tables import TableModel, fit_table
-from .training import FitResult, fit
+
+if TYPE_CHECKING:
+    from .flow import SinusoidalFlow
+    from .images import ImageModel, fit_images
+    from .inversion import Inversion
+    from .loading import load
+    from .tables import TableModel, fit_table
+    from .training import FitResult, fit
 
 __version__ = "0.1.0"
 
@@ -32,11 +35,36 @@ __all__ = [
     "load",
 ]
 
+# PyTorch takes a second to import, and in that second the command line must already handle signals. So the public names
+# are imported when they are first used.
+_MODULES = {
+    "FitResult": "training",
+    "ImageModel": "images",
+    "Inversion": "inversion",
+    "SinusoidalDensity": "estimator",
+    "SinusoidalFlow": "flow",
+    "TableModel": "tables",
+    "fit": "training",
+    "fit_images": "images",
+    "fit_table": "tables",
+    "load": "loading",
+}
+#: Modules that are attributes of the package without being imported by name.
+_SUBMODULES = {
+    "bijections", "conditioners", "data", "distribution", "errors", "flow", "images", "inversion", "kernels", "loading",
+    "pixels", "solvers", "storage", "tables", "training", "transform",
+}  # fmt: skip
+
 
 def __getattr__(name: str) -> Any:
-    # scikit-learn is an extra: only who asks for the estimator needs it.
-    if name == "SinusoidalDensity":
-        from .estimator import SinusoidalDensity
-
-        return SinusoidalDensity
+    if name in _MODULES:
+        value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
+        globals()[name] = value
+        return value
+    if name in _SUBMODULES:
+        return import_module(f".{name}", __name__)
     raise AttributeError(f"module 'sinuflow' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES, *_SUBMODULES})

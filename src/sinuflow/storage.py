@@ -10,9 +10,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +18,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from .errors import StorageError
+from .files import write_atomically
 from .tensor_file import MOST_TENSORS, parse_json, read_tensor_file
 
 FORMAT = "sinuflow"
@@ -69,37 +67,6 @@ def read_model(path: Path) -> Model:
     except ValueError as error:
         raise StorageError(f"{path} has a configuration that makes no flow: {error}") from error
     return Model(header.get("kind", ""), config, tensors)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file, all of it or nothing."""
-    with replacing(path) as temporary, open(temporary, "wb") as file:
-        file.write(data)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[str]:
-    """The name of a file beside ``path`` that takes its place when all has gone well, and disappears when not."""
-    temporary = None
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.", suffix=".part")
-        os.close(handle)
-        yield temporary
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())  # on the disk before the old file is given up
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _checksum(header: dict[str, str], tensors: dict[str, Tensor]) -> str:

@@ -6,6 +6,7 @@ import typer
 
 from .. import __version__
 from . import data, fit, info, report, reproduce, sample, score
+from .terminal import echo
 
 app = typer.Typer(
     name="sinuflow",
@@ -26,7 +27,7 @@ app.add_typer(data.app, name="data")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"sinuflow {__version__}")
+        echo(f"sinuflow {__version__}")
         raise typer.Exit
 
 

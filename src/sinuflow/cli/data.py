@@ -12,6 +12,7 @@ from ..data.image_sets import IMAGE_SETS, ImageSet, images_present
 from ..data.originals import prepare
 from ..data.toys import TOYS
 from ..errors import DataError
+from .terminal import echo
 
 app = typer.Typer(help="The benchmark sets, images and toy densities.", no_args_is_help=True)
 
@@ -24,17 +25,17 @@ def list_sets(
     if data is not None and not data.is_dir():
         raise DataError(f"there is no folder {data}: `sinuflow data prepare NAME --from ORIGINAL --to {data}` makes it")
     for found in BENCHMARKS.values():
-        typer.echo(f"{found.name}: {found.what}; {found.features} columns, {_sizes(found.sizes)} rows")
+        echo(f"{found.name}: {found.what}; {found.features} columns, {_sizes(found.sizes)} rows")
         _tell(found, data)
-    typer.echo(f"The authors' own files of the first five: {PREPROCESSED}")
+    echo(f"The authors' own files of the first five: {PREPROCESSED}")
     for images in IMAGE_SETS.values():
         shape = " x ".join(map(str, images.shape))
-        typer.echo(f"{images.name}: {images.what}; {shape} bytes, {_sizes(images.sizes)} images")
+        echo(f"{images.name}: {images.what}; {shape} bytes, {_sizes(images.sizes)} images")
         _tell(images, data)
     for toy in TOYS.values():
         known = "with" if toy.log_prob else "without"
-        typer.echo(f"{toy.name}: a toy density, {known} its log-density; {toy.features} columns, any number of rows")
-        typer.echo("  source: drawn by Sinuflow itself; licence: MIT, as Sinuflow's; present: always")
+        echo(f"{toy.name}: a toy density, {known} its log-density; {toy.features} columns, any number of rows")
+        echo("  source: drawn by Sinuflow itself; licence: MIT, as Sinuflow's; present: always")
 
 
 @app.command("prepare")
@@ -45,7 +46,7 @@ def prepare_set(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing set.")] = False,
 ) -> None:
     """Make a set of its published files: DIR/NAME with train.npy, val.npy and test.npy."""
-    prepare(name, original, to, force=force, progress=typer.echo)
+    prepare(name, original, to, force=force, progress=echo)
 
 
 def _sizes(rows: tuple[int, ...]) -> str:
@@ -53,10 +54,10 @@ def _sizes(rows: tuple[int, ...]) -> str:
 
 
 def _tell(found: Benchmark | ImageSet, data: Path | None) -> None:
-    typer.echo(f"  source: {found.source}")
-    typer.echo(f"  licence: {found.licence}")
-    typer.echo(f"  beside published figures: {found.comparable}")
-    typer.echo(f"  present: {_presence(found, data)}")
+    echo(f"  source: {found.source}")
+    echo(f"  licence: {found.licence}")
+    echo(f"  beside published figures: {found.comparable}")
+    echo(f"  present: {_presence(found, data)}")
 
 
 def _presence(found: Benchmark | ImageSet, data: Path | None) -> str:

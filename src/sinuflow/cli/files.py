@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from ..errors import DataError, StorageError
+from ..files import lock_beside, locked, replacing, require_regular
 from ..flow import SinusoidalFlow
 from ..images import ImageModel
 from ..loading import load
-from ..storage import replacing
+from ..signals import shielded
 from ..tables import TableModel
 from ..training.fit import find_device
 from .csv_writer import CsvWriter
@@ -36,12 +41,19 @@ def load_table_model(path: Path) -> TableModel:
     return model
 
 
-def check_output(path: Path, force: bool, formats: tuple[str, ...] | None = None) -> None:
-    """Refuse an output before any work is done for it."""
+def claim_output(
+    ctx: typer.Context, path: Path, force: bool, inputs: Iterable[Path | None], formats: tuple[str, ...] | None = None
+) -> None:
+    """Refuse an output before any work is done for it, and lock it until the command ends.
+
+    It must not be one of the inputs, nor in a folder of them, whatever links it is reached through.
+    """
     if formats is not None and path.suffix.lower() not in formats:
         raise DataError(f"cannot write {path}: the name must end in {' or '.join(formats)}")
-    if path.is_dir():
-        raise StorageError(f"cannot write {path}: it is a folder")
+    require_regular(path)
+    for source in inputs:
+        if source is not None and _is_same(path, source):
+            raise StorageError(f"cannot write {path}: it is also {source}, and these must be different files")
     if path.exists() and not force:
         raise StorageError(f"{path} exists already: replace it with --force, or choose another name")
     folder = path.parent
@@ -49,11 +61,38 @@ def check_output(path: Path, force: bool, formats: tuple[str, ...] | None = None
         raise StorageError(f"cannot write {path}: there is no folder {folder}")
     if not os.access(folder, os.W_OK):
         raise StorageError(f"cannot write {path}: no permission to write in {folder}")
+    with shielded():
+        ctx.with_resource(locked(lock_beside(path), path))
 
 
-def check_rows_output(path: Path, force: bool) -> None:
+def claim_rows_output(ctx: typer.Context, path: Path, force: bool, inputs: Iterable[Path | None]) -> None:
     """The same for rows, which are written as CSV or Parquet."""
-    check_output(path, force, _FORMATS)
+    claim_output(ctx, path, force, inputs, _FORMATS)
+
+
+def _is_same(output: Path, source: Path) -> bool:
+    """Whether replacing ``output`` would change ``source``, or a file in it if that is a folder."""
+    if os.path.realpath(output) == os.path.realpath(source):
+        return True
+    if not output.exists():
+        return False
+    wanted = output.stat()
+    return any(os.path.samestat(found, wanted) for found in _stats(source))
+
+
+def _stats(source: Path) -> Iterator[os.stat_result]:
+    """Of a file, or of all files in a folder, with links followed."""
+    known = set[tuple[int, int]]()
+    places = [str(source)]
+    while places:
+        place = places.pop()
+        with suppress(OSError):
+            found = os.stat(place)
+            if not stat.S_ISDIR(found.st_mode):
+                yield found
+            elif (found.st_dev, found.st_ino) not in known:
+                known.add((found.st_dev, found.st_ino))
+                places += [entry.path for entry in os.scandir(place)]
 
 
 def write_rows(path: Path, batches: Iterable[Any], spreadsheet_safe: bool = False) -> int:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import enum
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..errors import DataError, StorageError
+from ..errors import DataError
 from ..images import ImageModel, fit_images
 from ..images.pictures import holds_pictures
 from ..tables import TableModel, fit_table
-from .files import check_output
+from .files import claim_output
 from .info import reconstruction
 from .runs import kept_run
+from .terminal import echo
 
 
 class Conditioning(str, enum.Enum):
@@ -51,6 +51,7 @@ class Device(str, enum.Enum):
 
 
 def command(
+    ctx: typer.Context,
     data: Annotated[
         Path, typer.Argument(help="CSV, Parquet (a file or a folder of files), .npy, or a folder of PNGs.")
     ],
@@ -76,6 +77,7 @@ def command(
         typer.Option(help="Of images: a penalty, such as 500, so that they come back from noise exactly; slower."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the split, the weights and the row order.")] = 0,
+    checkpoint_minutes: Annotated[float, typer.Option(min=0, help="Minutes between checkpoints.")] = 5.0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
     device: Annotated[Device, typer.Option(help="Where to train.")] = Device.auto,
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report.")] = None,
@@ -87,12 +89,9 @@ def command(
     Images are a .npy of bytes with shape (N, C, H, W), or (N, H, W) for greyscale, or a folder of PNG files, in
     subfolders if they have classes.
     """
-    check_output(output, force)
+    claim_output(ctx, output, force, [data, labels])
     if report is not None:
-        check_output(report, force, (".html", ".htm"))
-    places = [os.path.realpath(path) for path in (data, output, report, labels) if path is not None]
-    if len(set(places)) < len(places):
-        raise StorageError("the data, the model and the report must be different files")
+        claim_output(ctx, report, force, [data, labels, output], (".html", ".htm"))
     if _are_pictures(data):
         of_tables = {
             "--context": context,
@@ -113,12 +112,13 @@ def command(
                 steps=steps,
                 seed=seed,
                 device=device.value,
-                checkpoint=run,
+                checkpoint=run.folder,
+                checkpoint_minutes=checkpoint_minutes,
                 resume=resume,
                 progress=not quiet,
                 training=None if stability is None else {"stability": stability},
             )
-            pictures.save(output)
+            run.finish(pictures)
         _summarise_images(pictures, output)
         return
     of_images = {
@@ -139,11 +139,12 @@ def command(
             steps=steps,
             seed=seed,
             device=device.value,
-            checkpoint=run,
+            checkpoint=run.folder,
+            checkpoint_minutes=checkpoint_minutes,
             resume=resume,
             progress=not quiet,
         )
-        model.save(output)
+        run.finish(model)
     _summarise(model, output)
     if report is not None:
         from .report import write_report
@@ -178,28 +179,28 @@ def _maps(wishes: list[str]) -> dict[str, str]:
 
 def _summarise(model: TableModel, output: Path) -> None:
     facts = model.facts
-    typer.echo(
+    echo(
         f"{facts['table']}: {facts['used_rows']:,} rows, {len(model.preprocessor.features)} columns modelled"
         + (f", {len(model.preprocessor.given)} given" if model.preprocessor.given else "")
         + f"; trained {facts['steps']:,} steps in {facts['seconds']:.0f} s, the best at step {facts['best_step']:,}"
     )
-    typer.echo(f"model: {output}")
+    echo(f"model: {output}")
 
 
 def _summarise_images(model: ImageModel, output: Path) -> None:
     facts = model.facts
-    typer.echo(
+    echo(
         f"{facts['images']}: {facts['train_images'] + facts['validation_images']:,} images of {model.describe()}; "
         f"trained {facts['steps']:,} steps in {facts['seconds']:.0f} s, the best at step {facts['best_step']:,}"
     )
-    typer.echo(
+    echo(
         f"held-out images take {facts['bits_per_dimension']:.3f} bits per dimension "
         f"({facts['histogram_bits']:.3f} if every pixel were by itself)"
     )
     if facts["bits_per_dimension"] > facts["histogram_bits"]:
-        typer.echo(
+        echo(
             "that is more than without looking at other pixels: train for more steps (--steps); but if the images have "
             "few of the 256 shades, a smooth density cannot know which"
         )
-    typer.echo(reconstruction(facts))
-    typer.echo(f"model: {output}")
+    echo(reconstruction(facts))
+    echo(f"model: {output}")

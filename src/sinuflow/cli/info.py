@@ -17,6 +17,7 @@ from ..kernels.paths import cpu_path, gpu_path, whole_flow_path
 from ..loading import load
 from ..report.wording import at_most
 from ..tables import TableModel
+from .terminal import echo
 
 
 def command(
@@ -35,24 +36,22 @@ def command(
 def _show_devices() -> None:
     import torch
 
-    typer.echo(f"sinuflow {__version__}, Python {platform.python_version()}, torch {torch.__version__}")
+    echo(f"sinuflow {__version__}, Python {platform.python_version()}, torch {torch.__version__}")
     cpu = cpu_path()
-    typer.echo(f"cpu: {torch.get_num_threads()} threads")
-    typer.echo(f"  float32: {cpu.reason}" if cpu.fused else f"  float32: plain PyTorch, because {cpu.reason}")
+    echo(f"cpu: {torch.get_num_threads()} threads")
+    echo(f"  float32: {cpu.reason}" if cpu.fused else f"  float32: plain PyTorch, because {cpu.reason}")
     for i in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(i)
-        typer.echo(f"cuda:{i}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+        echo(f"cuda:{i}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB")
         device = torch.device("cuda", i)
         whole, single = whole_flow_path(device), gpu_path(device)
-        typer.echo(
-            f"  float32 flows: {whole.reason}" if whole.fused else f"  float32: by layers, because {whole.reason}"
-        )
-        typer.echo(
+        echo(f"  float32 flows: {whole.reason}" if whole.fused else f"  float32: by layers, because {whole.reason}")
+        echo(
             f"  by layers: {single.reason}" if single.fused else f"  by layers: plain PyTorch, because {single.reason}"
         )
     if not torch.cuda.is_available():
         built = "was built without support for any" if torch.version.cuda is None else "finds none"
-        typer.echo(f"gpu: none that PyTorch can use (it {built}); everything runs on the CPU")
+        echo(f"gpu: none that PyTorch can use (it {built}); everything runs on the CPU")
 
 
 def _show_model(path: Path) -> None:
@@ -62,41 +61,41 @@ def _show_model(path: Path) -> None:
     elif isinstance(found, ImageModel):
         _show_images(path, found)
     else:
-        typer.echo(f"{path}: a flow over {found.features} features")
+        echo(f"{path}: a flow over {found.features} features")
     flow = found if isinstance(found, SinusoidalFlow) else found.flow
     parameters = sum(p.numel() for p in flow.parameters())
     options = ", ".join(f"{k}={v}" for k, v in flow.config.items() if k not in ("features", "context"))
-    typer.echo(f"flow: {parameters:,} parameters; {options}")
+    echo(f"flow: {parameters:,} parameters; {options}")
 
 
 def _show_table(path: Path, model: TableModel) -> None:
     facts = model.facts
-    typer.echo(f"{path}: a model of the table {facts['table']}")
-    typer.echo(
+    echo(f"{path}: a model of the table {facts['table']}")
+    echo(
         f"rows: {facts['used_rows']:,} of {facts['rows']:,} used, {facts['train_rows']:,} to train, "
         f"{len(model.split.validation):,} to validate, {len(model.split.test):,} kept for testing"
     )
-    typer.echo(_training(facts))
-    typer.echo("columns:")
+    echo(_training(facts))
+    echo("columns:")
     width = max(len(c.name) for c in model.preprocessor.columns)
     for column in model.preprocessor.columns:
-        typer.echo(f"  {column.name:{width}}  {column.describe()}")
+        echo(f"  {column.name:{width}}  {column.describe()}")
 
 
 def _show_images(path: Path, model: ImageModel) -> None:
     facts = model.facts
-    typer.echo(f"{path}: a model of the images {facts['images']}, {model.describe()}")
+    echo(f"{path}: a model of the images {facts['images']}, {model.describe()}")
     flips = ", left and right exchanged at random" if facts["flips"] else ""
-    typer.echo(f"images: {facts['train_images']:,} to train{flips}, {facts['validation_images']:,} to validate")
+    echo(f"images: {facts['train_images']:,} to train{flips}, {facts['validation_images']:,} to validate")
     if model.classes is not None:
-        typer.echo(f"classes: {listed(model.classes)}")
-    typer.echo(_training(facts))
-    typer.echo(
+        echo(f"classes: {listed(model.classes)}")
+    echo(_training(facts))
+    echo(
         f"held-out images: {facts['bits_per_dimension']:.3f} bits per dimension "
         f"({facts['histogram_bits']:.3f} if every pixel were by itself); alpha of the logit {model.pixels.alpha:g}"
     )
     if "round_trip" in facts:  # not in files of earlier versions
-        typer.echo(reconstruction(facts))
+        echo(reconstruction(facts))
 
 
 def reconstruction(facts: dict[str, Any]) -> str:

@@ -1,25 +1,52 @@
-"""``sinuflow``: the commands, and one line for everything that goes wrong."""
+"""``sinuflow``: the commands, one line for everything that goes wrong, and an exit code for every signal."""
 
 from __future__ import annotations
 
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
+
+from ..printable import printable
+from ..signals import Stopped, command_handler
 
 
 def run() -> None:
     """The entry point of the command line."""
+    command_handler.install()
+    try:
+        code = _run()
+        command_handler.remove()
+    except SystemExit:
+        command_handler.remove()
+        raise
+    except Stopped as stop:
+        code = _stopped(stop)
+        command_handler.remove()
+    sys.exit(code)
+
+
+def _run() -> int:
     try:
         from .app import app
     except ImportError as error:
         if error.name and error.name.split(".")[0] in ("typer", "rich"):
             sys.exit("the command line needs more than the library: pip install 'sinuflow[cli]'")
         raise
+    command_handler.imported()
     if "--debug" in sys.argv:
         sys.argv.remove("--debug")
         app()
     warnings.simplefilter("ignore")
-    sys.exit(_in_one_line(app))
+    code = _in_one_line(app)
+    # Libraries may turn the exception of a signal into one of their own.
+    return code if code != 1 or command_handler.received is None else 128 + command_handler.received
+
+
+def _stopped(stop: Stopped) -> int:
+    with suppress(OSError):  # the terminal may be gone
+        print("interrupted", file=sys.stderr)  # noqa: T201
+    return 128 + stop.number
 
 
 def _in_one_line(app: Callable[[], object]) -> int:
@@ -30,6 +57,8 @@ def _in_one_line(app: Callable[[], object]) -> int:
         app()
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except Stopped as stop:
+        return _stopped(stop)
     except SinuflowError as error:
         message = str(error)
     except MemoryError:
@@ -40,5 +69,6 @@ def _in_one_line(app: Callable[[], object]) -> int:
         message = f"{type(error).__name__}: {str(error)[:300]} (run again with --debug for details)"
     else:
         return 0
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
+    with suppress(OSError):
+        print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)  # noqa: T201
     return 1

@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from ..tables import TableModel
-from .files import check_output, load_table_model
+from .files import claim_output, load_table_model
+from .terminal import echo
 
 
 def command(
+    ctx: typer.Context,
     model: Annotated[Path, typer.Argument(help="A model file, from `sinuflow fit`.")],
     data: Annotated[Path, typer.Argument(help="The table that it was trained on, or another one.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The .html file to write.")],
@@ -21,7 +23,7 @@ def command(
 
     Of the table that the model was trained on, only the rows that were kept for testing count.
     """
-    check_output(output, force, (".html", ".htm"))
+    claim_output(ctx, output, force, [model, data], (".html", ".htm"))
     write_report(load_table_model(model), data, output)
 
 
@@ -36,11 +38,11 @@ def write_report(model: TableModel, data: Path, output: Path) -> None:
     write(content, output)
     best = min(content.baselines, key=lambda score: score.nll, default=None)
     beside = "" if best is None else f" ({best.name}: {best.nll:.3f})"
-    typer.echo(
+    echo(
         f"test NLL {content.model.nll:.3f} ± {content.model.standard_error:.3f} nats{beside}; "
         f"{content.inverted:,} rows inverted to within {at_most(content.round_trip):.1g}"
     )
     judgement = accuracy(content)
     if not judgement.good:
-        typer.echo(f"warning: {judgement.meaning}")
-    typer.echo(f"report: {output}")
+        echo(f"warning: {judgement.meaning}")
+    echo(f"report: {output}")

@@ -11,6 +11,7 @@ import typer
 
 from ..errors import ArgumentError
 from ..paper import ITEMS, Options, reproduce
+from .terminal import echo
 
 
 def command(
@@ -48,16 +49,16 @@ def command(
         command=shlex.join(["sinuflow", *_without_places(sys.argv[1:])]),
     )
     for figure in reproduce(item, options):
-        typer.echo(_line(figure))
-    typer.echo(f"written to {out}")
+        echo(_line(figure))
+    echo(f"written to {out}")
 
 
 def _show_items() -> None:
     width = max(len(name) for name in ITEMS)
     for item in ITEMS.values():
-        typer.echo(f"{item.name:{width}}  {item.paper}: {item.shows}")
+        echo(f"{item.name:{width}}  {item.paper}: {item.shows}")
         after = f", once {item.after} has left its flows in --runs" if item.after else ""
-        typer.echo(f"{'':{width}}  on a CPU with --quick {item.cpu}, on a GPU {item.gpu}{after}")
+        echo(f"{'':{width}}  on a CPU with --quick {item.cpu}, on a GPU {item.gpu}{after}")
 
 
 def _line(figure: dict[str, Any]) -> str:

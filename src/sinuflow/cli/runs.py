@@ -3,45 +3,85 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import typer
 
 from ..errors import StorageError
+from ..files import locked
+from ..images import ImageModel
+from ..signals import Stopped, shielded
+from ..tables import TableModel
+from ..training.checkpoint import RUN_LOCK, CheckpointFolder
+from .terminal import echo
 
 
-def checkpoint_folder(output: Path) -> Path:
-    """Where a run is kept until its model is written."""
-    return output.with_name(output.name + ".run")
+class Run:
+    """The training of a model: its folder for checkpoints, which is gone when the model is written."""
+
+    def __init__(self, output: Path) -> None:
+        self.output = output
+        self.folder = output.with_name(output.name + ".run")
+        self.finished = False
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return CheckpointFolder(self.folder).exists()
+
+    def finish(self, model: TableModel | ImageModel) -> None:
+        """Write the model and remove the folder: a signal takes effect before both or after both."""
+        with shielded():
+            model.save(self.output)
+            self.finished = True
+            with suppress(OSError, StorageError):
+                self.remove()
+
+    def remove(self) -> None:
+        """Remove the folder, unless another process is using it."""
+        with shielded(), locked(self.folder / RUN_LOCK, self.folder):
+            shutil.rmtree(self.folder)
+
+    def remove_unused(self) -> None:
+        """Remove the folder if it has no checkpoint."""
+        if self.folder.is_dir() and not self.has_checkpoint:
+            with suppress(OSError, StorageError):
+                self.remove()
 
 
 @contextmanager
-def kept_run(output: Path, resume: bool, force: bool) -> Iterator[Path]:
-    """The folder for the checkpoints of a model's training, which is gone when all is done.
+def kept_run(output: Path, resume: bool, force: bool) -> Iterator[Run]:
+    """A run whose checkpoints survive what stops it; a signal says how to go on, and gives its exit code.
 
-    An older run is not lost without being asked for; an interrupt says how to go on.
+    An older run is not lost without being asked for.
     """
-    run = checkpoint_folder(output)
-    if run.exists() and not resume:
+    run = Run(output)
+    if resume and not run.has_checkpoint:
+        echo(f"there is no checkpoint in {run.folder}: training starts at step 0", err=True)
+    elif not resume and run.folder.exists():
         if not force:
             raise StorageError(
-                f"{run} holds an interrupted run of this model: go on with --resume, or start anew with --force"
+                f"{run.folder} holds an interrupted run of this model: go on with --resume, or start anew with --force"
             )
-        shutil.rmtree(run)
+        run.remove()
     try:
         yield run
-    except KeyboardInterrupt:
-        if (run / "checkpoint.safetensors").exists():
-            typer.echo(f"\ninterrupted; the run is safe in {run}. Go on with the same command and --resume.", err=True)
-        else:
-            shutil.rmtree(run, ignore_errors=True)
-            typer.echo("\ninterrupted before the training began", err=True)
-        raise typer.Exit(130) from None
+    except (Stopped, KeyboardInterrupt) as stop:
+        number = stop.number if isinstance(stop, Stopped) else int(signal.SIGINT)
+        with suppress(OSError):  # the terminal may be gone
+            echo(f"interrupted{_standing(run)}", err=True)
+        run.remove_unused()
+        raise typer.Exit(128 + number) from None
     except Exception:
-        # A run that never came to a checkpoint leaves nothing behind.
-        if run.is_dir() and not (run / "checkpoint.safetensors").exists():
-            shutil.rmtree(run, ignore_errors=True)
+        run.remove_unused()
         raise
-    shutil.rmtree(run, ignore_errors=True)
+
+
+def _standing(run: Run) -> str:
+    if run.finished:
+        return f"; the model is written: {run.output}"
+    if run.has_checkpoint:
+        return f"; the run is safe in {run.folder}. Go on with the same command and --resume."
+    return " before the training began"

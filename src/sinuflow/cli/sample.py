@@ -13,21 +13,23 @@ from torch import Tensor
 
 from ..data.names import some
 from ..errors import DataError
+from ..files import replacing
 from ..images import ImageModel
 from ..images.grid import grid_of
 from ..images.png import write_png
 from ..inversion import Certify
 from ..report.wording import at_most
-from ..storage import replacing
 from ..tables import TableModel
 from .csv_writer import looks_like_formula
-from .files import check_output, check_rows_output, load_fitted, write_rows
+from .files import claim_output, claim_rows_output, load_fitted, write_rows
+from .terminal import echo
 
 #: What images can be written as.
 IMAGES = (".png", ".npy")
 
 
 def command(
+    ctx: typer.Context,
     model: Annotated[Path, typer.Argument(help="A model file, from `sinuflow fit`.")],
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many rows or images.")],
     output: Annotated[
@@ -65,15 +67,15 @@ def command(
             raise DataError("--given is for tables: choose a class of images with --label")
         if spreadsheet_safe:
             raise DataError("--spreadsheet-safe is for tables written as CSV")
-        check_output(output, force, IMAGES)
+        claim_output(ctx, output, force, [model], IMAGES)
         images, residual = fitted.draw(count, label, _seed(seed), certify=wanted)
         _write_images(output, images)
-        typer.echo(f"drew {count:,} images: {output}")
+        echo(f"drew {count:,} images: {output}")
         _say_certified([residual])
         return
     if label is not None:
         raise DataError("--label is for images: give a column of a table its value with --given")
-    check_rows_output(output, force)
+    claim_rows_output(ctx, output, force, [model])
     is_csv = output.suffix.lower() == ".csv"
     if spreadsheet_safe and not is_csv:
         raise DataError(f"--spreadsheet-safe is for CSV: {output} keeps texts as they are")
@@ -91,7 +93,7 @@ def command(
             yield batch
 
     rows = write_rows(output, batches(), spreadsheet_safe)
-    typer.echo(f"drew {rows:,} rows: {output}")
+    echo(f"drew {rows:,} rows: {output}")
     _say_certified(residuals)
     if is_csv and not spreadsheet_safe:
         _warn_of_formulas(fitted)
@@ -102,7 +104,7 @@ def _say_certified(residuals: list[float | None]) -> None:
     measured = [residual for residual in residuals if residual is not None]
     if measured:
         largest = at_most(max(measured))
-        typer.echo(f"certified end to end: residual at most {largest:.1g} standard deviations of the noise")
+        echo(f"certified end to end: residual at most {largest:.1g} standard deviations of the noise")
 
 
 def _warn_of_formulas(model: TableModel) -> None:
@@ -113,7 +115,7 @@ def _warn_of_formulas(model: TableModel) -> None:
         if any(isinstance(text, str) and looks_like_formula(text) for text in (c.name, *c.categories))
     ]
     if columns:
-        typer.echo(
+        echo(
             f"note: a spreadsheet would take texts of {some(columns)} for formulas: draw for it with "
             "--spreadsheet-safe",
             err=True,

@@ -15,13 +15,15 @@ from ..data.tables import Table
 from ..errors import DataError
 from ..images import ImageModel, Pictures, open_pictures
 from ..tables import TableModel
-from .files import check_rows_output, load_fitted, write_rows
+from .files import claim_rows_output, load_fitted, write_rows
 from .fit import Missing
+from .terminal import echo
 
 _ADDED = ("log_density", "anomaly_percentile")
 
 
 def command(
+    ctx: typer.Context,
     model: Annotated[Path, typer.Argument(help="A model file, from `sinuflow fit`.")],
     data: Annotated[Path, typer.Argument(help="A table with the model's columns, in any order; or images.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The .csv or .parquet file to write.")],
@@ -37,11 +39,11 @@ def command(
     the image: above 99 is odd, 100 is odder than all of them. Rows keep their order, and tables are read and written
     in pieces.
     """
-    check_rows_output(output, force)
+    claim_rows_output(ctx, output, force, [model, data, labels])
     fitted = load_fitted(model)
     if isinstance(fitted, ImageModel):
         images = write_rows(output, [scored_images(fitted, open_pictures(data, labels))])
-        typer.echo(f"scored {images:,} images: {output}")
+        echo(f"scored {images:,} images: {output}")
         return
     if labels is not None:
         raise DataError(f"--labels is for images, and {model} is a model of a table")
@@ -50,7 +52,7 @@ def command(
     if taken:
         raise DataError(f"{data} has a column {taken[0]!r} already: rename or remove it first")
     rows = write_rows(output, scored(fitted, table, missing is Missing.drop))
-    typer.echo(f"scored {rows:,} rows: {output}")
+    echo(f"scored {rows:,} rows: {output}")
 
 
 def scored(model: TableModel, table: Table, allow_missing: bool) -> Iterator[Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ArgumentError
+from ..files import write_atomically
 from .anatomy import Anatomy, Part
 from .canvas import INK, MUTED, PAPER, RULE, TIMES, Canvas
 from .cards import HEIGHT, LETTERS, colours, draw_card, middle, width
@@ -39,7 +40,7 @@ class Drawing:
         place = Path(path)
         if place.suffix.lower() != ".svg":
             raise ArgumentError(f"a drawing is saved as .svg; got {place.name!r}")
-        place.write_text(self.svg, encoding="utf-8")
+        write_atomically(place, self.svg.encode())
 
 
 def svg_of(flow: Anatomy) -> str:

@@ -45,6 +45,7 @@ def fit_images(
     seed: int = 0,
     device: str | torch.device = "auto",
     checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_minutes: float = 5.0,
     resume: bool = False,
     progress: bool = True,
     architecture: dict[str, Any] | None = None,
@@ -66,6 +67,7 @@ def fit_images(
         seed: of the split, of the weights, of the noise, and of the order of the images.
         device: ``"auto"`` takes a GPU if there is one.
         checkpoint: a folder for checkpoints.
+        checkpoint_minutes: minutes between checkpoints.
         resume: go on from that folder's checkpoint.
         progress: whether to show it.
         architecture: arguments of :meth:`SinusoidalFlow.image <sinuflow.SinusoidalFlow.image>` instead of the defaults.
@@ -112,7 +114,12 @@ def fit_images(
         progress=progress,
         device=device,
         seed=seed,
-        **{**chosen.training, **(training or {}), **({} if steps is None else {"steps": steps})},
+        **{
+            "checkpoint_minutes": checkpoint_minutes,
+            **chosen.training,
+            **(training or {}),
+            **({} if steps is None else {"steps": steps}),
+        },
     )
     facts = {
         "images": found.name,

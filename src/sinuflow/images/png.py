@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError, SinuflowError
-from ..storage import replacing
+from ..files import replacing
 
 #: Pillow's names for the kinds of pictures that are read, and their channels.
 _MODES = {"L": "greyscale", "RGB": "colour"}
+#: A picture with more pixels is refused before it is decompressed, which a small file could make take all memory.
+_MOST_PIXELS = 2**26
 
 
 def read_pngs(files: list[Path]) -> Tensor:
@@ -45,14 +48,20 @@ def write_png(path: Path, picture: Tensor) -> None:
 
 def _read(pillow: Any, file: Path) -> Any:
     try:
-        with pillow.open(file) as picture:
+        # Other formats have decoders that start programs, whatever the name of the file.
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pillow.DecompressionBombWarning)
+            opened = pillow.open(file, formats=("PNG",))
+        with opened as picture:
+            if picture.width * picture.height > _MOST_PIXELS:
+                raise DataError(f"{file} has {picture.width:,} x {picture.height:,} pixels, more than {_MOST_PIXELS:,}")
             if picture.mode not in _MODES:
                 raise DataError(
                     f"{file} has mode {picture.mode}; expected are greyscale (L) and colour (RGB) pictures with 8 bits "
                     "a channel: convert it first"
                 )
             array = np.asarray(picture)
-    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
+    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"cannot read the picture {file}: {str(error).splitlines()[0]}") from error

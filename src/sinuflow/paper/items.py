@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ..errors import ArgumentError
+from ..files import lock_beside, locked
 from ..training.fit import find_device
 from .record import Figure, read_record, write_record
 
@@ -146,12 +147,13 @@ def reproduce(name: str, options: Options) -> list[dict[str, Any]]:
     options.out.mkdir(parents=True, exist_ok=True)
     found: dict[tuple[str, str, str], None] = {}
     start = time.perf_counter()
-    for figure in item.run(replace(options, device=device, command=command)):
-        # Each is written as it comes: a long run may be interrupted.
-        seconds = time.perf_counter() - start
-        timed = figure if figure.seconds is not None else replace(figure, seconds=seconds)
-        write_record(path, [timed], command, device)
-        found[figure.key] = None
+    with locked(lock_beside(path), path):
+        for figure in item.run(replace(options, device=device, command=command)):
+            # Each is written as it comes: a long run may be interrupted.
+            seconds = time.perf_counter() - start
+            timed = figure if figure.seconds is not None else replace(figure, seconds=seconds)
+            write_record(path, [timed], command, device)
+            found[figure.key] = None
     return [stored for stored in read_record(path) if (stored["set"], stored["metric"], stored["model"]) in found]
 
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ..files import write_atomically
 from . import images_table, runtime_table, tabular_table
 from .items import ITEMS, Item
 from .record import read_record
@@ -165,4 +166,4 @@ def _table(item: Item, figures: list[dict[str, Any]]) -> str:
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
-    (target / "README.md").write_text(page(target), encoding="utf-8")
+    write_atomically(target / "README.md", page(target).encode())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError
+from ..files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,7 +40,8 @@ def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
         matplotlib.rcParams.update(_STYLE)
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
-        figure.savefig(path, dpi=160, metadata={"Software": None})
+        with replacing(path) as temporary:
+            figure.savefig(temporary, format="png", dpi=160, metadata={"Software": None})
 
 
 def picture_path(name: str, models: Iterable[str], out: Path) -> Path:

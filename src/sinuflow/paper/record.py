@@ -16,7 +16,7 @@ import torch
 
 from .. import __version__
 from ..errors import StorageError
-from ..storage import write_atomically
+from ..files import write_atomically
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..files import write_atomically
 from ..flow import SinusoidalFlow
 from ..inversion import Inversion
-from ..storage import write_atomically
 from .image_data import check_present, images_to_test
 from .image_flows import ImageFlow, trained_flows
 from .items import Options

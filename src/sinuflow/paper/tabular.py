@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..data.benchmarks import BENCHMARKS, Splits, load_benchmark, rows_present
 from ..errors import ArgumentError
-from ..storage import write_atomically
+from ..files import write_atomically
 from .items import Options
 from .recipes import recipes
 from .record import Figure, hardware, read_record

@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from ..data.benchmarks import Splits
 from ..errors import ArgumentError, StorageError, TrainingError
+from ..files import write_atomically
 from ..flow import SinusoidalFlow
 from ..peers import ZukoFlow
-from ..storage import write_atomically
 from ..training import fit
 from ..training.schedules import Plateau
 from .items import Options
@@ -149,7 +150,8 @@ def train_as_told(flow: Any, train: Any, val: Any, told: dict[str, Any], model: 
     seconds = max(time.perf_counter() - start, float(result.history[-1]["seconds"]))
     trained = Trained(flow, result.steps, result.best_step, result.best_nll, seconds, hardware(options.device))
     if folder is not None:
-        save_file({name: t.contiguous() for name, t in flow.state_dict().items()}, folder / _WEIGHTS)
+        weights = {name: t.contiguous() for name, t in flow.state_dict().items()}
+        write_atomically(folder / _WEIGHTS, to_safetensors(weights))
         outcome = {name: value for name, value in trained._asdict().items() if name != "flow"}
         write_atomically(folder / _RUN, json.dumps({"told": told, "outcome": outcome}).encode())
     return trained

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ..errors import SinuflowError
-from ..storage import write_atomically
+from ..files import write_atomically
 from . import tables
 from .accuracy import accuracy
 from .agreement import chance

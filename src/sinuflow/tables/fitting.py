@@ -41,6 +41,7 @@ def fit_table(
     seed: int = 0,
     device: str = "auto",
     checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_minutes: float = 5.0,
     resume: bool = False,
     progress: bool = True,
     test: bool = True,
@@ -61,6 +62,7 @@ def fit_table(
         seed: of the split, of the weights, and of the order of the rows.
         device: ``"auto"`` takes a GPU if there is one.
         checkpoint: a folder for checkpoints.
+        checkpoint_minutes: minutes between checkpoints.
         resume: go on from that folder's checkpoint.
         progress: whether to show it.
         test: whether to keep rows for testing.
@@ -83,7 +85,12 @@ def fit_table(
         flow = SinusoidalFlow(
             len(preprocessor.features), preprocessor.context_width, **{**chosen.architecture, **(architecture or {})}
         )
-    settings = {**chosen.training, **(training or {}), **({} if steps is None else {"steps": steps})}
+    settings = {
+        "checkpoint_minutes": checkpoint_minutes,
+        **chosen.training,
+        **(training or {}),
+        **({} if steps is None else {"steps": steps}),
+    }
     result = fit(
         flow,
         rows.source(split.train),

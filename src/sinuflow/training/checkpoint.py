@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,10 +13,13 @@ from torch import Tensor, nn
 
 from ..checks import anything, fields, flag, integer, items, number, optional
 from ..errors import StorageError, TrainingError
+from ..files import locked
 from ..storage import Model, read_model, write_model
 from .history import RECORD
 
 _KIND = "checkpoint"
+#: The lock file in the folder of a run.
+RUN_LOCK = ".lock"
 
 
 class Checkpoint(NamedTuple):
@@ -38,13 +42,15 @@ class CheckpointFolder:
         self.history = folder / "history.jsonl"
 
     def prepare(self) -> None:
-        """Create the folder, and remove what a killed process left half-written."""
+        """Create the folder."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for part in self.folder.glob(f".{self.file.name}.*.part"):
-                part.unlink()
         except OSError as error:
             raise StorageError(f"cannot use {self.folder} for checkpoints: {error.strerror or error}") from error
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Keep other processes from using the folder."""
+        return locked(self.folder / RUN_LOCK, self.folder)
 
     def exists(self) -> bool:
         return self.file.exists()

@@ -109,7 +109,8 @@ def fit(
 
     A step whose loss is not a number or far above the usual is skipped. If that persists, training
     returns to the last good weights with a lower learning rate; after three times it ends with a
-    :class:`~sinuflow.TrainingError`. On Ctrl-C a checkpoint is saved before the interrupt is passed on.
+    :class:`~sinuflow.TrainingError`. On SIGINT (Ctrl-C), SIGTERM and SIGHUP a checkpoint is saved between two steps
+    before the signal takes effect: Ctrl-C raises KeyboardInterrupt, the others end the process.
 
     Example:
         >>> import sinuflow
@@ -159,7 +160,8 @@ def fit(
         described |= {"train": fingerprint(rows), "val": None if watched is None else fingerprint(watched)}
     cuda = [torch.cuda.current_device() if place.index is None else place.index] if place.type == "cuda" else []
     current = torch.cuda.device(cuda[0]) if cuda else contextlib.nullcontext()
-    with current, torch.random.fork_rng(devices=cuda), Interrupt() as interrupt:
+    locked = contextlib.nullcontext() if folder is None else folder.locked()
+    with Interrupt(folder is not None) as interrupt, locked, current, torch.random.fork_rng(devices=cuda):
         torch.manual_seed(seed)
         flow.to(place)
         rows, watched = rows.to(place), None if watched is None else watched.to(place)
@@ -175,6 +177,7 @@ def fit(
             log.start([])
         saver = _Saver(trainer, folder, described, checkpoint_steps, checkpoint_minutes, interrupt)
         try:
+            interrupt.check()
             trainer.run(saver, checkpoint_steps)
             saver.save()
             trainer.finish()
@@ -194,7 +197,7 @@ def _validation_period(steps: int, per_epoch: int) -> int:
 
 
 class _Saver:
-    """Saves a checkpoint when it is time, and when the user wants to stop."""
+    """Saves a checkpoint when it is time, and when a signal asks to stop."""
 
     def __init__(
         self,
@@ -211,11 +214,9 @@ class _Saver:
 
     def __call__(self) -> None:
         due = self._steps is not None and self._trainer.step % self._steps == 0
-        if due or time.monotonic() - self._saved >= self._seconds:
+        if due or self._interrupt.wanted or time.monotonic() - self._saved >= self._seconds:
             self.save()
-        if self._interrupt.wanted:
-            self.save()
-            raise KeyboardInterrupt
+        self._interrupt.check()
 
     def save(self) -> None:
         if self._folder is not None:

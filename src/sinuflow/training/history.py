@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..checks import fields, integer, number, optional
-from ..errors import SinuflowError, StorageError
+from ..errors import SinuflowError
+from ..files import append, write_atomically
 
 Record = dict[str, Any]
 
@@ -33,20 +34,13 @@ class History:
         """Begin with these records, and none of what a file may hold beyond them."""
         self.records = list(records)
         if self._path is not None:
-            try:
-                self._path.write_text("".join(_line(record) for record in self.records))
-            except OSError as error:
-                raise StorageError(f"cannot write {self._path}: {error.strerror or error}") from error
+            write_atomically(self._path, "".join(_line(record) for record in self.records).encode())
 
     def add(self, record: Record) -> None:
         """Add one record."""
         self.records.append(record)
         if self._path is not None:
-            try:
-                with self._path.open("a") as file:
-                    file.write(_line(record))
-            except OSError as error:
-                raise StorageError(f"cannot write {self._path}: {error.strerror or error}") from error
+            append(self._path, _line(record).encode())
         if self._board is not None:
             for name, value in record.items():
                 if name != "step" and value is not None:

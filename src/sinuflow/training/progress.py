@@ -6,6 +6,8 @@ import sys
 import time
 from typing import Any, NamedTuple, Protocol, TextIO
 
+from ..printable import printable
+
 #: Seconds between plain lines.
 _PAUSE = 10.0
 #: Seconds between updates of the bar.
@@ -73,7 +75,7 @@ class Lines:
             self._write(standing, now)
 
     def say(self, message: str) -> None:
-        print(message, file=self._stream, flush=True)
+        print(printable(message), file=self._stream, flush=True)
 
     def close(self) -> None:
         if self._last is not None:
@@ -117,7 +119,7 @@ class Bar:
             self._progress.update(self._task, completed=standing.step, description=text)
 
     def say(self, message: str) -> None:
-        self._progress.console.print(message, markup=False, highlight=False)
+        self._progress.console.print(printable(message), markup=False, highlight=False)
 
     def close(self) -> None:
         self._progress.stop()

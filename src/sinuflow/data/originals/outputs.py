@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import StorageError
-from ...storage import replacing
+from ...files import replacing
 
 
 def check_outputs(paths: list[Path], force: bool) -> None:

@@ -1,0 +1,12 @@
+"""Where all output of the commands goes."""
+
+from __future__ import annotations
+
+import typer
+
+from ..printable import printable
+
+
+def echo(line: str, err: bool = False) -> None:
+    """Print one line; control characters in it, which may come from files, are shown as escapes."""
+    typer.echo(printable(line), err=err)

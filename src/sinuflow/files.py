@@ -1,0 +1,203 @@
+"""Atomic writes, and locks that tell a second process who is writing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from .errors import StorageError
+from .signals import shielded
+
+#: What a file system answers that has no locks.
+_NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file, all of it or nothing."""
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[str]:
+    """Yield the name of a file beside ``path``, which takes its place if the block succeeds and is removed if not.
+
+    Only regular files are replaced, and symbolic links to them: the link itself, never its target. What a killed
+    process left half-written for the same path is removed first.
+    """
+    handle, temporary = None, ""
+    try:
+        require_regular(path)
+        with shielded():
+            _remove_stale(path)
+            handle, temporary = _create(path)
+        yield temporary
+        with shielded():
+            with open(temporary, "rb+") as file:
+                os.fsync(file.fileno())  # on the disk before the old file is given up
+            os.chmod(temporary, 0o666 & ~_umask())
+            require_regular(path)
+            os.replace(temporary, path)
+            temporary = ""
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        with shielded():
+            if temporary:
+                with suppress(OSError):
+                    os.unlink(temporary)
+            if handle is not None:
+                os.close(handle)
+
+
+def append(path: Path, data: bytes) -> None:
+    """Append to a file, all of it or nothing."""
+    try:
+        with open(path, "ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[file.write(rest) :]
+            except OSError:
+                with suppress(OSError):
+                    file.truncate(size)
+                raise
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def require_regular(path: Path) -> None:
+    """Refuse to replace a device, FIFO, socket or folder, or a symbolic link to one."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return  # nothing there, or a dangling link
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+    if stat.S_ISDIR(mode):
+        raise StorageError(f"cannot write {path}: it is a folder")
+    if not stat.S_ISREG(mode):
+        raise StorageError(f"cannot write {path}: it is not a regular file, and only those are replaced")
+
+
+@contextmanager
+def locked(path: Path, what: object) -> Iterator[None]:
+    """Hold the lock file ``path`` while the block runs; if another process does, a StorageError names that process.
+
+    The kernel releases the lock when its process ends, however that happens, so a lock file that a killed process left
+    does not count. On a file system without locks the block runs without one.
+    """
+    with shielded():
+        handle = _lock(path, what)
+    try:
+        yield
+    finally:
+        with shielded():
+            if handle is not None:
+                if _is_at(handle, path):
+                    with suppress(OSError):
+                        os.unlink(path)
+                os.close(handle)
+
+
+def lock_beside(path: Path) -> Path:
+    """The lock file of an output."""
+    return path.with_name(f".{path.name}.lock")
+
+
+def _lock(path: Path, what: object) -> int | None:
+    while True:
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+        except OSError as error:
+            raise StorageError(f"cannot lock {what}: {path}: {error.strerror or error}") from error
+        kept = False
+        try:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise StorageError(f"cannot lock {what}: {path} is not a regular file")
+            taken = _try_lock(handle)
+            if taken is None:
+                with suppress(OSError):
+                    os.unlink(path)
+                return None
+            if not taken:
+                holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
+                raise StorageError(f"{what} is in use by {holder}: wait until it ends, or choose another name")
+            if _is_at(handle, path):  # and not just removed by its last holder
+                kept = True
+                with suppress(OSError):  # on a full disk the lock holds, but names nobody
+                    os.ftruncate(handle, 0)
+                    os.write(handle, _holder().encode())
+                return handle
+        finally:
+            if not kept:
+                os.close(handle)
+
+
+def _holder() -> str:
+    since = time.strftime("%Y-%m-%d %H:%M:%S")
+    return f"process {os.getpid()} on {socket.gethostname()} since {since}"
+
+
+def _try_lock(handle: int) -> bool | None:
+    """Whether the lock was free; None if the file system has no locks."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return None
+        if isinstance(error, BlockingIOError) or error.errno == errno.EACCES:
+            return False
+        raise
+    return True
+
+
+def _is_at(handle: int, path: Path | str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), os.lstat(path))
+    except OSError:
+        return False
+
+
+def _create(path: Path) -> tuple[int | None, str]:
+    """A new file beside ``path``, and a handle that keeps it locked, so that nobody takes it for stale."""
+    while True:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        taken = _try_lock(handle)
+        if taken and _is_at(handle, name):
+            return handle, name
+        os.close(handle)
+        if taken is None:
+            return None, name
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the unfinished files of dead processes: those that nobody has locked."""
+    name = re.compile(re.escape(f".{path.name}.") + r"[a-z0-9_]{8}\.part")
+    for entry in [entry for entry in os.scandir(path.parent) if name.fullmatch(entry.name)]:
+        with suppress(OSError):
+            handle = os.open(entry.path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+            try:
+                if _try_lock(handle) and _is_at(handle, entry.path):
+                    os.unlink(entry.path)
+            finally:
+                os.close(handle)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
