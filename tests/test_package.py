@@ -61,7 +61,24 @@ def test_importing_reads_no_network_and_no_extra():
         "def refuse(*_, **__): raise AssertionError('network at import')\n"
         "socket.socket.connect = refuse\n"
         "import sinuflow\n"
+        "public = [getattr(sinuflow, name) for name in sinuflow.__all__ if name != 'SinusoidalDensity']\n"
         "print(sorted({'matplotlib', 'PIL', 'zuko', 'scipy'} & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_package_imports_without_pytorch_and_has_all_names_of_its_modules():
+    script = (
+        "import sys, sinuflow\n"
+        "assert 'torch' not in sys.modules\n"
+        "import sinuflow.cli.main\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert set(sinuflow.__all__) <= set(dir(sinuflow))\n"
+        "assert sinuflow.fit is sinuflow.training.fit\n"
+        "for name in sinuflow._SUBMODULES: getattr(sinuflow, name)\n"
+        "try: sinuflow.nothing\n"
+        "except AttributeError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "module 'sinuflow' has no attribute 'nothing'\n"

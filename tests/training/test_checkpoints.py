@@ -11,10 +11,13 @@ import textwrap
 
 import pytest
 import torch
+from safetensors import safe_open
 
 import sinuflow
 from sinuflow import StorageError, TrainingError, fit
+from sinuflow.training.checkpoint import CheckpointFolder
 from sinuflow.training.engine import PlainEngine
+from sinuflow.training.trainer import Trainer
 from tests.processes import unmeasured
 from tests.training.small import parquet_folder, quick, small_flow, weights_of
 
@@ -156,3 +159,115 @@ def test_ctrl_c_saves_a_checkpoint_between_two_steps(tmp_path, monkeypatch):
     quick(resumed, checkpoint=tmp_path, resume=True)
     assert all(torch.equal(a, b) for a, b in zip(weights_of(whole), weights_of(resumed), strict=True))
     assert signal.getsignal(signal.SIGINT) == before
+
+
+def send_at(monkeypatch, step, *numbers):
+    """Send signals to this process within a step."""
+    original = PlainEngine.advance
+
+    def advancing(self, now, most):
+        if now == step:
+            for number in numbers:
+                signal.raise_signal(number)
+        return original(self, now, most)
+
+    monkeypatch.setattr(PlainEngine, "advance", advancing)
+
+
+def resumes_to_the_same_weights(folder):
+    whole, resumed = small_flow(), small_flow(seed=3)
+    quick(whole)
+    quick(resumed, checkpoint=folder, resume=True)
+    return all(torch.equal(a, b) for a, b in zip(weights_of(whole), weights_of(resumed), strict=True))
+
+
+def saved_step(folder):
+    with safe_open(folder / "checkpoint.safetensors", framework="pt") as file:
+        return json.loads(file.metadata()["config"])["step"]
+
+
+def test_more_signals_lose_nothing_of_what_the_first_one_saves(tmp_path, monkeypatch):
+    original = CheckpointFolder.save
+
+    def saving(self, checkpoint):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        original(self, checkpoint)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointFolder, "save", saving)
+        send_at(patch, 33, *[signal.SIGINT] * 3)
+        with pytest.raises(KeyboardInterrupt):
+            quick(small_flow(), checkpoint=tmp_path)
+    assert saved_step(tmp_path) == 34
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint.safetensors", "history.jsonl"]
+    assert resumes_to_the_same_weights(tmp_path)
+
+
+def test_a_signal_after_the_last_step_is_not_lost(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "finish", lambda self: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            quick(small_flow(), checkpoint=tmp_path)
+    assert saved_step(tmp_path) == 60
+    assert resumes_to_the_same_weights(tmp_path)
+
+
+def test_without_a_checkpoint_the_second_signal_interrupts_the_step(monkeypatch):
+    reached = []
+    original = PlainEngine.advance
+
+    def advancing(self, step, most):
+        if step == 33:
+            signal.raise_signal(signal.SIGINT)
+            reached.append("after the first")
+            signal.raise_signal(signal.SIGINT)
+            reached.append("after the second")
+        return original(self, step, most)
+
+    monkeypatch.setattr(PlainEngine, "advance", advancing)
+    with pytest.raises(KeyboardInterrupt):
+        quick(small_flow())
+    assert reached == ["after the first"]
+
+
+def test_a_checkpoint_that_cannot_be_saved_is_reported(tmp_path, monkeypatch):
+    def failing(self, checkpoint):
+        raise StorageError("no space left")
+
+    send_at(monkeypatch, 33, signal.SIGINT)
+    monkeypatch.setattr(CheckpointFolder, "save", failing)
+    with pytest.raises(StorageError, match="no space left"):
+        quick(small_flow(), checkpoint=tmp_path)
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, "own"])
+def test_signals_that_are_ignored_or_handled_by_the_user_are_left_alone(tmp_path, monkeypatch, handler):
+    received = []
+    handlers = {
+        number: signal.signal(number, (lambda n, _: received.append(n)) if handler == "own" else handler)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        send_at(monkeypatch, 33, *handlers)
+        assert quick(small_flow(), checkpoint=tmp_path).steps == 60
+    finally:
+        for number, before in handlers.items():
+            signal.signal(number, before)
+    assert received == (list(handlers) if handler == "own" else [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_the_process_does_so_after_the_checkpoint(tmp_path, number):
+    child = os.fork()
+    if child == 0:
+        signal.signal(number, signal.SIG_DFL)
+        with pytest.MonkeyPatch.context() as patch:
+            send_at(patch, 33, number)
+            quick(small_flow(), checkpoint=tmp_path)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -number
+    assert saved_step(tmp_path) == 34
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint.safetensors", "history.jsonl"]
+    assert resumes_to_the_same_weights(tmp_path)
