@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -162,3 +164,22 @@ def test_a_grid_has_every_image_in_its_place():
     assert (picture[:, 34:, 36:] == 255).all()  # nothing is in the sixth place
     assert (picture[:, 32:34] == 255).all()
     assert grid_of(images, columns=9).shape == (3, 32, 5 * 16 + 4 * 2)
+
+
+@pytest.mark.parametrize("side", [8_200, 10_000, 60_000])
+def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decompressed(tmp_path, side):
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0))
+    content = chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+    (tmp_path / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + header + content)
+    with pytest.raises(DataError, match=r"pixels"):
+        read_pngs([tmp_path / "bomb.png"])
+
+
+@pytest.mark.parametrize("kind", ["EPS", "GIF", "BMP", "TIFF", "PPM"])
+def test_only_png_is_decoded_whatever_the_name_says(tmp_path, kind):
+    Image.new("L", (7, 7)).save(tmp_path / "x.png", format=kind)
+    with pytest.raises(DataError, match=r"cannot read the picture .*x.png"):
+        read_pngs([tmp_path / "x.png"])
