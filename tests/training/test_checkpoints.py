@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 
 import sinuflow
-from sinuflow import StorageError, TrainingError, fit
+from sinuflow import ArgumentError, StorageError, TrainingError, fit
 from sinuflow.training.checkpoint import CheckpointFolder
 from sinuflow.training.engine import PlainEngine
 from sinuflow.training.trainer import Trainer
@@ -159,6 +159,13 @@ def test_ctrl_c_saves_a_checkpoint_between_two_steps(tmp_path, monkeypatch):
     quick(resumed, checkpoint=tmp_path, resume=True)
     assert all(torch.equal(a, b) for a, b in zip(weights_of(whole), weights_of(resumed), strict=True))
     assert signal.getsignal(signal.SIGINT) == before
+
+
+@pytest.mark.parametrize("minutes", [-1.0, float("nan")])
+def test_minutes_between_checkpoints_are_not_negative(tmp_path, minutes):
+    with pytest.raises(ArgumentError, match="checkpoint_minutes must be 0 or more"):
+        quick(small_flow(), checkpoint=tmp_path / "run", checkpoint_minutes=minutes)
+    assert not (tmp_path / "run").exists()
 
 
 def send_at(monkeypatch, step, *numbers):

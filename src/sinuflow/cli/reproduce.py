@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 
 from ..errors import ArgumentError
 from ..paper import ITEMS, Options, reproduce
+from ..signals import Stopped
 from .terminal import echo
 
 
@@ -48,7 +50,14 @@ def command(
         force=force,
         command=shlex.join(["sinuflow", *_without_places(sys.argv[1:])]),
     )
-    for figure in reproduce(item, options):
+    try:
+        figures = reproduce(item, options)
+    except Stopped:
+        if runs is not None:
+            with suppress(OSError):  # the terminal may be gone
+                echo(f"the runs are safe in {runs}: go on with the same command", err=True)
+        raise
+    for figure in figures:
         echo(_line(figure))
     echo(f"written to {out}")
 

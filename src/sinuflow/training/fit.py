@@ -143,6 +143,8 @@ def fit(
     )
     if stability is not None:
         Stability(flow, stability)  # refuses flows that it is not for, before anything is changed
+    if not checkpoint_minutes >= 0:
+        raise ArgumentError(f"checkpoint_minutes must be 0 or more; got {checkpoint_minutes}")
     folder = None if checkpoint is None else CheckpointFolder(Path(checkpoint))
     if folder is not None:
         folder.prepare()

@@ -35,7 +35,7 @@ def read_images(folder: Path) -> list[Image]:
     images = []
     for path in sorted(paths, key=lambda path: (len(path.stem), path.stem)):
         try:
-            with Pillow.open(path) as picture:
+            with Pillow.open(path, formats=("JPEG", "PNG")) as picture:
                 image = np.asarray(picture.convert("L"), dtype=np.uint8)
         except OSError as error:
             raise DataError(f"{path} is not a picture, or is damaged: unpack BSDS300 again") from error
