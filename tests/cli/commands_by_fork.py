@@ -77,7 +77,10 @@ def serve() -> None:
     """Answer requests until there are no more."""
     from sinuflow.cli.main import run
 
-    for module in ("pyarrow.csv", "pyarrow.dataset", "pyarrow.parquet", "sinuflow.cli.app"):
+    # Shells start jobs in the background with SIGINT ignored, and the commands would ignore it, too.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    for module in ("pandas", "pyarrow.csv", "pyarrow.dataset", "torch._dynamo", "sinuflow.cli.app"):
         import_module(module)
 
     child = 0

@@ -146,6 +146,7 @@ def test_a_signal_while_modules_are_imported_prints_no_traceback(number, tmp_pat
     process = subprocess.Popen(
         [sys.executable, "-m", "sinuflow", "--help"],
         cwd=tmp_path, env=unmeasured(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )  # fmt: skip
     while not handles_signals(process.pid):
         time.sleep(0.001)
