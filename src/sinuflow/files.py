@@ -16,6 +16,8 @@ from pathlib import Path
 from .errors import StorageError
 from .signals import shielded
 
+#: How often a file may be removed by another process between being opened and being locked.
+_MOST_TRIES = 100
 #: What a file system answers that has no locks.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 
@@ -115,7 +117,7 @@ def lock_beside(path: Path) -> Path:
 
 
 def _lock(path: Path, what: object) -> int | None:
-    while True:
+    for _ in range(_MOST_TRIES):
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
         except OSError as error:
@@ -141,6 +143,7 @@ def _lock(path: Path, what: object) -> int | None:
         finally:
             if not kept:
                 os.close(handle)
+    raise StorageError(f"cannot lock {what}: {path} is removed by other processes again and again")
 
 
 def _holder() -> str:
@@ -174,7 +177,7 @@ def _is_at(handle: int, path: Path | str) -> bool:
 
 def _create(path: Path) -> tuple[int | None, str]:
     """A new file beside ``path``, and a handle that keeps it locked, so that nobody takes it for stale."""
-    while True:
+    for _ in range(_MOST_TRIES):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
         taken = _try_lock(handle)
         if taken and _is_at(handle, name):
@@ -182,6 +185,9 @@ def _create(path: Path) -> tuple[int | None, str]:
         os.close(handle)
         if taken is None:
             return None, name
+        with suppress(OSError):
+            os.unlink(name)
+    raise StorageError(f"cannot write {path}: temporary files beside it are removed by other processes")
 
 
 def _remove_stale(path: Path) -> None:

@@ -97,7 +97,11 @@ def serve() -> None:
             os.close(writer)
             os.chdir(request["folder"])
             sys.argv = ["sinuflow", *request["arguments"]]
-            run()
+            try:
+                run()
+            except SystemExit as stop:
+                # Taking down all those modules would take longer than the command itself.
+                os._exit(int(stop.code or 0))
         os.close(writer)
         print(child, flush=True)  # noqa: T201
         with os.fdopen(reader, errors="replace") as file:

@@ -19,6 +19,7 @@ from sinuflow import StorageError
 from sinuflow.cli import fit
 from sinuflow.cli.app import app
 from sinuflow.cli.files import claim_output
+from sinuflow.cli.terminal import echo
 from sinuflow.files import lock_beside, locked
 from sinuflow.training.progress import Lines
 from tests.cli.commands_by_fork import Commands
@@ -59,6 +60,12 @@ def test_an_output_is_never_an_input_whatever_links_lead_to_it(tmp_path, kind):
     other = tmp_path / "other.csv"
     other.write_bytes(b"")
     claim(other, source, link)
+
+
+def test_two_outputs_are_never_one_file_before_either_exists(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(StorageError, match="different files"):
+        claim(tmp_path / "link" / "m", tmp_path / "m")
 
 
 def test_an_output_is_never_a_file_of_an_input_folder(tmp_path):
@@ -163,9 +170,13 @@ def test_control_characters_of_files_do_not_reach_the_terminal(commands):
     assert r"\x1b[2J\u202e" in commands.run("fit", "e\x1b]0;x\x07.csv", "-o", "e.safetensors").error
 
 
-def test_progress_is_printed_safely(capsys):
+def test_progress_and_all_output_of_commands_are_printed_safely(capsys):
     Lines().say("going on\x1b[2J")
     assert capsys.readouterr().err == "going on\\x1b[2J\n"
+    echo("model: \x1b[2J\n")
+    assert capsys.readouterr().out == "model: \\x1b[2J\\n\n"
+    sources = [path for path in Path(fit.__file__).parent.glob("*.py") if "typer.echo" in path.read_text()]
+    assert [path.name for path in sources] == ["terminal.py"]
 
 
 def test_checkpoint_minutes_are_passed_on(tmp_path, monkeypatch):
