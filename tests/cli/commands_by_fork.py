@@ -18,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+from sinuflow.signals import STOP_SIGNALS
 from tests.processes import unmeasured
 
 
@@ -67,19 +68,24 @@ class Commands:
 
 
 def handles_signals(process: int) -> bool:
-    """Whether a process has a handler for SIGTERM, or has ended."""
+    """Whether a process has handlers for all of the signals, or has ended."""
     status = Path(f"/proc/{process}/status").read_text().splitlines()
     fields = dict(line.split(":\t", 1) for line in status if ":\t" in line)
-    return fields["State"].startswith("Z") or bool(int(fields["SigCgt"], 16) >> (signal.SIGTERM - 1) & 1)
+    caught = int(fields["SigCgt"], 16)
+    return fields["State"].startswith("Z") or all(caught >> (number - 1) & 1 for number in STOP_SIGNALS)
+
+
+def restore_signals() -> None:
+    """Let signals have their default actions: shells start background jobs with SIGINT ignored, nohup with SIGHUP."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def serve() -> None:
     """Answer requests until there are no more."""
     from sinuflow.cli.main import run
 
-    # Shells start jobs in the background with SIGINT ignored, and the commands would ignore it, too.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
+    restore_signals()
     for module in ("pandas", "pyarrow.csv", "pyarrow.dataset", "torch._dynamo", "sinuflow.cli.app"):
         import_module(module)
 

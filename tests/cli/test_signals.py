@@ -24,7 +24,7 @@ import pytest
 from safetensors import safe_open
 
 import sinuflow
-from tests.cli.commands_by_fork import Commands, Ended, handles_signals
+from tests.cli.commands_by_fork import Commands, Ended, handles_signals, restore_signals
 from tests.processes import unmeasured
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks into Linux's /proc")
@@ -146,7 +146,7 @@ def test_a_signal_while_modules_are_imported_prints_no_traceback(number, tmp_pat
     process = subprocess.Popen(
         [sys.executable, "-m", "sinuflow", "--help"],
         cwd=tmp_path, env=unmeasured(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+        preexec_fn=restore_signals,
     )  # fmt: skip
     while not handles_signals(process.pid):
         time.sleep(0.001)
