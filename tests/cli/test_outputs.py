@@ -22,7 +22,7 @@ from sinuflow.cli.files import claim_output
 from sinuflow.cli.terminal import echo
 from sinuflow.files import lock_beside, locked
 from sinuflow.training.progress import Lines
-from tests.cli.commands_by_fork import Commands
+from tests.cli.commands_by_fork import Commands, restore_signals
 
 
 class Context(ExitStack):
@@ -207,6 +207,7 @@ def test_a_terminal_that_closes_saves_a_checkpoint(commands):
     pd.DataFrame(rows, columns=["a", "b"]).to_csv(folder / "t.csv", index=False)
     child, terminal = os.forkpty()
     if child == 0:
+        restore_signals()
         os.chdir(folder)
         os.execv(sys.executable, [sys.executable, "-m", "sinuflow", "fit", "t.csv", "-o", "h.safetensors"])
     history = folder / "h.safetensors.run" / "history.jsonl"
