@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import torch
@@ -10,7 +11,7 @@ from torch.distributions import Distribution, constraints
 
 from .bijections import Chain
 from .bijections.base import check_vectors, log_normal
-from .errors import ArgumentError
+from .errors import ArgumentError, InversionError
 from .inversion import Certify, certified_inverse
 
 #: The sample shape of a single draw.
@@ -96,7 +97,7 @@ class FlowDistribution(Distribution):
         Guarantee: with ``certify="layers"``, each layer of the flow was inverted to working precision for every sample;
         with ``"end-to-end"``, mapped back through the whole flow, every sample meets its noise to within the tolerance
         of :meth:`SinusoidalFlow.invert <sinuflow.SinusoidalFlow.invert>`; or an :class:`~sinuflow.InversionError` is
-        raised.
+        raised. Draws are always finite: noise that overflows, or that cannot be inverted, raises that error, too.
 
         Args:
             sample_shape: the shape of the draws, in front of the batch shape.
@@ -135,15 +136,33 @@ class FlowDistribution(Distribution):
         """
         noise = self._noise(sample_shape, generator, temperature)
         x, ladj = certified_inverse(self.bijection, noise, self.context, certify)
-        return x, log_normal(noise.movedim(-1, 0)) - ladj
+        return x, _finite_log_density(log_normal(noise.movedim(-1, 0)) - ladj)
 
     def _noise(self, sample_shape: Any, generator: torch.Generator | None, temperature: float) -> Tensor:
-        if not temperature >= 0:
-            raise ArgumentError(f"temperature must be a number of at least 0; got {temperature}")
+        check_temperature(temperature)
         parameter = next(self.bijection.parameters())
         shape = self._extended_shape(Size([sample_shape] if isinstance(sample_shape, int) else sample_shape))
         noise = torch.randn(shape, generator=generator, dtype=parameter.dtype, device=parameter.device)
         return noise if temperature == 1 else temperature * noise
+
+
+def check_temperature(temperature: float) -> None:
+    """Refuse what noise cannot be multiplied by."""
+    if not 0 <= temperature < math.inf:
+        raise ArgumentError(f"temperature must be a number of at least 0, and finite; got {temperature!r}")
+
+
+def _finite_log_density(log_density: Tensor) -> Tensor:
+    """The log-density of draws, or an :class:`~sinuflow.InversionError` where it overflows; NaN in compiled graphs."""
+    finite = log_density.detach().isfinite()
+    if torch.compiler.is_compiling():
+        return torch.where(finite, log_density, torch.nan)
+    if not bool(finite.all()):
+        raise InversionError(
+            f"the log-density of {int((~finite).sum())} of {finite.numel()} draws is beyond {log_density.dtype}: "
+            "use a lower temperature, or float64"
+        )
+    return log_density
 
 
 def _refuse_non_finite(x: Tensor, name: str) -> None:

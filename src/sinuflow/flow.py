@@ -178,6 +178,7 @@ class SinusoidalFlow(nn.Module):
             raise ArgumentError("x must have at least one row, and no NaN or infinity, to initialise from")
         with torch.no_grad():
             self.bijection.initialize(rows, given)
+        self.bijection.check_parameters()
 
     def invert(
         self,

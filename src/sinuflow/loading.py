@@ -16,7 +16,7 @@ from .conditioners.made import MaskedLinear
 from .conditioners.pixelcnn import MaskedConvolution
 from .data import Preprocessor
 from .data.columns import LONGEST_NAME
-from .errors import SinuflowError, StorageError
+from .errors import ArgumentError, SinuflowError, StorageError
 from .flow import SinusoidalFlow
 from .flow_config import FlowConfig, ImageFlowConfig, Size, flow_config
 from .images import ImageModel
@@ -162,6 +162,10 @@ def _build(path: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Si
     for module in flow.modules():
         if isinstance(module, (MaskedLinear, MaskedConvolution)):
             module.reset_mask()
+    try:
+        flow.bijection.check_parameters()
+    except ArgumentError as error:
+        raise StorageError(f"{path} holds parameters that cannot be used: {error}") from error
     return flow.eval()
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ..errors import ArgumentError
 from ..solvers import SolverOptions
 from .base import Bijection, LayerInverse
+
+#: Standard deviations from the mean within which practically all draws lie: one in 10^15 is farther.
+_PLAUSIBLE = 8.0
 
 
 class ElementwiseAffine(Bijection):
@@ -38,12 +42,45 @@ class ElementwiseAffine(Bijection):
     def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> list[LayerInverse]:
         mean, log_scale = self.mean.to(z.dtype), self.log_scale.to(z.dtype)
         x = torch.addcmul(mean.unsqueeze(-1), z, torch.exp(log_scale).unsqueeze(-1))
-        return [LayerInverse.exact(x, log_scale.sum().expand(z.shape[-1]))]
+        inverse = LayerInverse.exact(x, log_scale.sum().expand(z.shape[-1]))
+        invertible = ~_degenerate(self.mean, self.log_scale).any()
+        residual = torch.where(invertible, inverse.residual, torch.inf)
+        return [inverse._replace(residual=residual, converged=inverse.converged & invertible)]
 
     @torch.no_grad()
     def initialize(self, x: Tensor, context: Tensor | None) -> Tensor:
         spread = x.std(dim=-1, correction=0)
         # A feature that does not vary gives no scale: leave it as it is.
-        self.log_scale.copy_(torch.where(spread > 0, spread.log(), self.log_scale))
-        self.mean.copy_(x.mean(-1))
+        log_scale = torch.where(spread > 0, spread.log(), self.log_scale)
+        mean = x.mean(-1)
+        _refuse_degenerate(mean, log_scale)
+        self.log_scale.copy_(log_scale)
+        self.mean.copy_(mean)
         return self.transform(x, context)[0]
+
+    def check_degenerate(self) -> None:
+        _refuse_degenerate(self.mean, self.log_scale)
+
+
+def _degenerate(mean: Tensor, log_scale: Tensor) -> Tensor:
+    r"""Which features have a mean and a scale :math:`e^s` that cannot be used in their dtype.
+
+    The scale and its reciprocal, by which the two directions multiply, must be normal numbers; and not all plausible
+    draws of :math:`\mu + e^s z` may round to one and the same number.
+    """
+    mean, scale = mean.detach(), torch.exp(log_scale.detach())
+    tiny = torch.finfo(scale.dtype).tiny
+    normal = mean.isfinite() & (scale >= tiny) & (1 / scale >= tiny)
+    reach = _PLAUSIBLE * scale
+    return ~(normal & ((mean + reach != mean) | (mean - reach != mean)))
+
+
+def _refuse_degenerate(mean: Tensor, log_scale: Tensor) -> None:
+    degenerate = _degenerate(mean, log_scale)
+    if bool(degenerate.any()):
+        i = int(degenerate.nonzero()[0])
+        raise ArgumentError(
+            f"the elementwise affine map is degenerate in {int(degenerate.sum())} of {len(degenerate)} features: "
+            f"{mean.dtype} cannot resolve the mean {float(mean[i]):.4g} and the log-scale {float(log_scale[i]):.4g} of "
+            f"feature {i}. Standardise the data, leave out features that do not vary, or use float64"
+        )

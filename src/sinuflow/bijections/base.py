@@ -59,8 +59,9 @@ class Certificate(NamedTuple):
         where = f"layer {self.names[layer]!r} could not be inverted for {int(failed[layer].sum())} of {failed.shape[1]}"
         if not len(numbers):
             raise InversionError(
-                f"{where} samples: they are NaN or infinite. Look for such values in the input and the parameters, "
-                "or take what there is with flow.invert(..., on_failure='return')."
+                f"{where} samples: they are NaN or infinite, or the layer's parameters are degenerate. Look for such "
+                "values in the input and the parameters (flow.bijection.check_parameters() names them), or take what "
+                "there is with flow.invert(..., on_failure='return')."
             )
         raise InversionError(
             f"{where} samples: after {int(self.iterations[layer].max())} iterations they are off by up to "
@@ -102,6 +103,28 @@ class Bijection(nn.Module):
         """Set whatever depends on data from the batch (D, B), and return what ``transform`` makes of it."""
         return self.transform(x, context)[0]
 
+    def check_parameters(self) -> None:
+        """Raise an :class:`~sinuflow.ArgumentError` if the parameters define no density that can be sampled.
+
+        They must be finite, and no layer may be degenerate (:meth:`check_degenerate`).
+        """
+        for name, parameter in self.named_parameters():
+            finite = parameter.isfinite()
+            if not bool(finite.all()):
+                raise ArgumentError(
+                    f"the parameter {name!r} is NaN or infinite in {int((~finite).sum())} of {finite.numel()} "
+                    "entries: use parameters from before that happened"
+                )
+        for module in self.modules():
+            if isinstance(module, Bijection):
+                module.check_degenerate()
+
+    def check_degenerate(self) -> None:
+        """Raise an :class:`~sinuflow.ArgumentError` if this layer, in its dtype, maps different inputs to one point.
+
+        Bounded parametrisations never do: by default there is nothing to check.
+        """
+
     def layer_names(self) -> Iterator[str]:
         """Names of the entries that :meth:`invert` returns, in its order."""
         yield type(self).__name__
@@ -131,17 +154,28 @@ class Bijection(nn.Module):
     def certified(
         self, z: Tensor, context: Tensor | None, options: SolverOptions
     ) -> tuple[Tensor, Tensor, Certificate]:
-        """The inverse of a feature-major batch, with its log-determinant and certificate."""
+        """The inverse of a feature-major batch, with its log-determinant and certificate.
+
+        Whatever solved it, a sample whose x or log-determinant is not finite has not converged: the last layer of the
+        certificate, which gave x, fails for it.
+        """
         self.refuse_dropout()
+        x, ladj, iterations, residual, converged = self._solve(z, context, options)
+        converged[-1].logical_and_(_finite_samples(x, ladj))
+        return x, ladj, Certificate(tuple(self.layer_names()), iterations, residual, converged)
+
+    def _solve(
+        self, z: Tensor, context: Tensor | None, options: SolverOptions
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """x, its log-determinant, and the layers' iterations, residuals and flags, (layers, B), in memory of its own."""
         layers = self.invert(z, context, options)
-        ladj = torch.stack([layer.ladj for layer in layers]).sum(0)
-        certificate = Certificate(
-            tuple(self.layer_names()),
+        return (
+            layers[-1].x,
+            torch.stack([layer.ladj for layer in layers]).sum(0),
             torch.stack([layer.iterations for layer in layers]),
             torch.stack([layer.residual for layer in layers]).detach(),
             torch.stack([layer.converged for layer in layers]),
         )
-        return layers[-1].x, ladj, certificate
 
     def refuse_dropout(self) -> None:
         """With dropout active the map is not a function, and has no inverse."""
@@ -202,6 +236,11 @@ def check_vectors(x: Tensor, features: int, name: str) -> None:
 def to_feature_major(x: Tensor, shape: torch.Size) -> Tensor:
     """(..., D) broadcast to the batch shape, as (D, B): free if it came from :func:`from_feature_major`."""
     return x.expand(*shape, x.shape[-1]).movedim(-1, 0).reshape(x.shape[-1], -1)
+
+
+def _finite_samples(x: Tensor, ladj: Tensor) -> Tensor:
+    """Which samples of a feature-major batch have finite values and a finite log-determinant, (B,)."""
+    return (x.detach() * 0).sum(0).add_(ladj.detach() * 0) == 0  # 0 times infinity is NaN
 
 
 def from_feature_major(x: Tensor, shape: torch.Size) -> Tensor:
@@ -270,15 +309,13 @@ class Chain(Bijection):
         return log_normal(z) + ladj
 
     @split_if_out_of_memory
-    def certified(
+    def _solve(
         self, z: Tensor, context: Tensor | None, options: SolverOptions
-    ) -> tuple[Tensor, Tensor, Certificate]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         whole = self._at_once(z) if options.method == "certified" else None
         if whole is None or self._needs_gradients(z, context):
-            return super().certified(z, context, options)
-        self.refuse_dropout()
-        x, ladj, *certificate = whole.invert(z, context, options.limit)
-        return x, ladj, Certificate(tuple(self.layer_names()), *certificate)
+            return super()._solve(z, context, options)
+        return whole.invert(z, context, options.limit)
 
     def _needs_gradients(self, x: Tensor, context: Tensor | None) -> bool:
         if not torch.is_grad_enabled():

@@ -79,7 +79,7 @@ def _certified(z: Tensor, x: Tensor, told: Tensor, largest: Tensor, units: torch
     y, ladj = unscaled(z, told)
     residual = (told[: len(z)] - y).abs().amax(0)
     involved = torch.maximum(torch.maximum(x.abs().amax(0), y.abs().amax(0)), largest)
-    converged = residual <= _ULPS * torch.finfo(units).eps * involved
+    converged = involved.isfinite() & (residual <= _ULPS * torch.finfo(units).eps * involved)
     return x, ladj, torch.ones_like(residual, dtype=torch.int32), residual, converged
 
 

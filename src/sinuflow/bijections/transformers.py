@@ -62,7 +62,10 @@ class ConditionalWaves:
         shift, log_scale, waves = constrained(parameters, self.shape)
         root = invert_stack(z, waves, options)
         scale = torch.exp(log_scale)
-        return root._replace(x=(root.x - shift) / scale, slope=root.slope * scale)
+        x = (root.x - shift) / scale
+        finite = x.isfinite()  # the division may overflow
+        residual = torch.where(finite, root.residual, torch.inf)
+        return Root(x, root.slope * scale, root.iterations, residual, root.converged & finite)
 
     def gradients(self, x: Tensor, parameters: Tensor, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor, Tensor]:
         return gradients(x, parameters, self.shape, grad_z, grad_ladj)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..distribution import check_temperature
 from ..errors import ArgumentError, DataError
 from ..flow import SinusoidalFlow
 from ..inversion import Certify, Drawn, check_certify, inverse_with_fallback
@@ -180,8 +181,7 @@ class ImageModel:
         check_certify(certify)
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ArgumentError(f"count must be a whole number, 1 or more; got {count!r}")
-        if not temperature >= 0:
-            raise ArgumentError(f"temperature must be at least 0; got {temperature!r}")
+        check_temperature(temperature)
         generator = torch.Generator().manual_seed(seed)
         context = self._context(self._labels(count, label, generator), count)
         home = next(self.flow.parameters())

@@ -23,7 +23,7 @@ def fixed_point(function: MonotoneFunction, target: Tensor, *, rtol: float, atol
         value, slope, _ = function.evaluate(x)
         residual = (value - target).abs()
         iterations += ~converged  # it was evaluated because it had not converged before
-        converged = residual <= atol + rtol * x.abs()
+        converged = residual.isfinite() & (residual <= atol + rtol * x.abs())
         if used == max_iterations or bool(converged.all()):
             break
         x = torch.where(converged, x, target - (value - x))

@@ -43,8 +43,8 @@ def parallel_sweeps(
         value, parameters = evaluate(here, rows)
         gap = (value - z[:, rows]).abs()
         # Beyond D sweeps nothing changes any more: what is left is rounding, if F was inverted each time.
-        final = gap.isfinite() & solved[rows] & (used > features)
-        near = ((gap <= atol + rtol * here.abs()) | final).all(0)
+        final = solved[rows] & (used > features)
+        near = (gap.isfinite() & ((gap <= atol + rtol * here.abs()) | final)).all(0)
         residual[:, rows], converged[:, rows], iterations[:, rows] = gap, near.expand_as(gap), used
         if used == max_iterations or bool(near.all()):
             break

@@ -14,7 +14,7 @@ from ..data import Preprocessor, open_table
 from ..data.names import some
 from ..data.reader import Rows, read_rows
 from ..data.values import code_of, to_arrow
-from ..errors import DataError
+from ..errors import DataError, InversionError
 from ..flow import SinusoidalFlow
 from ..inversion import Certify, Drawn, check_certify, inverse_with_fallback
 from ..storage import Model, write_model
@@ -151,6 +151,11 @@ class TableModel:
             noise = torch.randn((size, self.flow.features), generator=generator, dtype=home.dtype, device=home.device)
             y, residual = inverse_with_fallback(self.flow.bijection, noise, context, certify)
             x = self.preprocessor.inverse(y.cpu()).numpy()
+            if not np.isfinite(x).all():
+                raise InversionError(
+                    f"{int((~np.isfinite(x)).any(1).sum())} of {size} draws are beyond float64 in the units of their "
+                    "columns: the flow is not trained well enough to be sampled"
+                )
             arrays = []
             features = {c.name: i for i, c in enumerate(self.preprocessor.features)}
             for column in self.preprocessor.columns:

@@ -28,6 +28,12 @@ struct InverseArguments {
     int batch, tiles, parts, limit;
 };
 
+// Whether an affine map cannot be used in float32, as bijections/affine.py defines it.
+__device__ __forceinline__ bool is_degenerate(float mean, float scale) {
+    const float tiny = 1.17549435e-38f, reach = 8.0f * scale;
+    return !(scale >= tiny && 1.0f / scale >= tiny && (mean + reach != mean || mean - reach != mean));
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const InverseArguments p) {
     DYNAMIC_SHARED(memory);
     float* rings = memory;
@@ -310,10 +316,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     if (!CONDITIONAL) {
         for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
             const int i = e / ROWS;
-            const float log_scale = __ldg(p.affine + FEATURES + i);
-            x[e] = fmaf(x[e], expf(log_scale), __ldg(p.affine + i));
+            const float log_scale = __ldg(p.affine + FEATURES + i), scale = expf(log_scale), mean = __ldg(p.affine + i);
+            x[e] = fmaf(x[e], scale, mean);
             ladj[e] += log_scale;
             exactly(e);
+            if (is_degenerate(mean, scale)) worst[e] = NAN;
         }
         certify();
     }

@@ -291,6 +291,13 @@ struct Certificate {
             good[r] = good[r] & found.done[r];
         }
     }
+    inline void demand_finite(const Strip& x) {
+        FOR_LANES {
+            const int32_t finite = std::fabs(x[r]) < INFINITY ? 1 : 0;
+            worst[r] = finite ? worst[r] : INFINITY;
+            good[r] = good[r] & finite;
+        }
+    }
 };
 
 // ---------------------------------------------------------------- conditional waves
@@ -435,6 +442,7 @@ void scale_inverse(const float* z, const float* a, const float* p, const float* 
                 FOR_LANES total[r] -= logarithm(found.slope[r]);
                 certificate.add(found);
             }
+            certificate.demand_finite(now);
             store(x + i * rows, now, strip);
         }
         store(ladj, total, strip);
@@ -577,12 +585,13 @@ void conditional_inverse(const float* z, const float* parameters, float* x, floa
                 certificate.add(found);
             }
             FOR_LANES now[r] = ((now[r] - shift[r]) + rest[r]) / free[r];
+            certificate.demand_finite(now);  // the division may overflow
             store(x + i * rows, now, strip);
             store(slope + i * rows, whole, strip);
             store(residual + i * rows, certificate.worst, strip);
             for (int r = 0; r < strip.count; r++) {
                 iterations[i * rows + start + r] = certificate.most[r];
-                converged[i * rows + start + r] = certificate.good[r] && now[r] == now[r];
+                converged[i * rows + start + r] = certificate.good[r] != 0;
             }
         }
     }

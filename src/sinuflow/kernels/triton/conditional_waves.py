@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..waves import ALPHA_MAX, FREQUENCY_MIN, SLOW
 from .arithmetic import exact_sum, sigmoid, sin_cos, softplus, tanh, wave_products
-from .search import advance
+from .search import advance, is_finite
 from .tiles import by_row, on_its_device, own_row, tile, tiling
 
 
@@ -270,8 +270,9 @@ def _inverse(
         good = good & done
         most = tl.maximum(most, used)
     x = ((x - tl.load(free_at, inside, 0.0)) + rest) * tl.exp(-log_scale)
+    finite = is_finite(x)  # the product may overflow
     tl.store(x_at + place, x, inside)
     tl.store(slope_at + place, whole_slope, inside)
     tl.store(iterations_at + place, most, inside)
-    tl.store(residual_at + place, worst, inside)
-    tl.store(converged_at + place, good & (x == x), inside)
+    tl.store(residual_at + place, tl.where(finite, worst, float("inf")), inside)
+    tl.store(converged_at + place, good & finite, inside)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..waves import ALPHA_MAX, SLOW, Waves
 from .arithmetic import exact_sum, wave_products
-from .search import advance
+from .search import advance, is_finite
 from .tiles import by_row, on_its_device, own_row, tile, tiling
 
 #: Rows that a warp of the backward pass takes at least, and at most; and bytes of a table of waves by rows, which is in
@@ -257,6 +257,9 @@ def _inverse(
         worst = tl.maximum(worst, tl.where(residual == residual, residual, float("inf")))
         good = good & done
         most = tl.maximum(most, used)
+    finite = is_finite(x)
+    worst = tl.where(finite, worst, float("inf"))
+    good = good & finite
     tl.store(x_at + place, x, inside)
     tl.store(ladj_at + own_row(row), -tl.sum(tl.where(inside, log_slope, 0.0), 0), row < rows)
     tl.store(iterations_at + own_row(row), tl.max(tl.where(inside, most, 0), 0), row < rows)

@@ -13,6 +13,12 @@ def working_precision(x, target, EPSILON: tl.constexpr):
 
 
 @triton.jit
+def is_finite(x):
+    """Whether a solution is a number, which no flag of the search says if x overflows after it."""
+    return tl.abs(x) < float("inf")
+
+
+@triton.jit
 def next_guess(x, gap, slope, curvature, lowest, low, high, last):
     """Where to go from x, and a bracket narrowed by what the mean value theorem says.
 
