@@ -1,0 +1,67 @@
+"""The implementations of an inverse that run without a GPU, as context managers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from unittest.mock import patch
+
+import torch
+
+from sinuflow import SinusoidalFlow
+from sinuflow.bijections import image_inverse, inverse_ops, pixel_kernels, transformers
+from sinuflow.bijections.pixel_kernels import pixel_shape
+from sinuflow.bijections.whole_flow import WholeFlow, anatomy
+from sinuflow.conditioners.pixelcnn import PixelCNN
+from sinuflow.kernels import paths
+from sinuflow.kernels.cuda.pixels.program import PixelProgram
+from sinuflow.kernels.cuda.program import Program
+from tests.kernels.emulator import EmulatorLauncher
+
+
+@contextmanager
+def native(flow: SinusoidalFlow) -> Iterator[None]:
+    """The C++ kernels, wherever they apply."""
+    yield
+
+
+@contextmanager
+def reference(flow: SinusoidalFlow) -> Iterator[None]:
+    """Plain PyTorch."""
+    with patch.object(paths, "cpu_path", lambda: paths.Path(False, "asked for")):
+        yield
+
+
+@contextmanager
+def triton(flow: SinusoidalFlow) -> Iterator[None]:
+    """Triton's kernels, by its interpreter."""
+    package = import_module("sinuflow.kernels.triton")
+    for module in ("scale_stack", "conditional_waves"):
+        import_module(f"sinuflow.kernels.triton.{module}")
+    with ExitStack() as stack:
+        for module in (inverse_ops, transformers):
+            stack.enter_context(patch.object(module, "wave_kernels", lambda *_, **__: package))
+        yield
+
+
+@contextmanager
+def cuda(flow: SinusoidalFlow) -> Iterator[None]:
+    """The CUDA kernels, by an emulator: those of whole flows, or of the networks of images."""
+    if "image" in flow.config:
+        network = next(m for m in flow.modules() if isinstance(m, PixelCNN))
+        shape = pixel_shape(network)
+        masks = [layer.mask for layer in network.layers]
+        program = PixelProgram(shape, masks, torch.device("cpu"), EmulatorLauncher(shape))
+        with (
+            patch.object(pixel_kernels, "kernels_for", lambda *_: program),
+            patch.object(image_inverse, "inverting_kernels_for", lambda *_: program),
+        ):
+            yield
+        return
+    found = anatomy(flow.bijection)
+    assert found is not None
+    kernels = Program(found.shape, found.offsets, torch.device("cpu"), EmulatorLauncher(found.shape))
+    whole = WholeFlow(flow.bijection, found, kernels)
+    with patch.object(flow.bijection, "_at_once", lambda _: whole):
+        yield

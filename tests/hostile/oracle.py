@@ -1,0 +1,120 @@
+"""What a certified inverse must be: finite, and within rounding of an inverse, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from sinuflow.bijections import Bijection, Chain, ElementwiseAffine
+from sinuflow.bijections.autoregressive import AutoregressiveLayer
+from sinuflow.bijections.base import LayerInverse
+from sinuflow.bijections.image import ImageLayer
+from sinuflow.kernels.activations import squash
+from sinuflow.kernels.conditional_waves import constrained
+from sinuflow.kernels.pixel_network import PixelWeights, pixel_network
+from sinuflow.solvers import SolverOptions
+
+#: Rounding errors that sums over a layer's units, and a few transformers of slope up to 2, may add up.
+_SLACK = 512.0
+
+
+class Verdict(NamedTuple):
+    """Flags for every row of noise, (B,)."""
+
+    certified: Tensor
+    finite: Tensor
+    agrees: Tensor  # whether every layer's forward map gives back its noise, to what rounding explains
+
+
+def judge(bijection: Bijection, z: Tensor, context: Tensor | None, options: SolverOptions, layers: bool) -> Verdict:
+    """Invert feature-major noise, and check what is certified; ``layers``: also layer by layer."""
+    inverses: list[LayerInverse] = []
+    invert = bijection.invert
+    with patch.object(bijection, "invert", lambda *given: inverses.extend(invert(*given)) or inverses):
+        x, ladj, certificate = bijection.certified(z, context, options)
+    certified = certificate.converged.all(0)
+    finite = x.isfinite().all(0) & ladj.isfinite()
+    agrees = torch.ones_like(certified)
+    if layers:
+        for layer, inverse in zip(_leaves(bijection), inverses, strict=True):
+            given = context if layer.context else None
+            agrees &= _agrees(layer, inverse.x, z, given, options).all(0)
+            z = inverse.x
+    return Verdict(certified, finite, agrees)
+
+
+def _leaves(bijection: Bijection) -> Iterator[Bijection]:
+    """The layers in the order of inversion."""
+    if isinstance(bijection, Chain):
+        for part in reversed(list(bijection)):
+            yield from _leaves(part)
+    else:
+        yield bijection
+
+
+def _agrees(layer: Bijection, x: Tensor, z: Tensor, context: Tensor | None, options: SolverOptions) -> Tensor:
+    again = layer.transform(x, context)[0]
+    allowed, largest = _tolerance(layer, x, z, context, options), torch.finfo(x.dtype).max
+    # Where rounding is as large as the largest number, the forward map may overflow; on the way, it gives NaN.
+    overflows = (again.isinf() & (z.double().abs() + allowed >= largest)) | (again.isnan() & ~(allowed < largest))
+    return ((again.double() - z.double()).abs() <= allowed) | overflows
+
+
+def _tolerance(layer: Bijection, x: Tensor, z: Tensor, context: Tensor | None, options: SolverOptions) -> Tensor:
+    """Residuals that the arithmetic of one layer explains, (D, B), in float64."""
+    relative, absolute = options.tolerances(x.dtype)
+    eps = _SLACK * torch.finfo(x.dtype).eps
+    size = x.double().abs() + z.double().abs()
+    allowed = eps * size
+    if options.method == "fixed_point":
+        allowed = allowed + 8 * (absolute + relative * x.double().abs())
+    if isinstance(layer, ElementwiseAffine):
+        shifted = x.double().abs() + layer.mean.double().abs().unsqueeze(-1)
+        allowed = allowed + eps * shifted * torch.exp(-layer.log_scale.double()).unsqueeze(-1)
+    elif isinstance(layer, AutoregressiveLayer):
+        allowed = allowed + _of_network(layer, x, context, eps)
+    elif isinstance(layer, ImageLayer):
+        flipped = x.flip(0) if layer.reverse else x
+        images = flipped.double().abs().mT.reshape(-1, *layer.conditioner.shape)
+        numbers = PixelWeights(*([t.double().abs() for t in part] for part in layer.conditioner.numbers()))
+        given = None if context is None else context.double().abs().mT
+        largest = pixel_network(images, given, numbers).flatten(1).amax(1) + size.amax(0)
+        # A unit of this size moves a shift by rounding, and a log-scale, which multiplies up to e^2 by it.
+        allowed = allowed + eps * largest * (8.0 if layer.outputs == 1 else 8.0 * (1 + size.amax(0)))
+    return allowed
+
+
+def _of_network(layer: AutoregressiveLayer, x: Tensor, context: Tensor | None, eps: float) -> Tensor:
+    """What the rounding of a masked network does to z: by the sizes of the sums that it rounds."""
+    flipped = x.flip(0) if layer.reverse else x
+    head = _sizes(layer, flipped, context)
+    if not layer.transformer.parameters > 1:
+        moved = eps * head.squeeze(1)
+    else:
+        shift, log_scale, waves = constrained(layer.conditioner(flipped, context).double(), layer.transformer.shape)
+        inner = flipped.double().abs() * log_scale.exp()
+        radius = (torch.hypot(waves.cosine, waves.sine) / (2 * waves.frequency)).sum(-2).sum(0)
+        argument = inner + shift.abs() + radius
+        largest = head.amax(1)
+        turned = eps * (largest + (largest + waves.frequency.amax((0, 2))) * argument)  # of a phase 2ax + 2b
+        moved = eps * (head[:, 0] + inner * (1 + head[:, 1]) + argument) + 2 * radius * turned.clamp(max=1)
+    return moved.flip(0) if layer.reverse else moved
+
+
+def _sizes(layer: AutoregressiveLayer, x: Tensor, context: Tensor | None) -> Tensor:
+    """The parameters (D, P, B) if everything that the network adds up were positive; activations shrink."""
+    made = layer.conditioner
+    h = squash(x, made.squash).double().abs()
+    h = h if context is None else torch.cat([context.double().abs(), h])
+    before: list[Tensor] = []
+    for linear, skip in zip(made.layers, made.skips, strict=True):
+        masked = torch.where(linear.mask.bool(), linear.weight, 0.0).double().abs()
+        out = masked @ h + linear.bias.double().abs().unsqueeze(-1)
+        before.append(out + before[-2] if skip else out)
+        h = before[-1]
+    masked = torch.where(made.head.mask.bool(), made.head.weight, 0.0).double().abs()
+    return (masked @ h + made.head.bias.double().abs().unsqueeze(-1)).view(made.plan.features, made.plan.outputs, -1)
