@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch.distributions import Distribution, Independent, Normal, TransformedDistribution, constraints, kl_divergence
 
-from sinuflow import ArgumentError
+from sinuflow import ArgumentError, InversionError
 from tests.builders import CONDITIONINGS, batch, trained_flow
 
 DOUBLE = torch.float64
@@ -105,9 +107,30 @@ def test_temperature_scales_the_noise():
     torch.testing.assert_close(frozen[0], frozen[1])
     x, log_p = d.rsample_and_log_prob((9,), temperature=0.7)
     torch.testing.assert_close(log_p, d.log_prob(x))  # of the flow itself, not of the cooled one
-    for wrong in (-1.0, float("nan")):
-        with pytest.raises(ArgumentError, match="temperature must be a number of at least 0"):
+    for wrong in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ArgumentError, match="temperature must be a number of at least 0, and finite"):
             d.sample((2,), temperature=wrong)
+
+
+@pytest.mark.parametrize("conditioning", CONDITIONINGS)
+def test_at_any_temperature_draws_are_finite_or_refused(conditioning):
+    d = trained_flow(3, 0, conditioning, dtype=torch.float32)()
+    drawn = 0
+    for temperature in (1e10, 1e18, 1e30, 1e37, 1e38, 1e300):
+        for seed in range(5):
+            generator = torch.Generator().manual_seed(seed)
+            with contextlib.suppress(InversionError):
+                assert d.sample((20,), generator, temperature).isfinite().all()
+                drawn += 1
+    assert drawn
+    with pytest.raises(InversionError):
+        d.sample((20,), temperature=1e300)
+
+
+def test_a_log_density_that_overflows_is_refused():
+    d = trained_flow(3, dtype=torch.float32)()
+    with pytest.raises(InversionError, match="the log-density of 4 of 4 draws is beyond torch.float32"):
+        d.rsample_and_log_prob((4,), temperature=1e25)
 
 
 @pytest.mark.parametrize("conditioning", CONDITIONINGS)

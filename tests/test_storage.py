@@ -46,6 +46,37 @@ def test_what_is_loaded_is_what_was_saved(conditioning, dtype, path):
     assert torch.equal(loaded.bijection.inverse(z, c)[0], flow.bijection.inverse(z, c)[0])
 
 
+@pytest.mark.parametrize("conditioning", CONDITIONINGS)
+def test_a_file_with_parameters_that_are_not_finite_is_refused(conditioning, path):
+    flow = trained_flow(3, 0, conditioning)
+    for value in (torch.nan, torch.inf):
+        for parameter in flow.parameters():
+            before = parameter.detach().clone()
+            parameter.data.view(-1)[-1] = value
+            flow.save(path)
+            with pytest.raises(StorageError, match="holds parameters that cannot be used.*NaN or infinite in 1 of"):
+                sinuflow.load(path)
+            parameter.data.copy_(before)
+    flow.save(path)
+    x, _ = batch(3)
+    assert torch.equal(sinuflow.load(path)().log_prob(x), flow().log_prob(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_file_whose_scale_collapses_all_draws_is_refused(dtype, path):
+    flow = trained_flow(3, dtype=dtype)
+    x, _ = batch(3, dtype=dtype)
+    affine = flow.bijection.bijections[-1]
+    for log_scale, loads in [(-110.0, False), (-50.0, False), (-8.0, True), (30.0, True), (1000.0, False)]:
+        affine.log_scale.data[1] = log_scale
+        flow.save(path)
+        if loads:
+            assert torch.equal(sinuflow.load(path)().log_prob(x), flow().log_prob(x))
+        else:
+            with pytest.raises(StorageError, match="holds parameters that cannot be used.*degenerate in 1 of 3"):
+                sinuflow.load(path)
+
+
 def test_paths_can_be_strings_and_relative(path, monkeypatch):
     monkeypatch.chdir(path.parent)
     trained_flow(2).save("here.safetensors")

@@ -249,6 +249,74 @@ def test_affine_starts_from_data():
     torch.testing.assert_close(affine(x)[0], before)  # a forward pass changes nothing
 
 
+#: dtype, mean, log-scale; and whether float32 or float64 can tell draws of mean + e^s z apart.
+SCALES = [
+    (torch.float32, 0.0, -87.0, True),
+    (torch.float32, 0.0, 87.0, True),
+    (torch.float32, 1e6, 0.0, True),
+    (torch.float32, 0.5, -17.0, True),
+    (torch.float32, 0.0, -110.0, False),  # e^-110 is 0
+    (torch.float32, 0.0, -100.0, False),  # and e^100 infinity
+    (torch.float32, 0.0, 100.0, False),
+    (torch.float32, 3.0, -50.0, False),  # every draw is 3
+    (torch.float32, 1e10, 0.0, False),
+    (torch.float32, 0.0, torch.inf, False),
+    (torch.float32, torch.nan, 0.0, False),
+    (DOUBLE, 0.0, -110.0, True),
+    (DOUBLE, 1e10, 0.0, True),
+    (DOUBLE, 3.0, -50.0, False),
+    (DOUBLE, 0.0, -750.0, False),
+]
+
+
+@pytest.mark.parametrize(("dtype", "mean", "log_scale", "usable"), SCALES)
+def test_an_affine_map_that_collapses_all_draws_is_degenerate(dtype, mean, log_scale, usable):
+    affine = ElementwiseAffine(2).to(dtype)
+    with torch.no_grad():
+        affine.mean[1], affine.log_scale[1] = mean, log_scale
+    chain = Chain([affine])
+    if usable:
+        chain.check_parameters()
+        affine.inverse(torch.randn(5, 2, dtype=dtype))
+        return
+    with pytest.raises(ArgumentError, match="degenerate in 1 of 2 features|NaN or infinite in 1 of 2 entries"):
+        chain.check_parameters()
+    for z in (torch.zeros(5, 2, dtype=dtype), torch.randn(5, 2, dtype=dtype)):
+        with pytest.raises(InversionError, match="parameters are degenerate"):
+            affine.inverse(z)
+
+
+@pytest.mark.parametrize("x", [torch.tensor([[1e30, -1e30]]), torch.tensor([[1e-42, 0.0]]), torch.tensor([[1e9, 1e9]])])
+def test_affine_does_not_start_from_data_that_float32_cannot_resolve(x):
+    affine = ElementwiseAffine(1)
+    with pytest.raises(ArgumentError, match="Standardise the data"):
+        affine.initialize(x, None)
+    assert affine.mean == affine.log_scale == 0  # as they were
+
+
+def test_parameters_that_are_not_finite_are_named():
+    chain = Chain([LDUBlock(2, hidden=(8,))])
+    chain.check_parameters()
+    with torch.no_grad():
+        chain.bijections[0].bijections[0].conditioner.head.bias[1] = torch.nan
+    with pytest.raises(ArgumentError, match=r"'bijections.0.bijections.0.conditioner.head.bias' is NaN .* in 1 of 2"):
+        chain.check_parameters()
+
+
+@pytest.mark.parametrize(("x", "ladj"), [(torch.inf, 0.0), (torch.nan, 0.0), (0.0, torch.inf), (0.0, torch.nan)])
+def test_a_layer_cannot_certify_what_is_not_finite(x, ladj):
+    class Boastful(ElementwiseAffine):
+        def invert(self, z, context, options):
+            (honest,) = super().invert(z, context, options)
+            of_x, of_ladj = (torch.tensor([0.0, value]) for value in (x, ladj))
+            return [honest._replace(x=honest.x + of_x, ladj=honest.ladj + of_ladj)]
+
+    _, _, certificate = Chain([Boastful(3)]).certified(torch.zeros(3, 2), None, SolverOptions())
+    assert certificate.converged.tolist() == [[True, False]]
+    with pytest.raises(InversionError, match="for 1 of 2 samples"):
+        Chain([Boastful(3)]).inverse(torch.zeros(2, 3))
+
+
 def test_chain_initializes_in_order():
     chain = Chain([trained(LDUBlock(2, hidden=(8,))), ElementwiseAffine(2).double()])
     x, _ = batch(2, rows=500)

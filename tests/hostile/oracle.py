@@ -20,6 +20,7 @@ from sinuflow.solvers import SolverOptions
 
 #: Rounding errors that sums over a layer's units, and a few transformers of slope up to 2, may add up.
 _SLACK = 512.0
+_LARGEST = 1e300
 
 
 class Verdict(NamedTuple):
@@ -82,7 +83,7 @@ def _tolerance(layer: Bijection, x: Tensor, z: Tensor, context: Tensor | None, o
         images = flipped.double().abs().mT.reshape(-1, *layer.conditioner.shape)
         numbers = PixelWeights(*([t.double().abs() for t in part] for part in layer.conditioner.numbers()))
         given = None if context is None else context.double().abs().mT
-        largest = pixel_network(images, given, numbers).flatten(1).amax(1) + size.amax(0)
+        largest = pixel_network(images, given, numbers).flatten(1).amax(1).nan_to_num(torch.inf) + size.amax(0)
         # A unit of this size moves a shift by rounding, and a log-scale, which multiplies up to e^2 by it.
         allowed = allowed + eps * largest * (8.0 if layer.outputs == 1 else 8.0 * (1 + size.amax(0)))
     return allowed
@@ -115,6 +116,6 @@ def _sizes(layer: AutoregressiveLayer, x: Tensor, context: Tensor | None) -> Ten
         masked = torch.where(linear.mask.bool(), linear.weight, 0.0).double().abs()
         out = masked @ h + linear.bias.double().abs().unsqueeze(-1)
         before.append(out + before[-2] if skip else out)
-        h = before[-1]
+        h = before[-1].nan_to_num(0.0, _LARGEST)  # of units that nothing depends on, too
     masked = torch.where(made.head.mask.bool(), made.head.weight, 0.0).double().abs()
     return (masked @ h + made.head.bias.double().abs().unsqueeze(-1)).view(made.plan.features, made.plan.outputs, -1)

@@ -1,6 +1,6 @@
 """Every inverse is finite and certified, or it raises: whatever the parameters, the noise and the backend.
 
-``SINUFLOW_CASES`` is how many rows of noise are tried on the CPU's backends, by both solvers.
+``SINUFLOW_CASES`` is how many rows of noise are tried on the CPU's backends; a quarter of them by Algorithm 1, too.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ FLOWS = -(-int(os.environ.get("SINUFLOW_CASES", 1800)) // ROWS)
 FEW = max(1, FLOWS // 100)
 
 CERTIFIED, FIXED_POINT = SolverOptions(), SolverOptions("fixed_point", max_iterations=12)
+#: For kernels that are interpreted or emulated.
+HURRIED = SolverOptions(max_iterations=12)
 Backend = Callable[[SinusoidalFlow], AbstractContextManager[None]]
 
 
-def check(case: Case, backend: Backend, options: SolverOptions = CERTIFIED, layers: bool = True) -> int:
+def check(case: Case, backend: Backend, options: SolverOptions, layers: bool = True) -> int:
     """Demand what the certificates promise; the number of rows that were certified."""
     rows, given, _ = case.flow.bijection.feature_major(case.z, case.context, "z")
     with backend(case.flow), torch.no_grad():
@@ -40,6 +42,11 @@ def check(case: Case, backend: Backend, options: SolverOptions = CERTIFIED, laye
         if options is CERTIFIED:
             demand(case, verdict.certified)
     return int(verdict.certified.sum())
+
+
+def part_of(case: Case) -> Case:
+    """A third of the rows."""
+    return case._replace(z=case.z[::3], context=None if case.context is None else case.context[::3])
 
 
 def demand(case: Case, certified: torch.Tensor) -> None:
@@ -60,14 +67,13 @@ def demand(case: Case, certified: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 def test_on_a_cpu(dtype):
-    certified = 0
+    certified = tried = 0
     for seed in range(FLOWS):
         case = draw_case(seed, dtype)
-        for options in (CERTIFIED, FIXED_POINT):
-            certified += check(case, backends.reference, options)
-            if dtype == torch.float32:
-                certified += check(case, backends.native, options)
-    tried = FLOWS * ROWS * (4 if dtype == torch.float32 else 2)
+        for options in (CERTIFIED, FIXED_POINT) if seed % 4 == 0 else (CERTIFIED,):
+            for backend in (backends.reference, backends.native) if dtype == torch.float32 else (backends.reference,):
+                certified += check(case, backend, options)
+                tried += ROWS
     assert tried // 10 < certified < tried  # neither is everything refused, nor nothing hostile
 
 
@@ -77,14 +83,14 @@ def test_by_triton(conditioning):
     pytest.importorskip("triton")
     for seed in range(FEW):
         flow = SinusoidalFlow(2, conditioning=conditioning, blocks=1, scales=2, waves=2, hidden=(8,))
-        check(draw_case(seed, flow=flow), backends.triton)
+        check(part_of(draw_case(seed, flow=flow)), backends.triton, HURRIED)
 
 
 @pytest.mark.parametrize("name", ["shift", "full", "context"])
 def test_by_cuda(name):
     for seed in range(FEW):
         flow = SinusoidalFlow(**EMULATED[name])  # the emulator's kernels are compiled for other tests, too
-        check(draw_case(seed, flow=flow), backends.cuda, layers=False)
+        check(part_of(draw_case(seed, flow=flow)), backends.cuda, HURRIED, layers=False)
 
 
 @pytest.mark.parametrize("name", ["grey", "scales"])
@@ -93,7 +99,7 @@ def test_images_by_cuda(name):
     conditioning = "affine" if network.pop("outputs", 1) == 2 else "shift"
     for seed in range(FEW):
         flow = SinusoidalFlow.image(conditioning=conditioning, blocks=1, scales=2, waves=2, **network)
-        check(draw_case(seed, flow=flow), backends.cuda, layers=False)
+        check(part_of(draw_case(seed, flow=flow)), backends.cuda, HURRIED, layers=False)
 
 
 @pytest.mark.parametrize("conditioning", ["shift", "full", "image"])
@@ -111,3 +117,49 @@ def test_compiled_graphs_give_nan(conditioning):
         finite = x.isfinite().all(-1) & ladj.isfinite()
         failed = x.isnan().all(-1) & ladj.isnan()
         assert (finite | failed).all(), case.description
+
+
+def overflowing(dtype: torch.dtype = torch.float32) -> tuple[SinusoidalFlow, torch.Tensor]:
+    """A flow whose solutions are divided by e^-2, and noise that every search solves, but no division survives."""
+    flow = SinusoidalFlow(**EMULATED["full"])
+    with torch.no_grad():
+        for layer in flow.bijection:
+            layer.conditioner.head.bias.view(layer.features, -1)[:, 1] = -50
+    z = torch.full((flow.features, 3), torch.finfo(dtype).max / 3, dtype=dtype)
+    z[:, 1] = 1.0
+    return flow.to(dtype), z
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        (backends.native, torch.float32),
+        (backends.reference, torch.float32),
+        (backends.reference, torch.float64),
+        (backends.triton, torch.float32),
+        (backends.cuda, torch.float32),
+    ],
+)
+def test_the_division_by_a_scale_may_overflow(backend, dtype):
+    """The layer where it happens says so: it has no residual."""
+    if backend is backends.triton:
+        pytest.importorskip("triton")
+    flow, z = overflowing(dtype)
+    with backend(flow), torch.no_grad():
+        x, _, certificate = flow.bijection.certified(z, None, HURRIED)
+        assert certificate.converged.all(0).tolist() == [False, True, False]
+        assert certificate.residual[0].isinf().tolist() == [True, False, True]
+        assert x[:, 1].isfinite().all()
+        with pytest.raises(InversionError, match="'2.AutoregressiveWaves' could not be inverted for 2 of 3 samples"):
+            certificate.demand()
+
+
+def test_a_compiled_graph_fills_overflows_with_nan():
+    torch._dynamo.reset()
+    flow = SinusoidalFlow(2, conditioning="full", blocks=1, scales=2, waves=2, hidden=(8,))
+    with torch.no_grad():
+        flow.bijection.bijections[0].conditioner.head.bias.view(2, -1)[:, 1] = -50
+        compiled = torch.compile(flow.bijection.inverse, fullgraph=True, backend="aot_eager")
+        x, ladj = compiled(torch.tensor([[1e38, 1.0], [1.0, 1.0]]))
+    assert x.isnan().all(-1).tolist() == ladj.isnan().tolist() == [True, False]

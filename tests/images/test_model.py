@@ -183,7 +183,10 @@ def test_wrong_questions_are_answered_with_what_is_expected(plain, classy):
     for ask, message in cases:
         with pytest.raises(DataError, match=message):
             ask()
-    for options, message in [({"count": 0}, "count must be"), ({"count": 1, "temperature": -1.0}, "temperature must")]:
+    for options, message in [
+        ({"count": 0}, "count must be"),
+        ({"count": 1, "temperature": math.inf}, "temperature must"),
+    ]:
         with pytest.raises(ArgumentError, match=message):
             plain.sample(**options)
 

@@ -244,6 +244,18 @@ def test_weights_that_are_no_numbers_are_not_overlooked():
     assert not bool(back.converged.all(0).any())
 
 
+@pytest.mark.parametrize(("mean", "log_scale"), [(0.0, -110.0), (0.0, -100.0), (0.0, 100.0), (3.0, -50.0)])
+def test_an_affine_map_that_collapses_all_draws_is_not_certified(mean, log_scale):
+    flow, _, whole = emulated("shift", 132)
+    z, _ = draw(flow)
+    assert whole.invert(z, None, limit=200).converged.all()
+    affine = flow.bijection.bijections[-1]
+    affine.mean.data[2], affine.log_scale.data[2] = mean, log_scale
+    found = whole.invert(z, None, limit=200)
+    assert not found.converged[0].any()
+    assert found.residual[0].isinf().all()
+
+
 def test_flows_that_are_too_large_for_a_block_are_left_to_the_layers():
     flow = SinusoidalFlow(3, blocks=1, hidden=(4096, 4096))
     found = anatomy(flow.bijection)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import sys
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import sinuflow
-from sinuflow import DataError, StorageError, TableModel, fit_table
+from sinuflow import DataError, InversionError, StorageError, TableModel, fit_table
 from sinuflow.storage import Model, read_model, write_model
 from sinuflow.tables.defaults import recipe
 from sinuflow.tables.split import split_rows
@@ -77,6 +78,13 @@ def test_samples_have_the_types_and_values_of_the_table(fitted):
     assert fitted.sample(500, seed=0).equals(fitted.sample(500, seed=0))
     assert not fitted.sample(500, seed=0).equals(fitted.sample(500, seed=1))
     assert len(fitted.sample(0)) == 0
+
+
+def test_draws_that_overflow_in_the_units_of_the_table_are_refused(fitted):
+    model = copy.deepcopy(fitted)
+    model.preprocessor.factor.mul_(1e6)  # then the size, an exponential, is beyond float64
+    with pytest.raises(InversionError, match="of 50 draws are beyond float64 in the units of their columns"):
+        model.sample(50, seed=0)
 
 
 def test_scores_do_not_depend_on_the_order_of_columns_or_rows(fitted):

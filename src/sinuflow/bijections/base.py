@@ -167,7 +167,7 @@ class Bijection(nn.Module):
     def _solve(
         self, z: Tensor, context: Tensor | None, options: SolverOptions
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """x, its log-determinant, and the layers' iterations, residuals and flags, (layers, B), in memory of its own."""
+        """x, its log-determinant, and the layers' iterations, residuals and flags, (layers, B), all new tensors."""
         layers = self.invert(z, context, options)
         return (
             layers[-1].x,
