@@ -129,7 +129,7 @@ def test_at_any_temperature_draws_are_finite_or_refused(conditioning):
 
 def test_a_log_density_that_overflows_is_refused():
     d = trained_flow(3, dtype=torch.float32)()
-    with pytest.raises(InversionError, match="the log-density of 4 of 4 draws is beyond torch.float32"):
+    with pytest.raises(InversionError, match=r"the log-density of 4 of 4 draws is beyond torch.float32"):
         d.rsample_and_log_prob((4,), temperature=1e25)
 
 

@@ -54,7 +54,7 @@ def test_a_file_with_parameters_that_are_not_finite_is_refused(conditioning, pat
             before = parameter.detach().clone()
             parameter.data.view(-1)[-1] = value
             flow.save(path)
-            with pytest.raises(StorageError, match="holds parameters that cannot be used.*NaN or infinite in 1 of"):
+            with pytest.raises(StorageError, match=r"holds parameters that cannot be used.*NaN or infinite in 1 of"):
                 sinuflow.load(path)
             parameter.data.copy_(before)
     flow.save(path)
@@ -73,7 +73,7 @@ def test_a_file_whose_scale_collapses_all_draws_is_refused(dtype, path):
         if loads:
             assert torch.equal(sinuflow.load(path)().log_prob(x), flow().log_prob(x))
         else:
-            with pytest.raises(StorageError, match="holds parameters that cannot be used.*degenerate in 1 of 3"):
+            with pytest.raises(StorageError, match=r"holds parameters that cannot be used.*degenerate in 1 of 3"):
                 sinuflow.load(path)
 
 

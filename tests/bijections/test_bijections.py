@@ -279,14 +279,14 @@ def test_an_affine_map_that_collapses_all_draws_is_degenerate(dtype, mean, log_s
         chain.check_parameters()
         affine.inverse(torch.randn(5, 2, dtype=dtype))
         return
-    with pytest.raises(ArgumentError, match="degenerate in 1 of 2 features|NaN or infinite in 1 of 2 entries"):
+    with pytest.raises(ArgumentError, match=r"degenerate in 1 of 2 features|NaN or infinite in 1 of 2 entries"):
         chain.check_parameters()
     for z in (torch.zeros(5, 2, dtype=dtype), torch.randn(5, 2, dtype=dtype)):
         with pytest.raises(InversionError, match="parameters are degenerate"):
             affine.inverse(z)
 
 
-@pytest.mark.parametrize("x", [torch.tensor([[1e30, -1e30]]), torch.tensor([[1e-42, 0.0]]), torch.tensor([[1e9, 1e9]])])
+@pytest.mark.parametrize("x", [torch.tensor([[3e38, -3e38]]), torch.tensor([[1e-42, 0.0]]), torch.tensor([[1e9, 1e9]])])
 def test_affine_does_not_start_from_data_that_float32_cannot_resolve(x):
     affine = ElementwiseAffine(1)
     with pytest.raises(ArgumentError, match="Standardise the data"):

@@ -103,7 +103,7 @@ def _of_network(layer: AutoregressiveLayer, x: Tensor, context: Tensor | None, e
         largest = head.amax(1)
         turned = eps * (largest + (largest + waves.frequency.amax((0, 2))) * argument)  # of a phase 2ax + 2b
         moved = eps * (head[:, 0] + inner * (1 + head[:, 1]) + argument) + 2 * radius * turned.clamp(max=1)
-    return moved.flip(0) if layer.reverse else moved
+    return (moved.flip(0) if layer.reverse else moved).nan_to_num(torch.inf)
 
 
 def _sizes(layer: AutoregressiveLayer, x: Tensor, context: Tensor | None) -> Tensor:
@@ -113,9 +113,9 @@ def _sizes(layer: AutoregressiveLayer, x: Tensor, context: Tensor | None) -> Ten
     h = h if context is None else torch.cat([context.double().abs(), h])
     before: list[Tensor] = []
     for linear, skip in zip(made.layers, made.skips, strict=True):
-        masked = torch.where(linear.mask.bool(), linear.weight, 0.0).double().abs()
+        masked = (linear.weight * linear.mask).double().abs()
         out = masked @ h + linear.bias.double().abs().unsqueeze(-1)
         before.append(out + before[-2] if skip else out)
-        h = before[-1].nan_to_num(0.0, _LARGEST)  # of units that nothing depends on, too
-    masked = torch.where(made.head.mask.bool(), made.head.weight, 0.0).double().abs()
+        h = before[-1].nan_to_num(_LARGEST, _LARGEST)  # also of units that nothing depends on
+    masked = (made.head.weight * made.head.mask).double().abs()
     return (masked @ h + made.head.bias.double().abs().unsqueeze(-1)).view(made.plan.features, made.plan.outputs, -1)

@@ -43,7 +43,7 @@ class ElementwiseAffine(Bijection):
         mean, log_scale = self.mean.to(z.dtype), self.log_scale.to(z.dtype)
         x = torch.addcmul(mean.unsqueeze(-1), z, torch.exp(log_scale).unsqueeze(-1))
         inverse = LayerInverse.exact(x, log_scale.sum().expand(z.shape[-1]))
-        invertible = ~_degenerate(self.mean, self.log_scale).any()
+        invertible = ~_degenerate(self.mean.detach(), self.log_scale.detach()).any()
         residual = torch.where(invertible, inverse.residual, torch.inf)
         return [inverse._replace(residual=residual, converged=inverse.converged & invertible)]
 
@@ -68,7 +68,7 @@ def _degenerate(mean: Tensor, log_scale: Tensor) -> Tensor:
     The scale and its reciprocal, by which the two directions multiply, must be normal numbers; and not all plausible
     draws of :math:`\mu + e^s z` may round to one and the same number.
     """
-    mean, scale = mean.detach(), torch.exp(log_scale.detach())
+    scale = torch.exp(log_scale)
     tiny = torch.finfo(scale.dtype).tiny
     normal = mean.isfinite() & (scale >= tiny) & (1 / scale >= tiny)
     reach = _PLAUSIBLE * scale
@@ -76,6 +76,7 @@ def _degenerate(mean: Tensor, log_scale: Tensor) -> Tensor:
 
 
 def _refuse_degenerate(mean: Tensor, log_scale: Tensor) -> None:
+    mean, log_scale = mean.detach(), log_scale.detach()
     degenerate = _degenerate(mean, log_scale)
     if bool(degenerate.any()):
         i = int(degenerate.nonzero()[0])
