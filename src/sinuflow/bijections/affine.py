@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -42,10 +44,8 @@ class ElementwiseAffine(Bijection):
     def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> list[LayerInverse]:
         mean, log_scale = self.mean.to(z.dtype), self.log_scale.to(z.dtype)
         x = torch.addcmul(mean.unsqueeze(-1), z, torch.exp(log_scale).unsqueeze(-1))
-        inverse = LayerInverse.exact(x, log_scale.sum().expand(z.shape[-1]))
-        invertible = ~_degenerate(self.mean.detach(), self.log_scale.detach()).any()
-        residual = torch.where(invertible, inverse.residual, torch.inf)
-        return [inverse._replace(residual=residual, converged=inverse.converged & invertible)]
+        usable = _resolved(self.mean.detach(), self.log_scale.detach()).all()
+        return [LayerInverse.exact(x, log_scale.sum().expand(z.shape[-1]), usable)]
 
     @torch.no_grad()
     def initialize(self, x: Tensor, context: Tensor | None) -> Tensor:
@@ -62,22 +62,20 @@ class ElementwiseAffine(Bijection):
         _refuse_degenerate(self.mean, self.log_scale)
 
 
-def _degenerate(mean: Tensor, log_scale: Tensor) -> Tensor:
-    r"""Which features have a mean and a scale :math:`e^s` that cannot be used in their dtype.
+def _resolved(mean: Tensor, log_scale: Tensor) -> Tensor:
+    r"""Which features have a mean and a scale :math:`e^s` that their dtype resolves; NaN and infinity do not.
 
-    The scale and its reciprocal, by which the two directions multiply, must be normal numbers; and not all plausible
-    draws of :math:`\mu + e^s z` may round to one and the same number.
+    The scale and its reciprocal, by which the two directions multiply, are normal numbers, and not all plausible draws
+    of :math:`\mu + e^s z` round to one and the same number.
     """
-    scale = torch.exp(log_scale)
-    tiny = torch.finfo(scale.dtype).tiny
-    normal = mean.isfinite() & (scale >= tiny) & (1 / scale >= tiny)
-    reach = _PLAUSIBLE * scale
-    return ~(normal & ((mean + reach != mean) | (mean - reach != mean)))
+    normal = log_scale.abs() <= -math.log(torch.finfo(log_scale.dtype).tiny)
+    reach = _PLAUSIBLE * torch.exp(log_scale)
+    return normal & (mean + reach > mean - reach)
 
 
 def _refuse_degenerate(mean: Tensor, log_scale: Tensor) -> None:
     mean, log_scale = mean.detach(), log_scale.detach()
-    degenerate = _degenerate(mean, log_scale)
+    degenerate = ~_resolved(mean, log_scale)
     if bool(degenerate.any()):
         i = int(degenerate.nonzero()[0])
         raise ArgumentError(

@@ -29,9 +29,11 @@ class LayerInverse(NamedTuple):
     converged: Tensor
 
     @classmethod
-    def exact(cls, x: Tensor, ladj: Tensor) -> LayerInverse:
-        """An inverse in closed form: it fails only where it is not a number."""
+    def exact(cls, x: Tensor, ladj: Tensor, usable: Tensor | None = None) -> LayerInverse:
+        """An inverse in closed form: it fails where it is not finite, or if its parameters are not ``usable``."""
         residual = (x.detach() * 0).sum(0).abs_()  # 0, or NaN if a number is not finite
+        if usable is not None:
+            residual = torch.where(usable, residual, torch.nan)
         return cls(x, ladj, torch.ones_like(ladj, dtype=torch.int32), residual, residual == 0)
 
     def to(self, dtype: torch.dtype) -> LayerInverse:

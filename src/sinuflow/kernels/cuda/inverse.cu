@@ -28,10 +28,9 @@ struct InverseArguments {
     int batch, tiles, parts, limit;
 };
 
-// Whether an affine map cannot be used in float32, as bijections/affine.py defines it.
-__device__ __forceinline__ bool is_degenerate(float mean, float scale) {
-    const float tiny = 1.17549435e-38f, reach = 8.0f * scale;
-    return !(scale >= tiny && 1.0f / scale >= tiny && (mean + reach != mean || mean - reach != mean));
+// Whether float32 resolves an affine map, as bijections/affine.py defines it.
+__device__ __forceinline__ bool is_resolved(float mean, float log_scale, float scale) {
+    return fabsf(log_scale) <= 87.33654f && mean + 8.0f * scale > mean - 8.0f * scale;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const InverseArguments p) {
@@ -320,7 +319,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
             x[e] = fmaf(x[e], scale, mean);
             ladj[e] += log_scale;
             exactly(e);
-            if (is_degenerate(mean, scale)) worst[e] = NAN;
+            if (!is_resolved(mean, log_scale, scale)) worst[e] = NAN;
         }
         certify();
     }
