@@ -20,7 +20,7 @@ from tests.hostile.oracle import judge
 from tests.kernels.test_pixel_kernels import NETWORKS
 from tests.kernels.test_whole_flow import FLOWS as EMULATED
 
-FLOWS = -(-int(os.environ.get("SINUFLOW_CASES", 1800)) // ROWS)
+FLOWS = -(-int(os.environ.get("SINUFLOW_CASES", 1080)) // ROWS)
 #: Interpreted, emulated and compiled, a flow takes seconds.
 FEW = max(1, FLOWS // 100)
 
