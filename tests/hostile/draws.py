@@ -45,6 +45,9 @@ def draw_case(seed: int, dtype: torch.dtype = torch.float32, flow: SinusoidalFlo
     with torch.no_grad():
         for damage in damages:
             _damage(flow, damage, dice)
+        for module in flow.modules():  # what is masked is no part of the map: scores with NaN there are NaN
+            if isinstance(module, (MaskedLinear, MaskedConvolution)):
+                module.weight.masked_fill_(module.mask == 0, 0.0)
     context = torch.randn(ROWS, flow.context, dtype=dtype) if flow.context else None
     return Case(flow, hostile_noise(flow.features, dtype, dice), context, f"seed {seed}, {flow.config}, {damages}")
 
