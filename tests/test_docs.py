@@ -50,3 +50,13 @@ def test_the_quick_start_of_the_readme_runs(tmp_path):
         check=False,
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_every_promise_names_tests_that_exist():
+    text = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`(?:, `::(\w+)`)?(?:, `::(\w+)`)?", text)
+    assert len(named) > 30
+    for file, *functions in named:
+        source = (ROOT / file).read_text(encoding="utf-8")
+        for function in filter(None, functions):
+            assert f"def {function}(" in source, f"{file} has no {function}"
