@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet
 import pytest
 import torch
 
-from sinuflow import SinusoidalFlow, TrainingError, fit
+from sinuflow import SinusoidalFlow, TrainingError, fit, fit_table
 from sinuflow.pixels import PixelMap
 from sinuflow.training import ArrowRows, ImageRows, MemoryRows
 from sinuflow.training.fingerprint import fingerprint
@@ -68,8 +69,28 @@ def test_what_is_hashed_is_what_is_held_not_what_arithmetic_makes_of_it():
     changed[-1, 0, -1, -1] ^= 1
     assert fingerprint(rows) != fingerprint(ImageRows(changed, PixelMap()))
     x = torch.randn(10, 2, dtype=torch.float64)
-    assert fingerprint(MemoryRows(x)) != fingerprint(MemoryRows(x, encoding="other"))
+    assert fingerprint(MemoryRows(x)) != fingerprint(MemoryRows(x, identity="other"))
     assert fingerprint(MemoryRows(x[:, :1], x[:, 1:])) != fingerprint(MemoryRows(x[:, 1:], x[:, :1]))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_every_row_of_a_table_counts_also_those_for_testing(tmp_path, monkeypatch, streamed):
+    if streamed:
+        monkeypatch.setattr(sys.modules["sinuflow.data.survey"], "IN_MEMORY", 100)
+        monkeypatch.setattr(sys.modules["sinuflow.data.survey"], "SAMPLE", 60)
+    frame = pd.DataFrame(banana(200).numpy(), columns=["a", "b"])
+    path = tmp_path / "table.csv"
+    options = {"steps": 2, "architecture": {"hidden": (4,), "blocks": 1}, "progress": False, "device": "cpu"}
+    frame.to_csv(path, index=False)
+    model = fit_table(path, **options, checkpoint=tmp_path / "run")
+    fit_table(path, **options, checkpoint=tmp_path / "run", resume=True)
+    for part in ("train", "validation", "test"):
+        changed = frame.copy()
+        row = getattr(model.split, part)[-1]
+        changed.loc[row, "a"] = changed["a"].drop(row).median() + 1e-3
+        changed.to_csv(path, index=False)
+        with pytest.raises(TrainingError, match="other data"):
+            fit_table(path, **options, checkpoint=tmp_path / "run", resume=True)
 
 
 def test_sources_of_users_are_hashed_by_their_batches():

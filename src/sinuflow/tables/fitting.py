@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from ..data.whitening import whitening
 from ..errors import ArgumentError
 from ..flow import SinusoidalFlow
 from ..training import ArrowRows, MemoryRows, RowSource, fit
+from ..training.fingerprint import fingerprint
+from ..training.progress import make_progress
 from ..training.sources import seeded
 from .content import CONTENT_ROWS, content_hash
 from .defaults import recipe
@@ -91,6 +94,10 @@ def fit_table(
         **(training or {}),
         **({} if steps is None else {"steps": steps}),
     }
+    if checkpoint is not None:
+        shown = make_progress(progress)
+        rows.identify(shown.say)
+        shown.close()
     result = fit(
         flow,
         rows.source(split.train),
@@ -144,6 +151,12 @@ class _Rows:
         self.content = content_hash(found.numbers[:CONTENT_ROWS, self._order])
         y, _ = plain.prepare(plain.dequantise(self.sample[0], seeded(0)))
         self.preprocessor = plain.with_whitening(*whitening(y))
+        self.identity = ""
+
+    def identify(self, say: Callable[[str], None]) -> None:
+        """Read all rows once, those for testing too, so that a resumed run can tell this table from others."""
+        everything = fingerprint(self.source(self._found.usable), say)
+        self.identity = f"{everything} {self.preprocessor.encoding}"
 
     def _split(self, numbers: np.ndarray) -> tuple[Tensor, Tensor | None]:
         ordered = torch.from_numpy(numbers[:, self._order])
@@ -151,10 +164,10 @@ class _Rows:
 
     def source(self, ids: Ids) -> RowSource:
         """These rows, to train on or to validate with."""
-        encode, encoding = self.preprocessor.encode, self.preprocessor.encoding
+        encode, identity = self.preprocessor.encode, self.identity
         if self._found.complete:
             held = np.isin(self._found.rows, ids, assume_unique=True)
-            return MemoryRows(*self._split(self._found.numbers[held]), encode, encoding=encoding)
+            return MemoryRows(*self._split(self._found.numbers[held]), encode, identity=identity)
         keep = np.zeros(self._found.total, dtype=bool)
         keep[ids] = True
         wanted = [*self.preprocessor.features, *self.preprocessor.given]
@@ -168,7 +181,7 @@ class _Rows:
             len(self.preprocessor.given),
             columns=[c.name for c in wanted],
             encode=encode,
-            encoding=encoding,
+            identity=identity,
             to_numbers=to_numbers,
             keep=keep,
         )

@@ -31,7 +31,7 @@ class ArrowRows:
         columns: their names, in this order; all of the dataset's by default.
         dtype: of the batches.
         encode: applied to every batch.
-        encoding: describes what ``encode`` does, so that a run does not go on with another one.
+        identity: tells these rows and ``encode`` from any others, so that a resumed run need not look at all rows.
         to_numbers: from a table to an array (rows, features + context), if they are not all numbers.
         keep: which rows to use, as booleans by row number; all by default.
         buffer: rows that are shuffled among each other.
@@ -46,7 +46,7 @@ class ArrowRows:
         columns: list[str] | None = None,
         dtype: torch.dtype = torch.float32,
         encode: Encoder | None = None,
-        encoding: str = "",
+        identity: str = "",
         to_numbers: Callable[[Any], np.ndarray] | None = None,
         keep: np.ndarray | None = None,
         buffer: int = _BUFFER,
@@ -62,7 +62,7 @@ class ArrowRows:
         self._dtype, self._encode, self._buffer = dtype, encode, buffer
         self._to_numbers = _plain_numbers if to_numbers is None else to_numbers
         self._keep = keep
-        self.encoding = encoding
+        self.identity = identity
         self._device = torch.device("cpu")
         # Row numbers are those of the dataset's own order, whatever order an epoch reads it in.
         self._fragments = list(dataset.get_fragments())

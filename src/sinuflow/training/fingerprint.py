@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -13,6 +13,8 @@ from .sources import RowSource
 
 #: Rows that are hashed at a time.
 _ROWS = 65_536
+#: Rows that take long to read.
+_MANY = 5_000_000
 #: Rows whose batch was hashed by version 0.1.0.
 _HEAD = 256
 
@@ -28,13 +30,11 @@ class RawRows(Protocol):
     def raw(self) -> Iterator[Tensor]:
         """All rows in order, in pieces of any size."""
 
-    @property
-    def encoding(self) -> str:
-        """What is done with the rows before they are trained on, in a form that can be compared."""
 
+def fingerprint(source: RowSource, say: Callable[[str], None] = lambda _: None) -> str:
+    """A hash of all rows of a source, in their order; or of its ``identity``, if that says what they are.
 
-def fingerprint(source: RowSource) -> str:
-    """A hash of all rows of a source, in their order, which are read once for it.
+    ``say`` is told if reading them will take long.
 
     Example:
         >>> from sinuflow.training.sources import MemoryRows
@@ -44,9 +44,13 @@ def fingerprint(source: RowSource) -> str:
         >>> fingerprint(MemoryRows(x)) == before
         False
     """
+    identity = getattr(source, "identity", None)
+    if identity:
+        return hashlib.sha256(identity.encode()).hexdigest()
+    if source.rows > _MANY:
+        say("reading all rows once, so that a resumed run can tell them from others")
     digest = hashlib.sha256()
     if isinstance(source, RawRows):
-        digest.update(source.encoding.encode())
         pieces = source.raw()
     else:
         pieces = (part for batch in source.in_order(_ROWS) for part in batch if part is not None)

@@ -26,8 +26,6 @@ from .trainer import Trainer
 
 #: Rows that data-dependent parameters are initialised from.
 _INITIAL_ROWS = 10_000
-#: Rows that take so long to read that users should know what is being done.
-_MANY = 5_000_000
 
 
 @dataclass(frozen=True)
@@ -157,9 +155,8 @@ def fit(
     described = {**settings.as_dict(), "flow": flow.config, "rows": rows.rows}
     shown = make_progress(progress)
     if folder is not None:  # nobody else needs to know the data again
-        if rows.rows > _MANY:
-            shown.say("reading all rows once, so that a resumed run can tell them from others")
-        described |= {"train": fingerprint(rows), "val": None if watched is None else fingerprint(watched)}
+        described |= {"train": fingerprint(rows, shown.say)}
+        described |= {"val": None if watched is None else fingerprint(watched, shown.say)}
     cuda = [torch.cuda.current_device() if place.index is None else place.index] if place.type == "cuda" else []
     current = torch.cuda.device(cuda[0]) if cuda else contextlib.nullcontext()
     locked = contextlib.nullcontext() if folder is None else folder.locked()

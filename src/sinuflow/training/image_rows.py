@@ -93,13 +93,10 @@ class ImageRows:
         for rows in torch.arange(self.rows).split(size):
             yield self._batch(rows, seeded(0, int(rows[0])), False)
 
-    @property
-    def encoding(self) -> str:
-        """What becomes of the bytes: the map of pixels, and whether images are mirrored."""
-        return f"{tuple(self._images.shape)} alpha {self._pixels.alpha} flips {self._flips} {self._dtype}"
-
     def raw(self) -> Iterator[Tensor]:
-        """The bytes, then the labels."""
+        """What becomes of the bytes, the bytes, then the labels."""
+        encoding = f"{tuple(self._images.shape)} alpha {self._pixels.alpha} flips {self._flips} {self._dtype}"
+        yield torch.tensor(list(encoding.encode()), dtype=torch.uint8)
         yield self._images
         if self._labels is not None:
             yield self._labels

@@ -73,7 +73,7 @@ class MemoryRows:
         x: rows of shape (n, features).
         context: of shape (n, context).
         encode: applied to every batch.
-        encoding: describes what ``encode`` does, so that a run does not go on with another one.
+        identity: tells these rows and ``encode`` from any others, so that a resumed run need not look at all rows.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class MemoryRows:
         context: Tensor | None = None,
         encode: Encoder | None = None,
         device: torch.device | None = None,
-        encoding: str = "",
+        identity: str = "",
     ) -> None:
-        self.rows, self.encoding = len(x), encoding
+        self.rows, self.identity = len(x), identity
         self._x, self._context, self._encode, self._device = x, context, encode, device
 
     def epoch(self, number: int, batch_size: int, seed: int, skip: int = 0) -> Iterator[Batch]:
@@ -123,7 +123,7 @@ class MemoryRows:
 
     def to(self, device: torch.device) -> MemoryRows:
         if self._encode is not None:  # it works on the CPU, and its results are moved
-            return MemoryRows(self._x, self._context, self._encode, device, self.encoding)
+            return MemoryRows(self._x, self._context, self._encode, device, self.identity)
         context = None if self._context is None else self._context.to(device)
         return MemoryRows(self._x.to(device), context)
 
