@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from tests.processes import stop_warm_python
 
 # Without a GPU, Triton's kernels are run by its interpreter; it looks at this when they are defined.
 if not torch.cuda.is_available():
@@ -22,6 +25,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("default")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process_outlives_the_tests() -> Iterator[None]:
+    yield
+    stop_warm_python()
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +13,7 @@ from PIL import Image
 import sinuflow
 from sinuflow.cli.info import reconstruction
 from sinuflow.images.png import write_png
-from tests.cli.test_commands import ENVIRONMENT, succeeds
+from tests.cli.test_commands import sinuflow_command, succeeds
 from tests.images.small import gradients
 
 LABELS = torch.arange(60) % 2
@@ -114,36 +111,6 @@ def test_a_reconstruction_is_judged_in_shades(error, text, warned):
     assert warned == ("--certify" in said)
 
 
-ONE_AFTER_THE_OTHER = """
-import json, sys
-from sinuflow.cli.main import run
-
-for arguments in json.loads(sys.argv[1]):
-    sys.argv = ["sinuflow", *arguments]
-    try:
-        run()
-        code = 0
-    except SystemExit as stop:
-        code = stop.code
-    print(json.dumps(["exit", code]), file=sys.stderr, flush=True)
-"""
-
-
-def outcomes(commands: list[list[object]], cwd: Path) -> list[tuple[int, str]]:
-    """The exit code and the standard error of every command, all of them in one process, for speed."""
-    texts = json.dumps([[str(a) for a in command] for command in commands])
-    command = [sys.executable, "-c", ONE_AFTER_THE_OTHER, texts]
-    result = subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, check=True)
-    found, lines = [], []
-    for line in result.stderr.splitlines():
-        if line.startswith('["exit"'):
-            found.append((json.loads(line)[1], "\n".join(lines)))
-            lines = []
-        else:
-            lines.append(line)
-    return found
-
-
 def test_mistakes_are_one_line_that_says_what_is_expected(place, tmp_path):
     np.save(tmp_path / "float.npy", gradients().numpy() / 255)
     np.save(tmp_path / "last.npy", gradients(channels=3).movedim(1, 3).numpy())
@@ -195,12 +162,11 @@ def test_mistakes_are_one_line_that_says_what_is_expected(place, tmp_path):
         (["report", model, images, "-o", "r.html"], "holds a model of images, and this is about tables"),
     ]
     before = sorted(tmp_path.rglob("*"))
-    for (arguments, message), (code, error) in zip(
-        cases, outcomes([arguments for arguments, _ in cases], tmp_path), strict=True
-    ):
-        assert code == 1, arguments
-        assert len(error.splitlines()) == 1, error
-        assert message in error
+    for arguments, message in cases:
+        result = sinuflow_command(*arguments, cwd=tmp_path)
+        assert result.returncode == 1, arguments
+        assert len(result.stderr.splitlines()) == 1, result.stderr
+        assert message in result.stderr
     assert sorted(tmp_path.rglob("*")) == before, "something was left behind"
 
 
@@ -209,12 +175,11 @@ def test_labels_of_an_array_and_an_older_output(place, tmp_path):
     fit = ["fit", place / "x.npy", "--labels", place / "y.npy", "-o", "n.safetensors", "--steps", 2, "--stability", 5]
     score = ["score", "n.safetensors", place / "x.npy", "--labels", place / "y.npy", "-o", "s.parquet"]
     sample = ["sample", "n.safetensors", "-n", 3, "-o", "s.png"]
-    done = outcomes(
-        [fit, score, sample, [*sample, "--force"], ["sample", place / "m.safetensors", *sample[2:]]], tmp_path
-    )
-    assert [code for code, _ in done] == [0, 0, 1, 0, 1]
-    assert "bits/dim" in done[0][1]  # the progress is in bits
-    assert "replace it with --force" in done[2][1]
+    commands = [fit, score, sample, [*sample, "--force"], ["sample", place / "m.safetensors", *sample[2:]]]
+    done = [sinuflow_command(*command, cwd=tmp_path) for command in commands]
+    assert [result.returncode for result in done] == [0, 0, 1, 0, 1]
+    assert "bits/dim" in done[0].stderr  # the progress is in bits
+    assert "replace it with --force" in done[2].stderr
     scored = pd.read_parquet(tmp_path / "s.parquet")
     assert scored["image"].tolist() == list(range(60))
     assert scored["label"].tolist() == LABELS.tolist()
