@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,10 @@ from tests.processes import stop_warm_python
 # Without a GPU, Triton's kernels are run by its interpreter; it looks at this when they are defined.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+    if importlib.util.find_spec("triton"):
+        from tests.triton_interpreter import speed_up
+
+        speed_up()
 
 # The draws that look trained are shared with the benchmarks.
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))

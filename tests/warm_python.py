@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import json
 import os
 import sys
 import traceback
 
+#: What most scripts import; every optimizer of PyTorch imports torch._dynamo.
+MODULES = ("pyarrow.dataset", "torch._dynamo", "sinuflow.cli.app", "sinuflow.images", "sinuflow.tables")
+
 
 def serve() -> None:
     """Run the script of every line of standard input in a fork, and answer with its exit code."""
-    import pyarrow.dataset
-    import torch._dynamo  # every optimizer imports it
-
-    import sinuflow.cli.app
-    import sinuflow.images
-    import sinuflow.tables  # noqa: F401
-
+    for name in MODULES:
+        importlib.import_module(name)
     sys.path[0] = ""  # as under `python -c`
     gc.collect()
     gc.freeze()  # or collections in the forks would copy the memory that they share

@@ -34,6 +34,8 @@ KERNELS = {
     "pixel_pack": "PixelPackArguments",
     "pixel_sum": "PixelSumArguments",
 }
+#: Little optimization: most kernels run for less time than it takes to compile them. Jumps between stacks are meant.
+OPTIONS = ["-Og", "-std=c++17", "-U_FORTIFY_SOURCE", "-fPIC", "-w"]
 
 
 class EmulatorLauncher:
@@ -53,33 +55,47 @@ class EmulatorLauncher:
 
 @lru_cache(maxsize=64)
 def _library(shape: Shape, block: Block, file: str) -> ctypes.CDLL:
+    defines = "\n".join(f"#define {name} {value}" for name, value in shape.defines(block).items())
+    wrappers = "\n".join(_wrapper(name, arguments) for name, arguments in KERNELS.items() if FILES[name] == file)
+    text = f"{defines}\n{source(file)}\n{wrappers}\n"
+    header = _header()
+    library = header.parent / f"{_digest(text)}.so"
+    _make(library, text, ["-shared", "-include", str(header)])
+    return ctypes.CDLL(str(library))
+
+
+@lru_cache(maxsize=1)
+def _header() -> Path:
+    """A copy of the emulator with its precompiled form beside it; compiling it takes half of the time of a kernel."""
+    text = Path(__file__).with_name("emulator.h").read_text()
+    folder = Path(tempfile.gettempdir()) / "sinuflow-emulator" / _digest(text)
+    folder.mkdir(parents=True, exist_ok=True)
+    header = folder / "emulator.h"
+    if not header.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            (Path(place) / header.name).write_text(text)
+            (Path(place) / header.name).replace(header)
+    _make(folder / "emulator.h.gch", text, ["-x", "c++-header"])
+    return header
+
+
+def _make(output: Path, text: str, options: list[str]) -> None:
+    """Compile, unless that has been done: workers of one session, and later ones, share what there is."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("the emulator of CUDA needs g++")
-    header = Path(__file__).parent / "emulator.h"
-    defines = "\n".join(f"#define {name} {value}" for name, value in shape.defines(block).items())
-    wrappers = "\n".join(_wrapper(name, arguments) for name, arguments in KERNELS.items() if FILES[name] == file)
-    text = f'{defines}\n#include "{header}"\n{source(file)}\n{wrappers}\n'
-    folder = Path(tempfile.gettempdir()) / "sinuflow-emulator"
-    folder.mkdir(exist_ok=True)
-    key = hashlib.sha256((text + header.read_text()).encode()).hexdigest()[:20]
-    library = folder / f"{key}.so"
-    if not library.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as place:
-            (Path(place) / "kernels.cpp").write_text(text)
-            made = Path(place) / "kernels.so"
-            options = [
-                "-O1",
-                "-std=c++17",
-                "-U_FORTIFY_SOURCE",
-                "-shared",
-                "-fPIC",
-                "-w",
-            ]  # jumps between stacks are meant
-            command = [compiler, *options, "-o", str(made), f"{place}/kernels.cpp"]
-            subprocess.run(command, check=True, capture_output=True, text=True)
-            made.replace(library)
-    return ctypes.CDLL(str(library))
+    if output.exists():
+        return
+    with tempfile.TemporaryDirectory(dir=output.parent) as place:
+        (Path(place) / "kernels.cpp").write_text(text)
+        made = Path(place) / output.name
+        command = [compiler, *OPTIONS, *options, "-o", str(made), f"{place}/kernels.cpp"]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        made.replace(output)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(" ".join([*OPTIONS, text]).encode()).hexdigest()[:20]
 
 
 def _wrapper(name: str, arguments: str) -> str:
