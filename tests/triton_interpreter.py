@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import lru_cache
 from typing import Any
 
@@ -10,6 +11,8 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
+_seen: set[Any] = set()
+_launch_any = interpreter.GridExecutor.__call__
 _broadcast_any = TritonSemantic.broadcast_impl_value
 _numpy_type = lru_cache(maxsize=None)(interpreter._get_np_dtype)
 
@@ -19,6 +22,20 @@ def speed_up() -> None:
     interpreter.InterpretedFunction.__call__ = _call_device_function
     interpreter._get_np_dtype = _element_type
     TritonSemantic.broadcast_impl_value = _broadcast
+    interpreter.GridExecutor.__call__ = _launch
+
+
+def _launch(self: interpreter.GridExecutor, *args: Any, **kwargs: Any) -> None:
+    """Let coverage see a kernel the first time that it is launched with these flags: it doubles the time."""
+    flags = tuple(value for value in kwargs.values() if isinstance(value, int) and value <= 2)
+    trace = sys.gettrace()
+    if (self.fn, flags) in _seen:
+        sys.settrace(None)
+    try:
+        _launch_any(self, *args, **kwargs)
+    finally:
+        sys.settrace(trace)
+    _seen.add((self.fn, flags))
 
 
 def _call_device_function(self: interpreter.InterpretedFunction, *args: Any, **kwargs: Any) -> Any:
