@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,6 +14,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import sinuflow
 from sinuflow import DataError, SinusoidalDensity, StorageError
+from tests.processes import python
 
 X = np.random.default_rng(0).normal(size=(120, 3)) @ np.array([[1, 0.8, 0], [0, 0.5, 0], [0, 0, 2.0]])
 
@@ -107,7 +105,8 @@ def test_a_missing_extra_is_named():
         "try: sinuflow.SinusoidalDensity\n"
         "except sinuflow.SinuflowError as error: print(error)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = python(code)
+    assert result.returncode == 0, result.stderr
     assert "pip install 'sinuflow[sklearn,cli]'" in result.stdout
     with pytest.raises(AttributeError, match="nonsense"):
         sinuflow.nonsense  # noqa: B018

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 
 import pytest
 import torch
@@ -119,9 +120,10 @@ def test_round_trip_in_float32(conditioning, features, seed, wide):
 
 
 @every_conditioning
-def test_a_thousand_draws_raise_at_most_once(conditioning):
-    failures = 0
-    for seed in range(1000):
+def test_random_flows_are_inverted(conditioning):
+    """Out of a thousand at most one inverse may raise."""
+    failures, cases = 0, int(os.environ.get("SINUFLOW_CASES", 300))
+    for seed in range(cases):
         dtype = DOUBLE if seed % 2 else torch.float32
         flow = trained_flow(1 + seed % 5, 0, conditioning, seed, dtype, WIDE if seed % 3 else POWER, hidden=(8,))
         z = far_and_wide(1 + seed % 5, 4, seed, 6 if seed % 2 else 4, dtype)
@@ -129,7 +131,7 @@ def test_a_thousand_draws_raise_at_most_once(conditioning):
             flow.invert(z)
         except InversionError:
             failures += 1
-    assert failures <= 1
+    assert failures <= cases // 1000
 
 
 @every_conditioning

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -10,6 +10,8 @@ import numpy as np
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
+
+from tests.untraced import untraced
 
 _seen: set[Any] = set()
 _launch_any = interpreter.GridExecutor.__call__
@@ -28,13 +30,8 @@ def speed_up() -> None:
 def _launch(self: interpreter.GridExecutor, *args: Any, **kwargs: Any) -> None:
     """Let coverage see a kernel the first time that it is launched with these flags: it doubles the time."""
     flags = tuple(value for value in kwargs.values() if isinstance(value, int) and value <= 2)
-    trace = sys.gettrace()
-    if (self.fn, flags) in _seen:
-        sys.settrace(None)
-    try:
+    with untraced() if (self.fn, flags) in _seen else nullcontext():
         _launch_any(self, *args, **kwargs)
-    finally:
-        sys.settrace(trace)
     _seen.add((self.fn, flags))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import pytest
 import torch
@@ -13,19 +14,21 @@ from sinuflow.errors import ArgumentError
 KNOWN = [name for name, found in TOYS.items() if found.log_prob is not None]
 
 
-def grid(found, points):
-    """The middles of equal cells that cover nearly all of a density, and the size of a cell."""
+@lru_cache
+def grid(name):
+    """The middles of equal cells that cover nearly all of a density, its logarithm there, and the size of a cell."""
+    found = TOYS[name]
+    points = 130 if found.features == 2 else 5000
     edge = 1.2 * found.limit
     axis = (torch.arange(points, dtype=torch.float64) + 0.5) * 2 * edge / points - edge
     cells = torch.cartesian_prod(*[axis] * found.features).view(-1, found.features)
-    return cells, (2 * edge / points) ** found.features
+    return cells, found.log_prob(cells), (2 * edge / points) ** found.features
 
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_log_densities_integrate_to_one(name):
-    found = TOYS[name]
-    cells, size = grid(found, 130 if found.features == 2 else 5000)
-    total = float(found.log_prob(cells).exp().sum()) * size
+    _, log_p, size = grid(name)
+    total = float(log_p.exp().sum()) * size
     # A cell cannot see the edges of the checkerboard's squares; all others are smooth.
     assert total == pytest.approx(1, abs=0.02 if name == "checkerboard" else 1e-4)
 
@@ -34,8 +37,7 @@ def test_log_densities_integrate_to_one(name):
 def test_samples_have_the_entropy_of_the_density(name):
     """The mean of -log p over samples is the entropy only if both belong to the same density."""
     found = TOYS[name]
-    cells, size = grid(found, 130 if found.features == 2 else 5000)
-    log_p = found.log_prob(cells)
+    _, log_p, size = grid(name)
     entropy = -float((log_p.exp() * log_p.clamp(min=-1e3)).sum()) * size
     scores = -found.log_prob(found.sample(4000, torch.Generator().manual_seed(0)))
     spread = float(scores.std()) / math.sqrt(len(scores))
@@ -46,9 +48,9 @@ def test_samples_have_the_entropy_of_the_density(name):
 def test_samples_fall_where_the_density_is(name):
     """In every quarter (or half) as many as its integral says."""
     found = TOYS[name]
-    cells, size = grid(found, 130 if found.features == 2 else 5000)
+    cells, log_p, size = grid(name)
     x = found.sample(4000, torch.Generator().manual_seed(1)).double()
-    p = found.log_prob(cells).exp() * size
+    p = log_p.exp() * size
     for corner in (lambda t: t[:, 0] > 0.3, lambda t: t[:, -1] > -0.4, lambda t: (t > 0.2).all(-1)):
         share = float(p[corner(cells)].sum())
         off = math.sqrt(share * (1 - share) / len(x))

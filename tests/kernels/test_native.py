@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -23,7 +21,7 @@ from sinuflow.kernels.native import conditional_waves, scale_stack
 from sinuflow.kernels.paths import cpu_path, wave_kernels
 from sinuflow.kernels.waves import Waves
 from sinuflow.solvers import SolverOptions
-from tests.processes import unmeasured
+from tests.processes import python, unmeasured
 
 pytestmark = pytest.mark.skipif(not cpu_path().fused, reason=cpu_path().reason)
 
@@ -224,7 +222,7 @@ SCRIPT = (
 )
 def test_without_them_everything_still_works(changes, reason, tmp_path):
     environment = unmeasured(**{"SINUFLOW_CACHE": str(tmp_path), **changes})
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False)
+    done = python(SCRIPT, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("torch.Size([3, 2])")
     assert reason in done.stdout

@@ -68,7 +68,7 @@ def test_a_run_with_other_settings_is_refused(data: Path, tmp_path: Path) -> Non
 
 def test_a_peer_trains_as_long_as_ours(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = recipes("gas-small")
-    short = {name: replace(known[name], training=known[name].training | {"steps": 60}) for name in ("best", "maf")}
+    short = {name: replace(known[name], training=known[name].training | {"steps": 20}) for name in ("best", "maf")}
     short["maf"] = replace(short["maf"], as_long_as="best")
     for module in ("tabular", "training"):
         monkeypatch.setattr(f"sinuflow.paper.{module}.recipes", lambda _: short)
@@ -76,8 +76,8 @@ def test_a_peer_trains_as_long_as_ours(data: Path, tmp_path: Path, monkeypatch: 
     with pytest.raises(ArgumentError, match="run gas-small with --model best first"):
         reproduce("tabular", replace(full, models=("maf",)))
     ours, theirs = reproduce("tabular", full)
-    assert (ours["model"], ours["steps"]) == ("best", 60)
-    assert theirs["steps"] != 60  # as many as the time allows
+    assert (ours["model"], ours["steps"]) == ("best", 20)
+    assert theirs["steps"] != 20  # as many as the time allows
     assert theirs["seconds"] < 10 * ours["seconds"] + 5
 
 

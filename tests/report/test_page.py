@@ -14,6 +14,7 @@ import pytest
 
 from sinuflow.errors import ArgumentError, SinuflowError, StorageError
 from sinuflow.report import Score, render, write
+from tests.processes import python
 
 from . import fake
 from .fake import HOSTILE, column, content
@@ -169,8 +170,10 @@ def hostile():
     )
 
 
-def test_names_are_only_text(hostile):
-    html = render(hostile)
+def test_names_are_only_text_and_any_can_be_written(hostile, tmp_path):
+    write(hostile, tmp_path / "r.html")
+    html = (tmp_path / "r.html").read_text("utf-8")
+    assert html.endswith("</html>")
     page = Page(html)
     assert not page.all("script")
     assert "<script" not in html.lower()
@@ -186,18 +189,13 @@ def test_a_dollar_stays_a_dollar_in_figures(hostile):
     assert r"$\frac{" in inside
 
 
-def test_any_name_can_be_written(hostile, tmp_path):
-    write(hostile, tmp_path / "r.html")
-    assert (tmp_path / "r.html").read_text("utf-8").endswith("</html>")
-
-
 def test_writing_replaces_the_file_or_fails_with_one_line(tmp_path):
     path = tmp_path / "r.html"
     path.write_text("old")
-    write(content(100), str(path))
+    write(content(100, columns=[]), str(path))
     assert path.read_text("utf-8").startswith("<!doctype html>")
     with pytest.raises(StorageError, match="cannot write"):
-        write(content(100), tmp_path / "missing" / "r.html")
+        write(content(100, columns=[]), tmp_path / "missing" / "r.html")
 
 
 def test_sixty_columns_are_capped_and_it_says_so():
@@ -250,7 +248,7 @@ def test_an_unnormal_dimension_comes_first():
 @pytest.mark.parametrize("broken", [None, float("nan"), float("inf")])
 def test_gaps_in_the_history_are_skipped(broken):
     history = [{"step": i, "train_nll": 3.0 - i / 100, "val_nll": broken} for i in range(100)]
-    page = Page(render(content(100, history=history)))
+    page = Page(render(content(100, columns=[], history=history)))
     assert "whose weights were kept" in page.text
     assert "No training history" not in page.text
     assert "Learning rate" not in page.text
@@ -258,14 +256,14 @@ def test_gaps_in_the_history_are_skipped(broken):
 
 def test_a_long_history_is_thinned():
     history = [{"step": i, "train_nll": 3 + 500 / (1 + i), "learning_rate": 0.0} for i in range(20_000)]
-    html = render(content(100, history=history, best_step=19_999))
+    html = render(content(100, columns=[], history=history, best_step=19_999))
     assert len(html) < 500_000
     assert "High values, as in the first steps, are cut off." in html
 
 
 @pytest.mark.parametrize("history", [[], [{"step": 1.0}], [{"train_nll": 2.0}]])
 def test_no_history_is_said(history):
-    assert "No training history was kept." in render(content(100, history=history))
+    assert "No training history was kept." in render(content(100, columns=[], history=history))
 
 
 def test_nothing_at_all_still_makes_a_page():
@@ -325,6 +323,6 @@ def test_a_missing_extra_gives_one_line(missing):
         "try: render(content(50))\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = python(script, cwd=ROOT)
     expected = "the report needs matplotlib and jinja2: pip install 'sinuflow[cli]'"
     assert done.stdout.strip() == f"{SinuflowError.__name__} {expected}"
