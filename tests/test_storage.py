@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from safetensors.torch import save as to_safetensors
 import sinuflow
 from sinuflow import SinusoidalFlow, StorageError, storage
 from tests.builders import CONDITIONINGS, batch, trained_flow
-from tests.processes import unmeasured
+from tests.processes import python
 
 HERE = Path(__file__).parent
 CONFIG = (
@@ -238,8 +236,7 @@ def test_saving_is_atomic(path):
         sinuflow.SinusoidalFlow(2, blocks=2, hidden=(32,)).save({str(path)!r})
         """
     )
-    done = subprocess.run([sys.executable, "-c", script], check=False, env=unmeasured())
-    assert done.returncode == -9
+    assert python(script).returncode == -9
     assert path.read_bytes() == before
     assert sinuflow.load(path).config["blocks"] == 1
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -18,7 +16,7 @@ from sinuflow import ArgumentError, StorageError, TrainingError, fit
 from sinuflow.training.checkpoint import CheckpointFolder
 from sinuflow.training.engine import PlainEngine
 from sinuflow.training.trainer import Trainer
-from tests.processes import unmeasured
+from tests.processes import python
 from tests.training.small import parquet_folder, quick, small_flow, weights_of
 
 
@@ -99,18 +97,15 @@ SCRIPT = textwrap.dedent("""
 
 def test_kill_9_in_the_middle_of_a_save_loses_nothing(tmp_path):
     tests = os.path.dirname(os.path.dirname(__file__))
-    environment = unmeasured(TESTS=tests, PYTHONPATH=os.pathsep.join([tests, *sys.path]))
 
     def run(kill_at):
-        return subprocess.run(
-            [sys.executable, "-c", SCRIPT, str(tmp_path), str(kill_at)], env=environment, capture_output=True
-        )
+        return python(SCRIPT, tmp_path, kill_at, env=os.environ | {"TESTS": tests})
 
     killed = run(3)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert list(tmp_path.glob(".*.part"))  # what was being written is there, and is not the checkpoint
     finished = run(0)
-    assert finished.returncode == 0, finished.stderr.decode()
+    assert finished.returncode == 0, finished.stderr
     assert not list(tmp_path.glob(".*.part"))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
