@@ -24,7 +24,7 @@ toy: $(STAMP) ## learn a density in two dimensions and draw it in toy_density.pn
 	$(BIN)/python examples/toy_density.py --output toy_density.png
 
 test: $(STAMP) ## run the tests, the examples in the docstrings, and measure coverage
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --cov --cov-report=term
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
 
 lint: $(STAMP) ## check style, formatting, types and layers
 	$(BIN)/ruff check
