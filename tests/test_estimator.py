@@ -14,6 +14,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import sinuflow
 from sinuflow import DataError, SinusoidalDensity, StorageError
+from sinuflow.storage import read_model, write_model
 from tests.processes import python
 
 X = np.random.default_rng(0).normal(size=(120, 3)) @ np.array([[1, 0.8, 0], [0, 0.5, 0], [0, 0, 2.0]])
@@ -77,6 +78,26 @@ def test_it_survives_a_file(tmp_path):
     sinuflow.SinusoidalFlow(2, blocks=1, hidden=(4,)).save(tmp_path / "f.safetensors")
     with pytest.raises(StorageError, match="does not hold an estimator"):
         SinusoidalDensity.load(tmp_path / "f.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"parameters": {"colour": 1}}, "other parameters"),
+        ({"features": 9}, "does not fit its columns"),
+        ({"names": ["a"]}, "does not fit its columns"),
+        ({"names": 3}, "names must be a list"),
+        ({"features": "3"}, "features must be an integer"),
+    ],
+)
+def test_a_file_that_makes_no_estimator_is_refused(tmp_path, change, message):
+    path = tmp_path / "d.safetensors"
+    quick().fit(X).save(path)
+    model = read_model(path)
+    model.config["facts"]["estimator"].update(change)
+    write_model(path, model)
+    with pytest.raises(StorageError, match=message):
+        SinusoidalDensity.load(path)
 
 
 def test_its_file_is_good_for_the_command_line_and_numpy_numbers_are_numbers(tmp_path):

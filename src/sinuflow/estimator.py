@@ -149,7 +149,12 @@ class SinusoidalDensity(DensityMixin, BaseEstimator):
         if not isinstance(model, TableModel) or "estimator" not in model.facts:
             raise StorageError(f"{path} does not hold an estimator; load it with sinuflow.load")
         stored = model.facts["estimator"]
-        estimator = cls(**stored["parameters"])
+        try:
+            estimator = cls(**stored["parameters"])
+        except TypeError as error:
+            raise StorageError(f"{path} holds an estimator with other parameters than this version's") from error
+        if {stored["features"], len(stored["names"] or model.columns)} != {len(model.columns)}:
+            raise StorageError(f"{path} holds an estimator that does not fit its columns")
         estimator.model_ = model
         estimator._in_double_precision()
         estimator.n_features_in_ = stored["features"]
