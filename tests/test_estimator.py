@@ -123,6 +123,7 @@ def test_a_missing_extra_is_named():
     code = (
         "import sys; sys.modules['sklearn'] = None; sys.modules['sklearn.base'] = None\n"
         "import sinuflow\n"
+        "import inspect; assert inspect.getmembers(sinuflow)\n"
         "try: sinuflow.SinusoidalDensity\n"
         "except sinuflow.SinuflowError as error: print(error)"
     )

@@ -17,8 +17,10 @@ class InvalidValueError(ValueError):
     """A value in a file has a type or size that its place does not allow; the message names both."""
 
     def __init__(self, place: str, expected: str, value: Any) -> None:
-        text = repr(value) if isinstance(value, (str, int, float, bool, type(None))) else f"a {type(value).__name__}"
-        super().__init__(f"{place} must be {expected}; got {text if len(text) <= 60 else text[:57] + '...'}")
+        scalar = isinstance(value, (str, int, float, bool, type(None)))
+        super().__init__(
+            f"{place} must be {expected}; got {shortened(value) if scalar else f'a {type(value).__name__}'}"
+        )
 
 
 def integer(low: int = 0, high: int = LARGEST_INTEGER) -> Check:
@@ -60,10 +62,25 @@ def text(most: int = 10_000) -> Check:
     """A string of limited length."""
 
     def check(value: Any, place: str) -> None:
-        if not isinstance(value, str) or len(value) > most:
+        if not isinstance(value, str) or len(value) > most or not is_unicode(value):
             raise InvalidValueError(place, f"a text of at most {most} characters", value)
 
     return check
+
+
+def is_unicode(value: str) -> bool:
+    """Whether a string can be encoded: JSON may hold halves of characters, which nothing can write."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shortened(value: Any, most: int = 60) -> str:
+    """The representation of a value, cut to a length that a message can hold."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def flag(value: Any, place: str) -> None:

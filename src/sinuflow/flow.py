@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .bijections import AutoregressiveWaves, Bijection, Chain, ElementwiseAffine, LDUBlock, SinusoidalScale
 from .bijections.image import image_chain
 from .distribution import FlowDistribution
-from .errors import ArgumentError
+from .errors import ArgumentError, StorageError
 from .flow_config import Conditioning, FlowConfig, ImageConditioning, ImageFlowConfig, flow_config
 from .inversion import Inversion, inverse_with_certificate, round_trip
 from .solvers import SolverOptions
@@ -225,8 +225,20 @@ class SinusoidalFlow(nn.Module):
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the flow to one safetensors file, atomically; :func:`sinuflow.load` reads it."""
-        write_model(path, Model("flow", self.config, self.state_dict()))
+        """Write the flow to one safetensors file, atomically; :func:`sinuflow.load` reads it.
+
+        Parameters that are NaN or infinite, or that collapse all draws to one point, are refused with a
+        :class:`~sinuflow.StorageError`: no file of such could be loaded.
+        """
+        write_model(path, Model("flow", self.config, self.usable_state(path)))
+
+    def usable_state(self, path: str | os.PathLike[str]) -> dict[str, Tensor]:
+        """The parameters by name, to be written to ``path``; or an error that says why no file may hold them."""
+        try:
+            self.bijection.check_parameters()
+        except ArgumentError as error:
+            raise StorageError(f"cannot write {path}: {error}") from error
+        return self.state_dict()
 
     def draw(self) -> Drawing:
         """A picture of the flow, with its own numbers: shown by notebooks, and saved by ``.save("flow.svg")``."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
+from .checks import shortened
 from .errors import ArgumentError
 from .kernels.activations import check_activation
 
@@ -37,10 +38,12 @@ class Size(NamedTuple):
         return Size(count * self.parameters, count * self.tensors)
 
 
-def total(sizes: Iterator[Size] | Sequence[Size]) -> Size:
+def total(sizes: Iterable[Size]) -> Size:
     """The size of modules together."""
-    parameters, tensors = zip(*sizes, strict=True)
-    return Size(sum(parameters), sum(tensors))
+    parameters, tensors = 0, 0
+    for size in sizes:
+        parameters, tensors = parameters + size.parameters, tensors + size.tensors
+    return Size(parameters, tensors)
 
 
 @dataclass
@@ -67,7 +70,9 @@ class FlowConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.conditioning, str) or self.conditioning not in _DEFAULTS:
-            raise ArgumentError(f"conditioning must be one of {', '.join(_DEFAULTS)}; got {_short(self.conditioning)}")
+            raise ArgumentError(
+                f"conditioning must be one of {', '.join(_DEFAULTS)}; got {shortened(self.conditioning)}"
+            )
         for name, value in _DEFAULTS[self.conditioning].items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
@@ -108,8 +113,8 @@ class FlowConfig:
         return self.scales * (3 * self.waves + 1)
 
     def _conditioner(self, outputs: int) -> Size:
-        repeats = [2 if self.residual and i else 1 for i in range(len(self.hidden))]
-        hidden = [width for width, count in zip(self.hidden, repeats, strict=True) for _ in range(count)]
+        first, *others = self.hidden or [0]
+        hidden = [*self.hidden[:1], *(others if not self.residual else [first] * (2 * len(others)))]
         return total(_linear_layers([self.context + self.features, *hidden, self.features * outputs]))
 
     def _sinusoidal(self) -> Size:
@@ -193,7 +198,7 @@ def flow_config(config: Mapping[str, Any]) -> FlowConfig | ImageFlowConfig:
 def whole(name: str, value: Any, least: int) -> int:
     """The value as a plain integer; NumPy's integers are welcome, True and 2.5 are not."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
-        raise ArgumentError(f"{name} must be a whole number of at least {least}; got {_short(value)}")
+        raise ArgumentError(f"{name} must be a whole number of at least {least}; got {shortened(value)}")
     return int(value)
 
 
@@ -201,7 +206,7 @@ def image_shape(shape: Any) -> tuple[int, int, int]:
     """(C, H, W) as plain integers, or an :class:`~sinuflow.ArgumentError`."""
     sizes = [int(n) for n in shape if hasattr(n, "__index__")] if isinstance(shape, (tuple, list, torch.Size)) else []
     if len(sizes) != 3 or len(shape) != 3 or min(sizes) < 1:
-        raise ArgumentError(f"shape must be (channels, height, width), such as (1, 28, 28); got {_short(shape)}")
+        raise ArgumentError(f"shape must be (channels, height, width), such as (1, 28, 28); got {shortened(shape)}")
     return sizes[0], sizes[1], sizes[2]
 
 
@@ -224,7 +229,7 @@ def check_image_conditioning(conditioning: Any) -> None:
     """Image flows know two conditionings."""
     if not isinstance(conditioning, str) or conditioning not in get_args(ImageConditioning):
         known = " or ".join(map(repr, get_args(ImageConditioning)))
-        raise ArgumentError(f"conditioning of images must be {known}; got {_short(conditioning)}")
+        raise ArgumentError(f"conditioning of images must be {known}; got {shortened(conditioning)}")
 
 
 def _is_number(value: Any) -> bool:
@@ -233,10 +238,5 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float)
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _linear_layers(widths: Sequence[int]) -> list[Size]:
-    return [Size(outputs * (inputs + 1), 2) for inputs, outputs in itertools.pairwise(widths)]
+def _linear_layers(widths: Sequence[int]) -> Iterator[Size]:
+    return (Size(outputs * (inputs + 1), 2) for inputs, outputs in itertools.pairwise(widths))

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from .checks import anything, fields, flag, integer, items, number, optional, text
-from .conditioners.made import MaskedLinear
-from .conditioners.pixelcnn import MaskedConvolution
 from .data import Preprocessor
 from .data.columns import LONGEST_NAME
 from .errors import ArgumentError, SinuflowError, StorageError
@@ -144,7 +143,8 @@ def _build(path: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Si
     # What is off by a little gets a precise message below; nothing is built that is far larger than the file.
     if size.parameters > 2 * found.parameters + 10_000 or size.tensors > 2 * found.tensors + 100:
         raise StorageError(f"{path} does not fit its configuration: it holds far too few numbers")
-    with torch.device("meta"):  # no memory is taken for what the file brings
+    dtypes = {t.dtype for t in tensors.values()}
+    with _WithoutValues(next((dtype for dtype in dtypes if dtype.is_floating_point), torch.float32)):
         flow = SinusoidalFlow.from_config(config)
     expected = {name: t.shape for name, t in flow.state_dict().items()}
     shapes = {name: t.shape for name, t in tensors.items()}
@@ -155,18 +155,40 @@ def _build(path: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Si
             f"{path} does not fit its configuration in {len(wrong)} tensors; {first[:200]!r} should have shape "
             f"{_shape(expected.get(first))} and has {_shape(shapes.get(first))}"
         )
-    dtypes = {t.dtype for t in tensors.values()}
     if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
         raise StorageError(f"{path} mixes or misuses dtypes: {', '.join(sorted(map(str, dtypes)))}")
-    flow.load_state_dict(tensors, assign=True)
-    for module in flow.modules():
-        if isinstance(module, (MaskedLinear, MaskedConvolution)):
-            module.reset_mask()
+    modules = dict(flow.named_modules())
+    for name, tensor in tensors.items():  # load_state_dict would take time that grows with the square of their number
+        module, _, own = name.rpartition(".")
+        setattr(modules[module], own, nn.Parameter(tensor))
     try:
         flow.bijection.check_parameters()
     except ArgumentError as error:
         raise StorageError(f"{path} holds parameters that cannot be used: {error}") from error
     return flow.eval()
+
+
+class _WithoutValues(TorchFunctionMode):
+    """Parameters that are created inside have a dtype, but no values yet, and so take no memory.
+
+    The meta device would do the same, but takes a hundred times longer, and more memory than most files.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "")
+        if name in ("empty", "ones", "zeros"):
+            create = torch.empty if name == "zeros" else function
+            return create(*args, **{**kwargs, "dtype": kwargs.get("dtype") or self._dtype})
+        if name in ("kaiming_uniform_", "mul_", "uniform_", "zeros_"):
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **kwargs)
 
 
 def _shape(shape: torch.Size | None) -> str:

@@ -72,7 +72,8 @@ def read_model(path: Path) -> Model:
 def _checksum(header: dict[str, str], tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(header.keys() - {"sha256"}):
-        digest.update(f"{name}={header[name]};".encode())
+        for text in (name, "=", header[name], ";"):
+            digest.update(text.encode())
     for name in sorted(tensors):
         t = tensors[name]
         digest.update(f"{name} {t.dtype} {tuple(t.shape)};".encode())

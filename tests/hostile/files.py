@@ -22,8 +22,8 @@ from tests.training.small import quick, small_flow
 VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 2, 3, 7, 64, 10**4, 200_000, 20_000_000, 10**8, 10**9, 2**31, 2**53, 2**63, -(2**63),
     10**30, 0.0, -0.0, 0.5, -0.5, 1e-320, 1e-30, 1e30, 1e308, float("nan"), float("inf"), float("-inf"), "", "9", "a",
-    "nan", "shift", "full", "none", "category", "number", "\x1b[31m", "x" * 10_000, [], [1], [0, 0], [[]], {}, {"a": 1},
-    [1] * 1000, ["a", "a"], [None] * 3, {"features": 10**9},
+    "nan", "shift", "full", "none", "category", "number", "\x1b[31m", "\ud800", "x" * 10_000, [], [1], [0, 0], [[]], {},
+    {"a": 1}, [1] * 1000, ["a", "a"], [None] * 3, {"features": 10**9},
 ]  # fmt: skip
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8]
@@ -95,19 +95,21 @@ def _mutate_json(document: Any, generator: random.Random) -> Any:
 
     walk(document)
     if not places or generator.random() < 0.01:
-        return generator.choice(VALUES)
+        return copy.deepcopy(generator.choice(VALUES))
     holder, key = generator.choice(places)
     action = generator.random()
     if action < 0.7:
-        holder[key] = generator.choice(VALUES)
+        holder[key] = copy.deepcopy(generator.choice(VALUES))
     elif action < 0.8 and isinstance(holder[key], (int, float)) and not isinstance(holder[key], bool):
         holder[key] += generator.choice((-1, 1, 1000, -1000, 0.5))
     elif action < 0.9:
         del holder[key]
     elif isinstance(holder, dict):
-        holder[generator.choice(("extra", "image", "features", "hidden", "blocks", "step"))] = generator.choice(VALUES)
+        holder[generator.choice(("extra", "image", "features", "hidden", "blocks", "step"))] = copy.deepcopy(
+            generator.choice(VALUES)
+        )
     else:
-        holder.append(generator.choice(VALUES))
+        holder.append(copy.deepcopy(generator.choice(VALUES)))
     return document
 
 

@@ -151,7 +151,18 @@ def test_row_counts_take_no_memory(models, tmp_path):
         assert not costs_of(sinuflow.load, path, StorageError)
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "[]," * 10**6, '{"a":' * 5_000, '{"a":1' + ',"b":{}' * 10**6 + "}"])
+DEEP_OR_LARGE = [
+    "[" * 100_000,
+    "[]," * 10**6,
+    '{"a":' * 5_000,
+    '{"a":1' + ',"b":{}' * 10**6 + "}",
+    '{"features":2,"hidden":[%s1]}' % ("1," * 10**6),
+    "[%s1]" % ("12345678901234567890," * 10**6),
+    '["%s\\ud83d\\ude00"]' % ("a" * 10**7),
+]
+
+
+@pytest.mark.parametrize("text", DEEP_OR_LARGE, ids=range(len(DEEP_OR_LARGE)))
 def test_json_that_is_deep_or_blows_up_is_refused(text, tmp_path, monkeypatch):
     monkeypatch.setattr(storage.json, "dumps", lambda _: text)
     assert not costs_of(sinuflow.load, forged(tmp_path / "m", None), StorageError)
@@ -173,6 +184,7 @@ def test_headers_are_bounded(tmp_path):
         b'{"a":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[0,1]}}',
         b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}',
         b"[]",
+        json.dumps({"__metadata__": {"format": "a" * 10**7 + "\N{GRINNING FACE}"}}).encode(),
     ]
     for header in cases:
         path.write_bytes(struct.pack("<Q", len(header)) + header)
@@ -201,12 +213,24 @@ def test_what_is_not_a_regular_file_is_refused_at_once(tmp_path):
         assert isinstance(failures[0], StorageError)
 
 
-def test_a_valid_file_loads_within_the_bounds(tmp_path):
+@pytest.mark.parametrize(
+    ("make", "least"),
+    [
+        (lambda: SinusoidalFlow(2, blocks=1, conditioning="full", hidden=(5000, 5000)), 90),
+        (lambda: SinusoidalFlow(2, blocks=1, conditioning="full", hidden=(5000, 5000)).bfloat16(), 45),
+        (lambda: SinusoidalFlow.image((1, 1, 1), blocks=1, channels=1000, scales=1, waves=1, residual_blocks=1), 70),
+        (lambda: SinusoidalFlow(200_000, blocks=1, conditioning="full", scales=1, waves=1, hidden=(1,)), 9),
+        (lambda: SinusoidalFlow(1, blocks=1, conditioning="full", scales=1, waves=1, hidden=(1,) * 8000), 1),
+        (lambda: SinusoidalFlow(1, blocks=2000, conditioning="none", scales=1, waves=1), 0),
+    ],
+    ids=["wide", "bfloat16", "image", "features", "layers", "blocks"],
+)
+def test_a_valid_file_loads_within_the_bounds(make, least, tmp_path):
     """Twice the file at most, although a conditioner keeps a mask beside every weight."""
-    flow = SinusoidalFlow(64, conditioning="full", hidden=(1024, 1024), blocks=5)
-    flow.save(tmp_path / "m")
+    flow = make()
+    write_model(tmp_path / "m", Model("flow", flow.config, flow.state_dict()))
     size = (tmp_path / "m").stat().st_size
-    assert size > 50 << 20
+    assert size >= least << 20
     del flow
     assert costs_of(sinuflow.load, tmp_path / "m", StorageError)
 
@@ -250,6 +274,47 @@ def test_a_wrong_shape_in_a_checkpoint_never_reaches_the_optimizer(runs, tmp_pat
         write_model(tmp_path / "checkpoint.safetensors", model._replace(tensors={**model.tensors, key: short}))
         with pytest.raises(StorageError, match="do not fit the flow"):
             quick(small_flow(hidden=(4,)), checkpoint=tmp_path, resume=True, **options)
+
+
+def test_a_checkpoint_cannot_bring_weights_that_are_not_finite(runs, tmp_path):
+    model, options = runs[1]
+    nan = {name: torch.full_like(t, torch.nan) if t.is_floating_point() else t for name, t in model.tensors.items()}
+
+    def with_nan(*groups):
+        return {name: nan[name] if name.startswith(groups) else t for name, t in model.tensors.items()}
+
+    bare = {name: t for name, t in model.tensors.items() if not name.startswith("best/")}
+    for config, tensors in (
+        ({}, with_nan("best/")),
+        ({}, with_nan("good/")),
+        ({}, bare),
+        ({"best_nll": None}, {}),
+        (
+            {"finished": True, "best_nll": None},
+            {**bare, **{n: nan[n] for n in bare if n.startswith("average")}},
+        ),
+        ({"step": 2**53}, {}),
+        ({"best_step": 5}, {}),
+        ({}, {**model.tensors, "random/cpu": model.tensors["random/cpu"].double()}),
+        ({}, {**model.tensors, "random/cuda": torch.zeros(4)}),
+    ):
+        write_model(
+            tmp_path / "checkpoint.safetensors",
+            model._replace(config={**model.config, **config}, tensors=tensors or model.tensors),
+        )
+        with pytest.raises((StorageError, TrainingError)):
+            quick(small_flow(hidden=(4,)), checkpoint=tmp_path, resume=True, **options)
+
+
+def test_what_could_not_be_loaded_is_not_saved(tmp_path):
+    flow = trained_flow(2, hidden=(4,), blocks=1)
+    flow.save(tmp_path / "m")
+    before = (tmp_path / "m").read_bytes()
+    with torch.no_grad():
+        flow.bijection.bijections[1].log_scale[0] = -1000.0
+    with pytest.raises(StorageError, match=r"cannot write .*: the elementwise affine map is degenerate"):
+        flow.save(tmp_path / "m")
+    assert (tmp_path / "m").read_bytes() == before
 
 
 def test_splits_that_no_table_has_are_refused(models, tmp_path):

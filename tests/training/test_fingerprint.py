@@ -103,7 +103,11 @@ def test_sources_of_users_are_hashed_by_their_batches():
         def in_order(self, size):
             return self.inner.in_order(size)
 
+    class Named(Source):
+        identity = 7
+
     x = torch.randn(100, 2)
+    assert fingerprint(Named(x)) == fingerprint(Source(x))
     before = fingerprint(Source(x))
     x[99, 1] += 1
     assert fingerprint(Source(x)) != before

@@ -111,8 +111,8 @@ class Bijection(nn.Module):
         They must be finite, and no layer may be degenerate (:meth:`check_degenerate`).
         """
         for name, parameter in self.named_parameters():
-            finite = parameter.isfinite()
-            if not bool(finite.all()):
+            if not all_finite(parameter):
+                finite = parameter.isfinite()
                 raise ArgumentError(
                     f"the parameter {name!r} is NaN or infinite in {int((~finite).sum())} of {finite.numel()} "
                     "entries: use parameters from before that happened"
@@ -238,6 +238,11 @@ def check_vectors(x: Tensor, features: int, name: str) -> None:
 def to_feature_major(x: Tensor, shape: torch.Size) -> Tensor:
     """(..., D) broadcast to the batch shape, as (D, B): free if it came from :func:`from_feature_major`."""
     return x.expand(*shape, x.shape[-1]).movedim(-1, 0).reshape(x.shape[-1], -1)
+
+
+def all_finite(t: Tensor) -> bool:
+    """Whether a tensor has neither NaN nor infinity, without another tensor of its size."""
+    return not t.numel() or bool(t.detach().amin().isfinite() & t.detach().amax().isfinite())
 
 
 def _finite_samples(x: Tensor, ladj: Tensor) -> Tensor:

@@ -14,6 +14,9 @@ from ..kernels.degrees import Layer, plan
 from ..kernels.masked_network import Network, masked_network
 from ..kernels.staircase import staircase_mask
 
+#: Rows of a mask that are made at a time.
+_ROWS = 256
+
 
 class MaskedLinear(nn.Module):
     r"""The numbers of a map :math:`(M \odot W) h + b` of column vectors, with a staircase mask M.
@@ -27,8 +30,7 @@ class MaskedLinear(nn.Module):
     def __init__(self, layer: Layer, zero: bool = False) -> None:
         super().__init__()
         rows, columns = len(layer.reach), layer.columns[-1]
-        self._layer = layer
-        self.register_buffer("mask", self._mask(), persistent=False)
+        self.register_buffer("mask", _mask(layer.reach, columns), persistent=False)
         self.weight = nn.Parameter(torch.zeros(rows, columns))
         self.bias = nn.Parameter(torch.zeros(rows))
         if not zero:
@@ -38,12 +40,12 @@ class MaskedLinear(nn.Module):
             with torch.no_grad():
                 self.weight.mul_(self.mask)
 
-    def reset_mask(self) -> None:
-        """Make the mask again beside the weight: after a construction on the meta device, it has no values."""
-        self.mask = self._mask().to(self.weight)
 
-    def _mask(self) -> Tensor:
-        return staircase_mask(self._layer.reach, self._layer.columns[-1]).to(torch.get_default_dtype())
+def _mask(reach: Sequence[int], columns: int) -> Tensor:
+    mask = torch.empty((len(reach), columns))
+    for start in range(0, len(reach), _ROWS):  # without a second mask of the same size beside it
+        mask[start : start + _ROWS] = staircase_mask(reach[start : start + _ROWS], columns)
+    return mask
 
 
 class MADE(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -43,8 +42,12 @@ class MaskedConvolution(nn.Module):
     ) -> None:
         super().__init__()
         shape = (outputs, inputs, reach + 1, 2 * reach + 1)
-        self._kind, self._channels, self._groups = kind, channels, groups
-        self.register_buffer("mask", self._mask(shape), persistent=False)
+        of_output = owners(outputs // groups, channels).repeat(groups).unsqueeze(1)
+        of_input = owners(inputs, channels)
+        mask = torch.ones(shape)
+        mask[:, :, reach, reach] = (of_input < of_output) if kind == "A" else (of_input <= of_output)
+        mask[:, :, reach, reach + 1 :] = 0
+        self.register_buffer("mask", mask, persistent=False)
         self.weight = nn.Parameter(torch.zeros(shape))
         self.bias = nn.Parameter(torch.zeros(outputs))
         if not zero:
@@ -53,21 +56,6 @@ class MaskedConvolution(nn.Module):
             nn.init.uniform_(self.bias, -bound, bound)
             with torch.no_grad():
                 self.weight.mul_(self.mask)
-
-    def reset_mask(self) -> None:
-        """Make the mask again beside the weight: after a construction on the meta device, it has no values."""
-        self.mask = self._mask(self.weight.shape).to(self.weight)
-
-    def _mask(self, shape: Sequence[int]) -> Tensor:
-        outputs, inputs, height, _ = shape
-        reach = height - 1
-        of_output = owners(outputs // self._groups, self._channels).repeat(self._groups).unsqueeze(1)
-        of_input = owners(inputs, self._channels)
-        mask = torch.ones(*shape)
-        seen = (of_input < of_output) if self._kind == "A" else (of_input <= of_output)
-        mask[:, :, reach, reach] = seen.to(mask.dtype)
-        mask[:, :, reach, reach + 1 :] = 0
-        return mask
 
     @property
     def masked_weight(self) -> Tensor:

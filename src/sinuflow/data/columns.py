@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from ..checks import InvalidValueError, fields, flag, integer, items, number, one_of, text
+from ..checks import InvalidValueError, fields, flag, integer, is_unicode, items, number, one_of, text
 
 MapName = Literal["linear", "log", "logit"]
 Kind = Literal["number", "category", "constant"]
@@ -105,6 +105,7 @@ class Column:
 
 def _scalar(value: Any, place: str) -> None:
     fits = not isinstance(value, int) or -(2**63) <= value < 2**64  # what Arrow's integers hold
+    fits = fits and (not isinstance(value, str) or is_unicode(value))
     if not isinstance(value, (str, bool, int, float)) or value != value or not fits:
         raise InvalidValueError(place, "a text, a number, true or false", value)
 

@@ -224,6 +224,6 @@ class ImageModel:
             "history": self.history,
             "facts": self.facts,
         }
-        tensors = {f"flow/{name}": t for name, t in self.flow.state_dict().items()}
+        tensors = {f"flow/{name}": t for name, t in self.flow.usable_state(path).items()}
         tensors["quantiles"] = self.quantiles
         write_model(path, Model("images", config, tensors))

@@ -218,7 +218,7 @@ class TableModel:
             "history": self.history,
             "facts": self.facts,
         }
-        tensors = {f"flow/{name}": t for name, t in self.flow.state_dict().items()}
+        tensors = {f"flow/{name}": t for name, t in self.flow.usable_state(path).items()}
         tensors |= {f"preprocessing/{name}": t for name, t in self.preprocessor.tensors().items()}
         tensors |= {f"split/{name}": _compact(ids) for name, ids in self.split.stored().items()}
         tensors["quantiles"] = self.quantiles

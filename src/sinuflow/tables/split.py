@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -34,6 +35,9 @@ class Split:
         for ids in (self.validation, self.test, self.unused):
             free[ids] = False
         return np.flatnonzero(free)
+
+    def __iter__(self) -> Iterator[Ids]:
+        return iter((self.train, self.validation, self.test))
 
     def stored(self) -> dict[str, Ids]:
         """All that has to be stored."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..checks import anything, fields, flag, integer, items, number, optional
+from ..checks import anything, fields, flag, integer, items, number, optional, shortened
 from ..errors import StorageError, TrainingError
 from ..files import locked
 from ..storage import Model, read_model, write_model
@@ -78,6 +78,7 @@ class CheckpointFolder:
         try:
             _STATE(model.config, "checkpoint")
             self._compare(model.config["fingerprint"], fingerprint, head)
+            _check_consistency(model.config, groups, fingerprint)
             _check_tensors(groups, flow, ema)
         except (ValueError, RuntimeError) as error:
             raise StorageError(f"{self.file} is no checkpoint of this run: {error}") from error
@@ -93,15 +94,21 @@ class CheckpointFolder:
                 raise TrainingError(f"{self.folder} holds a run with {what}: use another folder to start anew")
         if different:
             first = min(different)
+            before, now = shortened(stored.get(first), 300), shortened(fingerprint.get(first), 300)
             raise TrainingError(
-                f"{self.folder} holds a run with other settings ({first[:60]} was {_short(stored.get(first))}, "
-                f"now {_short(fingerprint.get(first))}): use the same ones to go on, or another folder to start anew"
+                f"{self.folder} holds a run with other settings ({first[:60]} was {before}, "
+                f"now {now}): use the same ones to go on, or another folder to start anew"
             )
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 300 else text[:297] + "..."
+def _check_consistency(
+    state: Mapping[str, Any], groups: dict[str, dict[str, Tensor]], fingerprint: Mapping[str, Any]
+) -> None:
+    """Refuse numbers that no run with these settings can have."""
+    if state["step"] > fingerprint["steps"] or state["best_step"] > state["step"]:
+        raise ValueError(f"its step {state['step']} is none of a run of {fingerprint['steps']}")
+    if (state["best_nll"] is None) != ("best" not in groups):
+        raise ValueError("it must have the best weights together with their score")
 
 
 def _check_tensors(groups: dict[str, dict[str, Tensor]], flow: nn.Module, ema: bool) -> None:
@@ -114,8 +121,9 @@ def _check_tensors(groups: dict[str, dict[str, Tensor]], flow: nn.Module, ema: b
         raise ValueError(f"it has tensors called {group[:60]!r}, which belong to nothing")
     for group in sorted((required | {"best"}) & groups.keys() - {"random"}):
         _demand_equal(group, {name: (t.shape, t.dtype) for name, t in groups[group].items()}, state)
-    if not all(bool(t.isfinite().all()) for t in groups.get("best", {}).values()):
-        raise ValueError("its best weights are not finite")
+    for group in ("best", "good", "good_average"):
+        if not all(bool(t.isfinite().all()) for t in groups.get(group, {}).values()):
+            raise ValueError(f"some of its weights in {group!r} are not finite")
     for group in ("optimizer", "good_optimizer"):
         moments = groups.get(group, {})
         expected: dict[str, Any] = {}
@@ -130,6 +138,8 @@ def _check_tensors(groups: dict[str, dict[str, Tensor]], flow: nn.Module, ema: b
     if set(groups["random"]) - {"cuda"} != {"cpu"}:
         raise ValueError("it lacks the state of the random numbers")
     for device, random in groups["random"].items():
+        if random.dtype != torch.uint8 or random.dim() != 1:
+            raise ValueError("the state of its random numbers is none")
         if device == "cpu" or torch.cuda.is_available():
             torch.Generator(device).set_state(random)  # a RuntimeError if it is no state
 

@@ -45,7 +45,7 @@ def fingerprint(source: RowSource, say: Callable[[str], None] = lambda _: None) 
         False
     """
     identity = getattr(source, "identity", None)
-    if identity:
+    if isinstance(identity, str) and identity:
         return hashlib.sha256(identity.encode()).hexdigest()
     if source.rows > _MANY:
         say("reading all rows once, so that a resumed run can tell them from others")

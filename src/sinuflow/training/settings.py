@@ -10,7 +10,7 @@ from ..errors import ArgumentError
 from .schedules import ScheduleName
 
 #: The most validations of a run: checkpoints hold a record of each, and are read within bounds of memory.
-MOST_RECORDS = 40_000
+MOST_RECORDS = 20_000
 
 OptimizerName = Literal["adam", "adamw"]
 

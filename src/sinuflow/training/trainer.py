@@ -214,8 +214,14 @@ class Trainer:
 
     def finish(self) -> None:
         """Give the flow its best weights, for evaluation."""
-        self._flow.load_state_dict(self._weights() if self._best is None else self._best)
+        weights = self._weights() if self._best is None else self._best
+        self._flow.load_state_dict(weights)
         self._flow.eval()
+        if not all(bool(t.isfinite().all()) for t in weights.values()):
+            raise TrainingError(
+                "training ended with weights that are NaN or infinite: try a lower learning rate, or give "
+                "validation rows, so that the best weights are kept"
+            )
 
     def close(self) -> None:
         """Leave the flow as any other, whatever became of the run."""
