@@ -44,6 +44,11 @@ def test_what_is_loaded_is_what_was_saved(conditioning, dtype, path):
     assert torch.equal(loaded.bijection.inverse(z, c)[0], flow.bijection.inverse(z, c)[0])
 
 
+def save_unchecked(flow, path):
+    """Write a flow that ``save`` itself would refuse."""
+    storage.write_model(path, storage.Model("flow", flow.config, flow.state_dict()))
+
+
 @pytest.mark.parametrize("conditioning", CONDITIONINGS)
 def test_a_file_with_parameters_that_are_not_finite_is_refused(conditioning, path):
     flow = trained_flow(3, 0, conditioning)
@@ -51,7 +56,7 @@ def test_a_file_with_parameters_that_are_not_finite_is_refused(conditioning, pat
         for parameter in flow.parameters():
             before = parameter.detach().clone()
             parameter.data.view(-1)[-1] = value
-            flow.save(path)
+            save_unchecked(flow, path)
             with pytest.raises(StorageError, match=r"holds parameters that cannot be used.*NaN or infinite in 1 of"):
                 sinuflow.load(path)
             parameter.data.copy_(before)
@@ -67,7 +72,7 @@ def test_a_file_whose_scale_collapses_all_draws_is_refused(dtype, path):
     affine = flow.bijection.bijections[-1]
     for log_scale, loads in [(-110.0, False), (-50.0, False), (-8.0, True), (30.0, True), (1000.0, False)]:
         affine.log_scale.data[1] = log_scale
-        flow.save(path)
+        save_unchecked(flow, path)
         if loads:
             assert torch.equal(sinuflow.load(path)().log_prob(x), flow().log_prob(x))
         else:
