@@ -14,6 +14,7 @@ def arrow_modules() -> tuple[Any, Any]:
     try:
         import pyarrow
         import pyarrow.dataset
+        import pyarrow.fs
     except ImportError:
         raise SinuflowError("tables need pyarrow and narwhals: pip install 'sinuflow[cli]'") from None
     return pyarrow, pyarrow.dataset

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from .arrow_errors import arrow_modules, translated
 from .csv_files import csv_dataset, with_missing
 from .frames import array_to_arrow, frame_to_arrow
 from .names import check_names
+from .parquet_files import INDEX_COLUMN, parquet_dataset
 
 #: Rows that are read at a time.
 CHUNK = 65_536
@@ -29,7 +29,7 @@ class Table:
     Args:
         name: what to call it in messages.
         dataset: the rows.
-        files: the Parquet files that it consists of, if it does.
+        files: the Parquet files that it consists of, if all have the dataset's schema.
         text: whether it is a text file.
     """
 
@@ -39,7 +39,7 @@ class Table:
         #: All columns, in the order of the file.
         self.stored_columns = list(dataset.schema.names)
         #: The columns that can be modelled: pandas writes its index to Parquet as one more.
-        self.columns = [c for c in self.stored_columns if not re.fullmatch(r"__index_level_\d+__", c)]
+        self.columns = [c for c in self.stored_columns if not INDEX_COLUMN.fullmatch(c)]
         self._files, self._text = files, text
         check_names(name, self.columns)
 
@@ -106,7 +106,8 @@ def _open_path(path: Path) -> Table:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     suffix = path.suffix.lower()
     if path.is_dir() or suffix in (".parquet", ".pq"):
-        return _open_parquet(path)
+        dataset, files = parquet_dataset(path)
+        return Table(str(path), dataset, files)
     if size == 0:
         raise DataError(f"{path} is empty")
     if suffix == ".npy":
@@ -115,18 +116,3 @@ def _open_path(path: Path) -> Table:
     if suffix in (".csv", ".tsv", ".txt"):
         return Table(str(path), csv_dataset(path), text=True)
     raise DataError(f"cannot tell what {path} is: Sinuflow reads .csv, .tsv, .parquet and .npy files, and folders")
-
-
-def _open_parquet(path: Path) -> Table:
-    _, datasets = arrow_modules()
-    if path.is_dir() and not any(path.rglob("*.parquet")):
-        raise DataError(f"{path} is a folder without .parquet files")
-    with translated(str(path)):
-        files = sorted(map(str, path.rglob("*.parquet"))) if path.is_dir() else [str(path)]
-        # Buffering ahead would keep all of a file in memory.
-        options = datasets.ParquetFragmentScanOptions(pre_buffer=False)
-        form = datasets.ParquetFileFormat(default_fragment_scan_options=options)
-        root = {"partitioning": "hive", "partition_base_dir": str(path)} if path.is_dir() else {}
-        dataset = datasets.dataset(files, format=form, **root)
-        alike = all(fragment.physical_schema.equals(dataset.schema) for fragment in dataset.get_fragments())
-        return Table(str(path), dataset, files if alike else None)
