@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import DataError
 from .arrow_errors import arrow_modules, translated
+from .csv_quotes import check_quotes
 from .names import check_names
 from .values import parse_number
 
@@ -31,7 +32,9 @@ def csv_dataset(path: Path) -> Any:
     from pyarrow import csv
 
     with translated(str(path)):
-        parse = csv.ParseOptions(delimiter=_separator(path), newlines_in_values=True)
+        separator = _separator(path)
+        check_quotes(path, separator)
+        parse = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
         with csv.open_csv(path, parse_options=parse, read_options=csv.ReadOptions(block_size=_BLOCK)) as reader:
             names = list(reader.schema.names)
         check_names(str(path), names)
