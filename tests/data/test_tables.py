@@ -196,6 +196,24 @@ def test_odd_but_valid_csv_files_are_read(tmp_path):
     assert found.total == 20
 
 
+@pytest.mark.parametrize("start", ["", "\ufeff", "\n\n", "\ufeff\n", "\ufeff\n\n"], ids=repr)
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=repr)
+def test_blank_lines_of_one_column_are_missing_values(tmp_path, start, end):
+    for text, expected in (
+        ("a\n1\n\n3\n", ["1", None, "3"]),
+        ("a\n1\n\n3", ["1", None, "3"]),
+        ("a\n\n1\n", [None, "1"]),
+        ("a\n1\n\n", ["1", None]),
+        ('a\n""\n\n 7\n', ["", None, " 7"]),
+    ):
+        table = open_table(write_csv(tmp_path, (start + text).replace("\n", end)))
+        assert [cell for batch in table.batches(["a"]) for cell in batch["a"].to_pylist()] == expected
+    with pytest.raises(DataError, match="2 in 'a'"):
+        looked_at(write_csv(tmp_path, start + "a" + "\n1\n2" * 10 + "\n\n3\n\n4\n"))
+    two = open_table(write_csv(tmp_path, start + "a,b\n1,2\n\n3,4\n\n"))
+    assert two.count() == 2
+
+
 @pytest.mark.parametrize("word", ["NaN", "nan", "NAN", "NA", "?", "null"])
 def test_every_word_for_a_missing_value_is_counted(tmp_path, word):
     text = "a,b\n" + "".join(f"{i},{i % 3}\n" for i in range(20)) + f"{word},1\n"

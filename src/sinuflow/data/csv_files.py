@@ -26,7 +26,7 @@ def csv_dataset(path: Path) -> Any:
     """A dataset of strings: every cell as it stands in the file, without its quotes.
 
     An empty cell is null, and a quoted empty cell is the empty string, so that a copy can tell
-    them apart.
+    them apart. Blank lines are empty cells if there is one column, and no rows otherwise.
     """
     arrow, datasets = arrow_modules()
     from pyarrow import csv
@@ -47,6 +47,9 @@ def csv_dataset(path: Path) -> Any:
             quoted_strings_can_be_null=False,
         )
         block = csv.ReadOptions(block_size=max(_BLOCK, _BLOCK_PER_COLUMN * len(names)))
+        if len(names) == 1:  # a blank line is a row with a missing value, unless it stands before the header
+            parse.ignore_empty_lines = False
+            block.skip_rows = _blank_lines(path)
         form = datasets.CsvFileFormat(parse_options=parse, convert_options=convert, read_options=block)
         return datasets.dataset(str(path), format=form)
 
@@ -58,6 +61,14 @@ def with_missing(array: Any) -> Any:
 
     absent = compute.is_in(array, value_set=arrow.array(_MISSING, array.type))
     return compute.if_else(absent, arrow.scalar(None, array.type), array) if absent.true_count else array
+
+
+def _blank_lines(path: Path) -> int:
+    """How many blank lines stand before the header."""
+    with path.open("rb") as file:
+        start = file.read(65_536).removeprefix(b"\xef\xbb\xbf")
+    blank = start[: len(start) - len(start.lstrip(b"\r\n"))]
+    return len(blank.splitlines())
 
 
 def _separator(path: Path) -> str:
