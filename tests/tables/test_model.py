@@ -14,6 +14,8 @@ import torch
 
 import sinuflow
 from sinuflow import DataError, InversionError, StorageError, TableModel, fit_table
+from sinuflow.cli.score import scored
+from sinuflow.data import open_table
 from sinuflow.storage import Model, read_model, write_model
 from sinuflow.tables.defaults import recipe
 from sinuflow.tables.split import split_rows
@@ -117,6 +119,16 @@ def test_a_value_of_1e30_is_scored_and_not_a_nan(fitted):
     score = fitted.log_prob(make_frame().iloc[:1].assign(shift=1e30))
     assert np.isfinite(score).all()
     assert score[0] < fitted.quantiles[0]
+
+
+def test_a_nan_of_a_complete_row_is_not_called_a_missing_value(fitted, tmp_path):
+    model = copy.deepcopy(fitted)
+    model.preprocessor.factor.mul_(1e-300)
+    frame = make_frame(20).assign(size=[None, *make_frame(20)["size"][1:]])
+    with pytest.raises(DataError, match="row 2 has no missing value, but its log-density is NaN"):
+        model.log_prob(frame)
+    with pytest.raises(DataError, match="row 2 has no missing value"):  # `sinuflow score` must not leave it empty
+        list(scored(model, open_table(frame), allow_missing=True))
 
 
 @pytest.mark.parametrize(

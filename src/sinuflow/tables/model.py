@@ -67,19 +67,26 @@ class TableModel:
         ``data`` is anything that can be opened as a table: a frame, a path, an array. Values of
         integer columns and categories are taken as the middles of their cells.
         """
-        parts = [self.score_rows(rows) for rows in read_rows(open_table(data), self.preprocessor)]
-        scores = np.concatenate(parts) if parts else np.empty(0)
-        if np.isnan(scores).any():
-            missing = int(np.isnan(scores).sum())
+        parts, missing = [], 0
+        for rows in read_rows(open_table(data), self.preprocessor):
+            parts.append(self.score_rows(rows))
+            missing += int((~rows.whole).sum())
+        if missing:
             raise DataError(f"{missing} rows have missing values: fill them in, or leave those rows out")
-        return scores
+        return np.concatenate(parts) if parts else np.empty(0)
 
     def score_rows(self, rows: Rows) -> Array:
-        """The log-density of some rows that were read, NaN where a value is missing."""
+        """The log-density of some rows that were read, NaN where a value is missing and nowhere else."""
         result = np.full(len(rows.whole), np.nan)
         whole = torch.from_numpy(rows.whole)
         given = None if rows.given is None else rows.given[whole]
         result[rows.whole] = self.score_numbers(rows.x[whole], given).numpy()
+        failed = np.isnan(result) & rows.whole
+        if failed.any():
+            raise DataError(
+                f"row {rows.first + int(failed.argmax()) + 1} has no missing value, but its log-density is NaN: "
+                "the model's parameters are degenerate; fit the model again"
+            )
         return result
 
     def score_numbers(self, x: Tensor, given: Tensor | None) -> Tensor:
