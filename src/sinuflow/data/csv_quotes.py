@@ -13,7 +13,7 @@ _QUOTE = ord('"')
 #: Bytes that are checked at a time.
 _BLOCK = 1 << 20
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Array = np.ndarray[Any, Any]
 
 
 def check_quotes(path: Path, separator: str) -> None:
@@ -53,7 +53,7 @@ class _Check:
         self._closed = block[-1] == _QUOTE and self._closed
         self._lines += _line_ends(block)
 
-    def _all_alternate(self, data: Bytes, quotes: Bytes, block: bytes) -> bool:
+    def _all_alternate(self, data: Array, quotes: Array, block: bytes) -> bool:
         """Whether the quotes open and close cells in turn, which is fast to see and true of most files."""
         opening, closing = quotes[int(self.inside) :: 2], quotes[int(not self.inside) :: 2]
         # An opening quote right behind a closing one is text, and the cell goes on.
@@ -67,7 +67,7 @@ class _Check:
                 self.opened = self._line(block, int(opening[-1]))
         return True
 
-    def _follow(self, data: Bytes, quotes: Bytes, block: bytes) -> None:
+    def _follow(self, data: Array, quotes: Array, block: bytes) -> None:
         """Check quote by quote: some are text of cells without quotes, or malformed."""
         closed, opened = 0 if self._closed else -1, 0
         for at in quotes.tolist():
