@@ -32,6 +32,11 @@ settings.register_profile(
 settings.load_profile("default")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # They depend on the machine: on its compiler, and on who may write to the user's folders.
+    config.addinivalue_line("filterwarnings", "ignore::sinuflow.errors.KernelWarning")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_process_outlives_the_tests() -> Iterator[None]:
     yield

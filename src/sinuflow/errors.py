@@ -1,4 +1,4 @@
-"""Every error that Sinuflow raises on purpose derives from :class:`SinuflowError`."""
+"""Every error that Sinuflow raises on purpose derives from :class:`SinuflowError`; and what it warns of."""
 
 from __future__ import annotations
 
@@ -29,3 +29,7 @@ class TrainingError(SinuflowError):
 
 class DataError(SinuflowError, ValueError):
     """A table cannot be used as it is; the message names the column and the row, and says what to do."""
+
+
+class KernelWarning(UserWarning):
+    """Fast kernels cannot be compiled or stored here: the results are the same, but take longer."""

@@ -126,6 +126,17 @@ def test_info_says_what_a_file_holds(place, tmp_path):
     assert "3 features" in succeeds("info", tmp_path / "f.safetensors", cwd=tmp_path)
 
 
+def test_kernels_that_cannot_be_used_are_one_line(place, tmp_path):
+    for changes, lines in (({"CXX": "/bin/false"}, 1), ({"SINUFLOW_KERNELS": "plain"}, 0)):
+        environment = {**ENVIRONMENT, "SINUFLOW_CACHE": str(tmp_path / "cache"), **changes}
+        done = python(SCRIPT, "score", place / "m.safetensors", place / "people.csv", "-o", f"{lines}.csv",
+                      cwd=tmp_path, env=environment)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("\n") == lines, done.stderr
+        assert done.stderr.startswith("warning: plain PyTorch is used on the CPU, which is slower: /bin/false" * lines)
+    assert (tmp_path / "0.csv").read_bytes()
+
+
 def test_help_and_version_work(tmp_path):
     assert sinuflow.__version__ in succeeds("--version", cwd=tmp_path, fresh=True)
     for command in ("", "fit", "score", "sample", "report", "info"):

@@ -217,7 +217,6 @@ SCRIPT = (
         ({"SINUFLOW_KERNELS": "plain"}, "asks for plain"),
         ({"PATH": "/nowhere", "CXX": ""}, "no C++ compiler"),
         ({"CXX": "/bin/false"}, "cannot compile"),
-        ({"SINUFLOW_CACHE": "/proc/nowhere"}, "cannot be made or kept"),
     ],
 )
 def test_without_them_everything_still_works(changes, reason, tmp_path):

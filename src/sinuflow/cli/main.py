@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from ..printable import printable
 from ..signals import Stopped, command_handler
@@ -37,15 +38,26 @@ def _run() -> int:
     if "--debug" in sys.argv:
         sys.argv.remove("--debug")
         app()
-    warnings.simplefilter("ignore")
+    _warn_in_one_line()
     code = _in_one_line(app)
     # Libraries may turn the exception of a signal into one of their own.
     return code if code != 1 or command_handler.received is None else 128 + command_handler.received
 
 
+def _warn_in_one_line() -> None:
+    """Show what the user can do something about, and hide the warnings of libraries."""
+    from ..errors import KernelWarning
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        _print(f"warning: {message}")
+
+    warnings.simplefilter("ignore")
+    warnings.simplefilter("default", KernelWarning)
+    warnings.showwarning = show
+
+
 def _stopped(stop: Stopped) -> int:
-    with suppress(OSError):  # the terminal may be gone
-        print("interrupted", file=sys.stderr)  # noqa: T201
+    _print("interrupted")
     return 128 + stop.number
 
 
@@ -69,6 +81,10 @@ def _in_one_line(app: Callable[[], object]) -> int:
         message = f"{type(error).__name__}: {str(error)[:300]} (run again with --debug for details)"
     else:
         return 0
-    with suppress(OSError):
-        print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)  # noqa: T201
+    _print(f"error: {message}")
     return 1
+
+
+def _print(message: str) -> None:
+    with suppress(OSError):  # the terminal may be gone
+        print(printable(" ".join(message.split())), file=sys.stderr)  # noqa: T201

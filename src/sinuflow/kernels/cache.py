@@ -9,11 +9,13 @@ import shutil
 import stat
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from ..errors import KernelWarning
 from .private_folder import open_private_folder
 
 #: Length of the SHA-256 digest at the end of every file.
@@ -73,7 +75,7 @@ def read(name: str) -> bytes | None:
 
 def write(name: str, content: bytes) -> None:
     """Store bytes under a name, durably and in one step: no other process ever sees a part. May raise OSError."""
-    with _folder() as folder, temporary_folder() as temporary:
+    with _folder() as folder, _in_cache() as temporary:
         path = temporary / name
         with open(path, "xb") as file:
             file.write(content + _digest(name, content))
@@ -85,9 +87,51 @@ def write(name: str, content: bytes) -> None:
             os.fsync(folder.descriptor)
 
 
+def keep(name: str, content: bytes) -> None:
+    """Store compiled kernels for the next process; warn that it has to compile them again if that is impossible."""
+    try:
+        write(name, content)
+    except OSError as error:
+        reason = one_line(error)
+        remedy = "" if "SINUFLOW_CACHE" in reason else ": set SINUFLOW_CACHE to another folder of your own"
+        warnings.warn(
+            f"kernels are compiled anew in every process, because they cannot be stored: {reason}{remedy}",
+            KernelWarning,
+            stacklevel=2,
+        )
+
+
+def one_line(error: OSError) -> str:
+    """What went wrong, and with which file."""
+    where = f": {error.filename}" if error.filename else ""
+    return f"{error.strerror}{where}" if error.strerror else str(error)
+
+
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder for temporary files, in the cache and as private as that. May raise OSError."""
+    """A folder for temporary files that no other user can write to. May raise OSError.
+
+    It is in the cache, or among the system's temporary files where the cache cannot be trusted or written.
+    """
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(_in_cache())
+        except OSError:
+            folder = stack.enter_context(_in_system())
+        yield folder
+
+
+@contextmanager
+def _in_system() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="sinuflow-", ignore_cleanup_errors=True) as name:
+        path = Path(os.path.realpath(name))
+        if hasattr(os, "geteuid"):
+            os.close(open_private_folder(path))
+        yield path
+
+
+@contextmanager
+def _in_cache() -> Iterator[Path]:
     with _folder() as folder:
         _remove_leftovers(folder.path)
         with tempfile.TemporaryDirectory(prefix=_TEMPORARY, dir=folder.path, ignore_cleanup_errors=True) as name:

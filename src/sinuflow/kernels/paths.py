@@ -10,6 +10,7 @@ On a CPU, float32 waves are compiled for the processor if there is a C++ compile
 from __future__ import annotations
 
 import os
+import warnings
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,9 +20,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..errors import KernelWarning
 from .cuda.compiler import CompilerError, find_compiler
 from .dispatch import fused_allowed
-from .native.compiler import NativeError
+from .native.compiler import NativeError, NoCompilerError
 from .native.library import MOST_WAVES, library
 
 #: Before this generation, Triton's kernels do not run.
@@ -72,12 +74,14 @@ def _package(name: str) -> ModuleType:
 
 @lru_cache(maxsize=1)
 def cpu_path() -> Path:
-    """What runs on the CPU; found out once, by trying it."""
+    """What runs on the CPU; found out once, by trying it, with a warning if a compiler is there and fails."""
     if os.environ.get("SINUFLOW_KERNELS", "").lower() == "plain":
         return Path(False, "SINUFLOW_KERNELS=plain asks for plain PyTorch")
     try:
         library()
     except NativeError as error:
+        if not isinstance(error, NoCompilerError):
+            warnings.warn(f"plain PyTorch is used on the CPU, which is slower: {error}", KernelWarning, stacklevel=2)
         return Path(False, str(error))
     return Path(True, "waves compiled for this processor")
 

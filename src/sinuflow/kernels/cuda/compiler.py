@@ -35,8 +35,7 @@ def compiled(source: str, defines: dict[str, str], architecture: str) -> bytes:
         if stored is not None:
             return stored
     code = _compile(library, source, options)
-    with contextlib.suppress(OSError):
-        cache.write(name, code)
+    cache.keep(name, code)
     return code
 
 

@@ -29,14 +29,18 @@ _FEATURES = (
 
 
 class NativeError(RuntimeError):
-    """There is no compiler, or it fails, or its output cannot be stored or loaded."""
+    """There is no compiler, or it fails, or its output cannot be loaded."""
+
+
+class NoCompilerError(NativeError):
+    """There is no compiler."""
 
 
 def find_compiler() -> str:
     """The path of a C++ compiler: ``CXX`` from the environment, or the first of the usual names."""
     found = next(filter(None, map(shutil.which, [os.environ.get("CXX", ""), "c++", "g++", "clang++"])), None)
     if found is None or not _has_developer_tools():
-        raise NativeError("no C++ compiler was found")
+        raise NoCompilerError("no C++ compiler was found")
     return os.path.abspath(found)
 
 

@@ -41,19 +41,17 @@ def library() -> ctypes.CDLL:
         key = [SOURCE.read_text("utf-8"), program, compiler.version(program), platform.machine(), str(processor)]
         key += [str(compiler.OPTIONS), str(tunings)]
         name = f"waves-{hashlib.sha256(os.fsencode(chr(10).join(key))).hexdigest()[:24]}.so"
-        stored = cache.read(name)
-        if stored is not None:
-            with suppress(OSError):  # what cannot be loaded is compiled again
+        with suppress(OSError):  # a cache that cannot be trusted, or holds what cannot be loaded: compile
+            stored = cache.read(name)
+            if stored is not None:
                 return load(stored)
         with cache.temporary_folder() as folder:
             compiled = compiler.compile_library(program, SOURCE, tunings, folder)
-        with suppress(OSError):  # a full disk costs time in the next process, and nothing else
-            cache.write(name, compiled)
-        return load(compiled)
+        loaded = load(compiled)
     except OSError as error:
-        where = f": {error.filename}" if error.filename else ""
-        reason = f"{error.strerror}{where}" if error.strerror else str(error)
-        raise NativeError(f"compiled kernels cannot be made or kept: {reason}") from error
+        raise NativeError(f"kernels cannot be compiled or loaded: {cache.one_line(error)}") from error
+    cache.keep(name, compiled)
+    return loaded
 
 
 def load(content: bytes) -> ctypes.CDLL:
