@@ -286,6 +286,34 @@ def test_a_lock_is_a_regular_file_and_no_link(tmp_path, kind):
     assert victim.read_text() == "precious"
 
 
+@pytest.mark.parametrize("locks", [True, False])
+@pytest.mark.parametrize("content", ["precious", "process 1 on a since 2026-01-01 00:00:00\nprecious", ""])
+def test_a_file_that_only_has_the_name_of_a_lock_is_kept(tmp_path, monkeypatch, content, locks):
+    if not locks:
+        monkeypatch.setattr("sinuflow.files._try_lock", lambda handle: None)
+    victim, lock = tmp_path / "victim", tmp_path / "lock"
+    victim.write_text(content)
+    if content == "precious":
+        victim.rename(lock)
+    else:
+        os.link(victim, lock)
+    with pytest.raises(StorageError, match="lock is not a lock file of Sinuflow"):
+        locked(lock, "x").__enter__()
+    assert lock.read_text() == content
+
+
+def test_the_lock_file_of_a_killed_process_is_taken_over(tmp_path):
+    lock = tmp_path / "lock"
+    with locked(lock, "x"):
+        text = lock.read_text()
+    assert not lock.exists()
+    for left in (text, ""):
+        lock.write_text(left)
+        with locked(lock, "x"):
+            assert lock.read_text().startswith(f"process {os.getpid()} on ")
+        assert not lock.exists()
+
+
 def test_a_run_folder_is_used_by_one_process(tmp_path):
     with (
         CheckpointFolder(tmp_path).locked(),

@@ -18,6 +18,9 @@ from .signals import shielded
 
 #: How often a file may be removed by another process between being opened and being locked.
 _MOST_TRIES = 100
+#: What lock files say, and more bytes than that takes. A file that says something else was not made by us.
+_HOLDER = re.compile(r"process \d+ on .* since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+_MOST_HOLDER = 1000
 #: What a file system answers that has no locks.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 
@@ -127,18 +130,24 @@ def _lock(path: Path, what: object) -> int | None:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise StorageError(f"cannot lock {what}: {path} is not a regular file")
             taken = _try_lock(handle)
+            text = os.read(handle, _MOST_HOLDER).decode(errors="replace")
+            known = not text or bool(_HOLDER.fullmatch(text))
+            if taken is False:
+                holder = text if text and known else "another process"
+                raise StorageError(f"{what} is in use by {holder}: wait until it ends, or choose another name")
+            if not known or os.fstat(handle).st_nlink > 1:
+                raise StorageError(f"cannot lock {what}: {path} is not a lock file of Sinuflow: move it away")
             if taken is None:
                 with suppress(OSError):
                     os.unlink(path)
                 return None
-            if not taken:
-                holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
-                raise StorageError(f"{what} is in use by {holder}: wait until it ends, or choose another name")
             if _is_at(handle, path):  # and not just removed by its last holder
                 kept = True
                 with suppress(OSError):  # on a full disk the lock holds, but names nobody
                     os.ftruncate(handle, 0)
-                    os.write(handle, _holder().encode())
+                    ours = _holder().encode()
+                    if os.pwrite(handle, ours, 0) < len(ours):
+                        os.ftruncate(handle, 0)
                 return handle
         finally:
             if not kept:
