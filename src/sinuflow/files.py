@@ -94,6 +94,18 @@ def require_regular(path: Path) -> None:
         raise StorageError(f"cannot write {path}: it is not a regular file, and only those are replaced")
 
 
+def require_writable(path: Path) -> None:
+    """Refuse a path that :func:`replacing` could not replace, such as one whose temporary file has too long a name."""
+    try:
+        with shielded():
+            handle, temporary = _create(path)
+            os.unlink(temporary)
+            if handle is not None:
+                os.close(handle)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
 @contextmanager
 def locked(path: Path, what: object) -> Iterator[None]:
     """Hold the lock file ``path`` while the block runs; if another process does, a StorageError names that process.

@@ -20,7 +20,7 @@ from sinuflow.cli import fit
 from sinuflow.cli.app import app
 from sinuflow.cli.files import claim_output
 from sinuflow.cli.terminal import echo
-from sinuflow.files import lock_beside, locked
+from sinuflow.files import lock_beside, locked, write_atomically
 from sinuflow.training.progress import Lines
 from tests.cli.commands_by_fork import Commands, restore_signals
 
@@ -107,6 +107,23 @@ def test_every_command_checks_all_of_its_inputs(tmp_path, monkeypatch):
         "d": {"model"},
         "p": {"model", "data"},
     }
+
+
+def test_a_name_that_is_too_long_is_refused_before_any_work(tmp_path):
+    longest = os.pathconf(tmp_path, "PC_NAME_MAX")
+    refused = []
+    for length in range(longest - 30, longest + 3):
+        path = tmp_path / ("n" * (length - 4) + ".csv")
+        try:
+            claim(path)
+        except StorageError as error:
+            refused.append(str(error))
+        else:
+            write_atomically(path, b"rows")
+            path.unlink()
+        assert not list(tmp_path.iterdir())
+    assert 3 <= len(refused) < 30
+    assert all(message.endswith("File name too long") for message in refused)
 
 
 def test_force_replaces_no_fifo_and_no_device(tmp_path):

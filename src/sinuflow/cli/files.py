@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from ..errors import DataError, StorageError
-from ..files import lock_beside, locked, replacing, require_regular
+from ..files import lock_beside, locked, replacing, require_regular, require_writable
 from ..flow import SinusoidalFlow
 from ..images import ImageModel
 from ..loading import load
@@ -63,6 +63,7 @@ def claim_output(
         raise StorageError(f"cannot write {path}: no permission to write in {folder}")
     with shielded():
         ctx.with_resource(locked(lock_beside(path), path))
+    require_writable(path)
 
 
 def claim_rows_output(ctx: typer.Context, path: Path, force: bool, inputs: Iterable[Path | None]) -> None:
