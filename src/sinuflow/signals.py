@@ -1,98 +1,36 @@
-"""Signals that ask the process to stop, and what the command line does with them."""
+"""Signals that ask the process to stop, and blocks that they do not interrupt."""
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from types import FrameType
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 #: Ctrl-C, and what schedulers, containers and closed terminals send.
 STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
-#: Seconds after a signal in which further ones are ignored, so that they do not interrupt the cleaning up.
-_GRACE = 5.0
+
+class Handler(Protocol):
+    """A signal handler that can wait."""
+
+    def shielded(self) -> AbstractContextManager[None]:
+        """A block at whose end signals take effect that arrive in it."""
 
 
-class Stopped(BaseException):
-    """A signal asks the command to stop; neither an Exception nor a KeyboardInterrupt, which libraries catch."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}")
-        self.number = number
+_handler: Handler | None = None
 
 
-class CommandHandler:
-    """The command line's signal handler: exits at once while modules are imported, and raises Stopped afterwards."""
-
-    def __init__(self) -> None:
-        self.received: int | None = None
-        self._importing = True
-        self._shields = 0
-        self._waiting: int | None = None
-        self._raised = -_GRACE
-
-    def install(self) -> None:
-        """Handle all signals that are not ignored, as SIGHUP is under nohup."""
-        for number in STOP_SIGNALS:
-            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-                signal.signal(number, self)
-        sys.unraisablehook = self._on_unraisable
-
-    def imported(self) -> None:
-        """From now on there may be something to clean up."""
-        self._importing = False
-
-    def remove(self) -> None:
-        """Restore the default actions: what follows is the interpreter's own shutdown."""
-        for number in STOP_SIGNALS:
-            if signal.getsignal(number) is self:
-                signal.signal(number, signal.SIG_DFL)
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._importing:
-            with suppress(OSError):
-                os.write(2, b"interrupted\n")
-            os._exit(128 + number)
-        if self._shields:
-            self._waiting = self._waiting or number
-        elif time.monotonic() - self._raised >= _GRACE:
-            self._raise(number)
-
-    @contextmanager
-    def shielded(self) -> Iterator[None]:
-        self._shields += 1
-        try:
-            yield
-        finally:
-            self._shields -= 1
-            number, self._waiting = self._waiting, None
-            if number is not None and not self._shields:
-                self(number, None)
-
-    def _raise(self, number: int) -> None:
-        self.received = self.received or number
-        self._raised = time.monotonic()
-        raise Stopped(number)
-
-    def _on_unraisable(self, unraisable: Any) -> None:
-        # Raised in a destructor or a weak reference's callback, where Python drops exceptions: send it again.
-        if not isinstance(unraisable.exc_value, Stopped):
-            sys.__unraisablehook__(unraisable)
-            return
-        import threading
-
-        self._raised = -_GRACE
-        threading.Timer(0.01, os.kill, (os.getpid(), unraisable.exc_value.number)).start()
+def use(handler: Handler) -> None:
+    """Let a handler of this process's signals, which is the command line's, know of shielded blocks."""
+    global _handler
+    _handler = handler
 
 
-command_handler = CommandHandler()
+def is_used(handler: object) -> bool:
+    """Whether a signal handler is the one that knows of shielded blocks."""
+    return handler is not None and handler is _handler
 
 
 def shielded() -> AbstractContextManager[None]:
     """A block that the command line's signals do not interrupt; they take effect when it ends."""
-    return command_handler.shielded()
+    return nullcontext() if _handler is None else _handler.shielded()

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..printable import printable
-from ..signals import Stopped, command_handler
+from .signals import Stopped, command_handler
 
 
 def run() -> None:

@@ -12,7 +12,7 @@ import typer
 
 from ..errors import ArgumentError
 from ..paper import ITEMS, Options, reproduce
-from ..signals import Stopped
+from .signals import Stopped
 from .terminal import echo
 
 

@@ -13,9 +13,10 @@ import typer
 from ..errors import StorageError
 from ..files import locked
 from ..images import ImageModel
-from ..signals import Stopped, shielded
+from ..signals import shielded
 from ..tables import TableModel
 from ..training.checkpoint import RUN_LOCK, CheckpointFolder
+from .signals import Stopped
 from .terminal import echo
 
 

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 from ..errors import SinuflowError
-from ..signals import STOP_SIGNALS, command_handler
+from ..signals import STOP_SIGNALS, is_used
 
 
 class Interrupt:
@@ -58,7 +58,7 @@ class Interrupt:
     def _takes(self, number: int, before: Any) -> bool:
         if number == signal.SIGINT:
             return before not in (signal.SIG_IGN, None)
-        return self._saves and before in (signal.SIG_DFL, command_handler)
+        return self._saves and (before == signal.SIG_DFL or is_used(before))
 
     def _restore(self) -> None:
         # SIGINT last: its handler may raise in the middle of this.

@@ -1,0 +1,94 @@
+"""What the command line does with signals that ask it to stop; nothing here takes long to import."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+from ..signals import STOP_SIGNALS, use
+
+#: Seconds after a signal in which further ones are ignored, so that they do not interrupt the cleaning up.
+_GRACE = 5.0
+
+
+class Stopped(BaseException):
+    """A signal asks the command to stop; neither an Exception nor a KeyboardInterrupt, which libraries catch."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.number = number
+
+
+class CommandHandler:
+    """The command line's signal handler: exits at once while modules are imported, and raises Stopped afterwards."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._importing = True
+        self._shields = 0
+        self._waiting: int | None = None
+        self._raised = -_GRACE
+
+    def install(self) -> None:
+        """Handle all signals that are not ignored, as SIGHUP is under nohup."""
+        use(self)
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                signal.signal(number, self)
+        sys.unraisablehook = self._on_unraisable
+
+    def imported(self) -> None:
+        """From now on there may be something to clean up."""
+        self._importing = False
+
+    def remove(self) -> None:
+        """Restore the default actions: what follows is the interpreter's own shutdown."""
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) is self:
+                signal.signal(number, signal.SIG_DFL)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._importing:
+            with suppress(OSError):
+                os.write(2, b"interrupted\n")
+            os._exit(128 + number)
+        if self._shields:
+            self._waiting = self._waiting or number
+        elif time.monotonic() - self._raised >= _GRACE:
+            self._raise(number)
+
+    @contextmanager
+    def shielded(self) -> Iterator[None]:
+        """A block at whose end signals take effect that arrive in it."""
+        self._shields += 1
+        try:
+            yield
+        finally:
+            self._shields -= 1
+            number, self._waiting = self._waiting, None
+            if number is not None and not self._shields:
+                self(number, None)
+
+    def _raise(self, number: int) -> None:
+        self.received = self.received or number
+        self._raised = time.monotonic()
+        raise Stopped(number)
+
+    def _on_unraisable(self, unraisable: Any) -> None:
+        # Raised in a destructor or a weak reference's callback, where Python drops exceptions: send it again.
+        if not isinstance(unraisable.exc_value, Stopped):
+            sys.__unraisablehook__(unraisable)
+            return
+        import threading
+
+        self._raised = -_GRACE
+        threading.Timer(0.01, os.kill, (os.getpid(), unraisable.exc_value.number)).start()
+
+
+command_handler = CommandHandler()
