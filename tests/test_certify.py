@@ -45,7 +45,7 @@ def off(
     return (residual / (tolerance + tolerance * z.abs().amax(-1))).nan_to_num(nan=torch.inf)
 
 
-def test_layers_do_not_certify_the_whole_and_end_to_end_says_so():
+def test_end_to_end_refuses_what_the_layers_alone_certify():
     flow = ill_conditioned()
     x = flow().sample((200,), generator=seeded())
     assert (off(flow, x, noise(200, 6)) > 1).sum() > 150
@@ -121,7 +121,7 @@ def test_certifying_changes_no_draw_and_no_gradient(conditioning):
     assert d.sample((0,), certify="end-to-end").shape == (0, 4, 3)
 
 
-def test_invert_and_sample_judge_alike():
+def test_invert_and_sample_use_the_same_tolerance():
     flow = ill_conditioned(gain=1.85)
     z = noise(500, 6)
     inverse = flow.invert(z, on_failure="return")
@@ -199,7 +199,7 @@ def test_fitted_models_certify_their_draws(table, images):
     assert images.draw(9).residual is None
 
 
-def test_fitted_models_take_to_float64_and_refuse_what_that_cannot_do(table, images):
+def test_fitted_models_fall_back_to_float64_or_raise(table, images):
     steep = steeper_table(table, 2.2)
     z = noise(300, 6)
     with torch.no_grad():

@@ -10,7 +10,7 @@ from sinuflow.printable import printable
 
 
 @given(st.text())
-def test_nothing_is_left_that_a_terminal_obeys(text):
+def test_no_terminal_control_character_is_left(text):
     shown = printable(text)
     assert not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in shown)
     shown.encode()

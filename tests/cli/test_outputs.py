@@ -152,7 +152,7 @@ def commands(tmp_path_factory):
     commands.close()
 
 
-def test_a_second_process_is_told_who_holds_an_output_and_touches_nothing(commands):
+def test_a_second_process_names_the_holder_of_an_output_and_changes_nothing(commands):
     folder = commands.folder
     with locked(lock_beside(folder / "m.safetensors"), "x"):
         before = {path: path.read_bytes() for path in folder.iterdir()}

@@ -111,7 +111,7 @@ def test_a_stopped_command_leaves_the_old_output_or_the_whole_new_one(commands, 
     output.unlink(missing_ok=True)
 
 
-def test_a_stopped_run_goes_on_to_the_same_model(commands, model, folder):
+def test_a_stopped_run_resumes_to_the_same_model(commands, model, folder):
     output, run = folder / "m.safetensors", folder / "m.safetensors.run"
     checkpoint, history = "m.safetensors.run/checkpoint.safetensors", "m.safetensors.run/history.jsonl"
     seconds = duration(commands, *FIT, "--force")

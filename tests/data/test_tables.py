@@ -283,7 +283,7 @@ def test_integers_beyond_2_to_the_53_are_refused(make, refused):
         list(read_rows(open_table(data), Preprocessor([column])))
 
 
-def test_texts_with_underscores_are_no_numbers():
+def test_strings_with_underscores_are_not_numbers():
     frame = pd.DataFrame({"code": ["1_0", "2_0"] * 20, "x": np.arange(40.0)})
     assert columns_of(frame)[0].categories == ("1_0", "2_0")
 
@@ -315,7 +315,7 @@ def test_frames_that_arrow_cannot_take_are_refused(data, message):
 
 
 @pytest.mark.parametrize("shape", ["(10000000000000000000000, 2)", "(-5, 2)", "(4, 4000000000000)", "((" * 900])
-def test_headers_of_arrays_are_not_believed(tmp_path, shape):
+def test_headers_of_arrays_are_not_trusted(tmp_path, shape):
     header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}}}\n".encode()
     path = write_csv(tmp_path, b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header, "x.npy")
     assert not holds_pictures(path)
@@ -323,7 +323,7 @@ def test_headers_of_arrays_are_not_believed(tmp_path, shape):
         open_table(path)
 
 
-def test_paths_that_lead_nowhere_are_refused(tmp_path):
+def test_invalid_paths_are_refused(tmp_path):
     np.savez(tmp_path / "archive.npz", a=np.zeros((3, 3)))
     (tmp_path / "archive.npz").rename(tmp_path / "archive.npy")
     (tmp_path / "loop.csv").symlink_to(tmp_path / "loop.csv")

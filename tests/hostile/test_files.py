@@ -60,7 +60,7 @@ def use(path: Path) -> None:
     model(context).sample((2,))
 
 
-def test_crafted_model_files_are_refused_or_good_for_use(models, tmp_path, capsys):
+def test_crafted_model_files_are_refused_or_usable(models, tmp_path, capsys):
     path, loaded, failures = tmp_path / "m.safetensors", 0, list[str]()
     for case in range(CASES * 7 // 10):
         generator = random.Random(case)
@@ -79,7 +79,7 @@ def test_crafted_model_files_are_refused_or_good_for_use(models, tmp_path, capsy
 
 
 @pytest.mark.filterwarnings("ignore:the loss diverged")
-def test_crafted_checkpoints_are_refused_or_gone_on_with(runs, tmp_path):
+def test_crafted_checkpoints_are_refused_or_resumed(runs, tmp_path):
     flow = small_flow(hidden=(4,))
     failures = list[str]()
     fresh = {name: t.clone() for name, t in flow.state_dict().items()}
@@ -135,7 +135,7 @@ def forged(path: Path, config: object, tensors: dict[str, torch.Tensor] | None =
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_a_configuration_takes_no_more_than_the_file_brings(change, tmp_path):
+def test_a_configuration_takes_no_more_memory_than_its_file_allows(change, tmp_path):
     config = {**trained_flow(2, hidden=(4,), blocks=1).config, **change}
     if "image" in change:
         config = {**SinusoidalFlow.image((1, 3, 3), blocks=1).config, **change}
@@ -163,7 +163,7 @@ DEEP_OR_LARGE = [
 
 
 @pytest.mark.parametrize("text", DEEP_OR_LARGE, ids=range(len(DEEP_OR_LARGE)))
-def test_json_that_is_deep_or_blows_up_is_refused(text, tmp_path, monkeypatch):
+def test_json_that_is_nested_deeply_or_expands_is_refused(text, tmp_path, monkeypatch):
     monkeypatch.setattr(storage.json, "dumps", lambda _: text)
     assert not costs_of(sinuflow.load, forged(tmp_path / "m", None), StorageError)
 

@@ -68,7 +68,7 @@ def test_a_file_that_was_cut_or_altered_is_not_read(folder):
     assert cache.read(NAME) == CONTENT
 
 
-def test_a_file_does_not_pass_for_another(folder):
+def test_a_renamed_file_is_not_read(folder):
     cache.write(NAME, CONTENT)
     (folder / NAME).rename(folder / "other.so")
     assert cache.read("other.so") is None

@@ -96,7 +96,7 @@ print("all rebuilt")
 """
 
 
-def test_a_shortened_library_is_rebuilt_and_never_mapped(place):
+def test_a_truncated_library_is_rebuilt_and_never_mapped(place):
     """In a process of its own, which SIGBUS would end."""
     fresh()
     command = [sys.executable, "-c", SHORTENED, os.environ.get("SINUFLOW_CASES", "10")]
@@ -238,7 +238,7 @@ def test_a_full_disk_costs_only_time(place, monkeypatch):
     assert not list(place.cache.iterdir())
 
 
-def test_systems_without_files_in_memory(place, monkeypatch):
+def test_systems_without_memfd(place, monkeypatch):
     monkeypatch.delattr(os, "memfd_create")
     assert works(fresh())
     assert works(fresh())
@@ -268,7 +268,7 @@ def refused(compiler_script: str, tmp_path: Path, monkeypatch) -> str:
 
 
 @pytest.mark.parametrize("hangs", ["version", "compile"])
-def test_a_compiler_that_hangs_is_ended_with_its_children(tmp_path, monkeypatch, hangs):
+def test_a_compiler_that_hangs_is_killed_with_its_children(tmp_path, monkeypatch, hangs):
     monkeypatch.setattr(compiler, "VERSION_SECONDS" if hangs == "version" else "COMPILE_SECONDS", 0.3)
     answers = "" if hangs == "version" else '[ "$1" = --version ] && exit 0\n'
     child = tmp_path / "child"

@@ -40,7 +40,7 @@ def test_errors_are_rounded_up():
     assert "is 3.2·10⁻⁶ standard deviations in the prepared columns, and 4.1·10⁻⁷ in the noise" in sentence
 
 
-def test_nothing_tried_is_nothing_verified():
+def test_without_inverted_rows_nothing_is_verified():
     assert accuracy(content(10, columns=[], inverted=0)).label == "Not verified."
 
 

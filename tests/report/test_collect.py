@@ -90,7 +90,7 @@ def test_the_errors_of_an_ill_conditioned_flow_are_reported(model):
 
 
 @pytest.mark.parametrize("row", [0, 7])
-def test_a_row_that_comes_back_as_nan_is_infinitely_wrong(model, monkeypatch, row):
+def test_a_nan_round_trip_error_counts_as_infinite(model, monkeypatch, row):
     def failing(z, context, on_failure):
         inverse = invert(z, context, on_failure=on_failure)
         inverse.x[row], inverse.residual[row] = torch.nan, torch.nan

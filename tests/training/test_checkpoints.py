@@ -188,7 +188,7 @@ def saved_step(folder):
         return json.loads(file.metadata()["config"])["step"]
 
 
-def test_more_signals_lose_nothing_of_what_the_first_one_saves(tmp_path, monkeypatch):
+def test_further_signals_do_not_interrupt_the_checkpoint(tmp_path, monkeypatch):
     original = CheckpointFolder.save
 
     def saving(self, checkpoint):

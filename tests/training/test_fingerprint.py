@@ -25,7 +25,7 @@ def begun(folder, train, val):
     return options | {"resume": True}
 
 
-def test_one_other_row_anywhere_is_noticed(tmp_path):
+def test_a_change_of_any_row_is_detected(tmp_path):
     train, val = banana(1000), banana(300, seed=1)
     options = begun(tmp_path, train, val)
     for row in (0, 400, 999):
@@ -59,7 +59,7 @@ def test_streamed_rows_are_hashed_to_the_last(tmp_path):
     assert fingerprint(ArrowRows(pa.dataset.dataset(str(tmp_path)), 2)) != before
 
 
-def test_what_is_hashed_is_what_is_held_not_what_arithmetic_makes_of_it():
+def test_raw_rows_are_hashed_and_not_their_encoding():
     images = gradients()
     rows = ImageRows(images, PixelMap())
     assert fingerprint(rows) == fingerprint(ImageRows(images.clone(), PixelMap()))
@@ -93,7 +93,7 @@ def test_every_row_of_a_table_counts_also_those_for_testing(tmp_path, monkeypatc
             fit_table(path, **options, checkpoint=tmp_path / "run", resume=True)
 
 
-def test_sources_of_users_are_hashed_by_their_batches():
+def test_user_defined_sources_are_hashed_by_their_batches():
     class Source:
         rows = 100
 
