@@ -1,10 +1,10 @@
-"""Two revisions side by side: median ratios of times, taken in turns, with the spread of the old one against itself.
+"""Compare the speed of two revisions by interleaved runs; a second copy of the old one gives the noise level.
 
     git worktree add /tmp/old 0.1.0
     python revisions.py /tmp/old/src --json ../docs/results/revisions.json
 
-Three processes hold the same flows: the old revision, the old one again, and the new one. A round lets each do the same
-job, in an order that rotates, so that a slow moment of the machine falls on all alike.
+Three processes build the same flows: the old revision, a second copy of it, and the new one. In each round all
+processes run the same job, in rotating order, so that a slowdown of the machine affects all of them alike.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIZES = {"D=6": (6, 256), "D=63": (63, 512)}
 
 
 def jobs() -> dict[str, Callable[[], object]]:
-    """What is timed: as in core.py, for the revision that is imported."""
+    """The timed calls by name, as in core.py, for the revision that is imported."""
     import torch
 
     import sinuflow
@@ -32,7 +32,7 @@ def jobs() -> dict[str, Callable[[], object]]:
     from looks_trained import look_trained
 
     torch.set_num_threads(1)
-    found: dict[str, Callable[[], object]] = {}
+    calls: dict[str, Callable[[], object]] = {}
     for size, (features, width) in SIZES.items():
         x = torch.randn(512, features)
         for kind in ("shift", "full"):
@@ -41,14 +41,14 @@ def jobs() -> dict[str, Callable[[], object]]:
                 sinuflow.SinusoidalFlow(features, conditioning=kind, hidden=(width, width))  # type: ignore[arg-type]
             )
             flow.initialize(x)
-            found[f"{kind}, {size}: log_prob"] = scoring(flow, x)
-            found[f"{kind}, {size}: sample"] = sampling(flow)
-            found[f"{kind}, {size}: training step"] = training_step(flow, x)
-    return found
+            calls[f"{kind}, {size}: log_prob"] = scoring(flow, x)
+            calls[f"{kind}, {size}: sample"] = sampling(flow)
+            calls[f"{kind}, {size}: training step"] = training_step(flow, x)
+    return calls
 
 
 def work() -> None:
-    """Do the jobs that are asked for on standard input, and say how long each took."""
+    """Run the jobs requested on standard input, and print the seconds per call of each."""
     known = jobs()
     for job in known.values():
         job()
@@ -63,7 +63,7 @@ def work() -> None:
 
 
 class Worker:
-    """A process with a revision of its own."""
+    """A subprocess that imports one revision."""
 
     def __init__(self, source: Path) -> None:
         environment = {**os.environ, "PYTHONPATH": str(source.resolve()), "OMP_NUM_THREADS": "1"}
@@ -77,13 +77,13 @@ class Worker:
         self.jobs: list[str] = json.loads(self._out.readline())
 
     def seconds(self, job: str, count: int) -> float:
-        """How long one call of a job takes."""
+        """Mean time of one call of a job."""
         print(json.dumps([job, count]), file=self._in, flush=True)
         return float(self._out.readline())
 
 
 def compare(old: Path, new: Path, repeats: int) -> dict[str, dict[str, float]]:
-    """For every job the median ratio of new to old, and the quartiles of that of the old one to itself."""
+    """For every job, the median time ratio of new to old, and the median and range of old to old."""
     workers = {"old": Worker(old), "again": Worker(old), "new": Worker(new)}
     names = list(workers)
     result = {}
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("old", type=Path, nargs="?", help="the src folder of the old revision")
     parser.add_argument("--new", type=Path, default=Path(__file__).parents[1] / "src")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--json", type=Path, help="write the figures there as well")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:

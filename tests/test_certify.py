@@ -1,4 +1,4 @@
-"""certify="end-to-end": what is returned maps back to the noise that it was drawn from."""
+"""certify="end-to-end": every returned sample maps back to its noise."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from sinuflow.inversion import inverse_with_fallback
 from tests.builders import CONDITIONINGS, trained_flow
 from tests.images.small import gradients, quick_model
 
-#: Flows that the property is tried with.
+#: Number of flows in the property test.
 CASES = int(os.environ.get("SINUFLOW_CASES", 60))
 
 
 def ill_conditioned(dtype: torch.dtype = torch.float32, gain: float = 2.2) -> sinuflow.SinusoidalFlow:
-    """Networks about twice as steep as a trained flow's: rounding grows from block to block."""
+    """A flow with networks about twice as steep as trained ones, so that rounding errors grow from block to block."""
     return trained_flow(6, 0, "shift", 0, dtype, {"gain": gain}, blocks=4)
 
 
@@ -35,7 +35,7 @@ def noise(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=seeded(), dtype=dtype)
 
 
-def off(
+def relative_residual(
     flow: sinuflow.SinusoidalFlow, x: Tensor, z: Tensor, context: Tensor | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
     """The residual in units of the tolerance of a dtype, by default that of z: at most 1 if a row is certified."""
@@ -48,10 +48,10 @@ def off(
 def test_end_to_end_refuses_what_the_layers_alone_certify():
     flow = ill_conditioned()
     x = flow().sample((200,), generator=seeded())
-    assert (off(flow, x, noise(200, 6)) > 1).sum() > 150
+    assert (relative_residual(flow, x, noise(200, 6)) > 1).sum() > 150
     message = (
-        r"rounding adds up to a residual of 0\.\d+ over the whole flow, beyond the tolerance for 1\d\d of 200 "
-        r"samples\. Use float64 \(flow\.double\(\)\), or leave out certify"
+        r"rounding errors accumulate to a residual of 0\.\d+ over the whole flow, beyond the tolerance for "
+        r"1\d\d of 200 samples\. Use float64 \(flow\.double\(\)\), or leave out certify"
     )
     d = flow()
     for draw in (d.sample, d.rsample, d.rsample_and_log_prob):
@@ -85,7 +85,7 @@ def test_whatever_is_certified_maps_back_to_its_noise():
         z = temperature * torch.randn(shape, generator=seeded(case), dtype=dtype)
         try:
             x = flow(c).sample(2 if context else 8, seeded(case), temperature, certify="end-to-end")
-            assert (off(flow, x, z, c) <= 1).all()
+            assert (relative_residual(flow, x, z, c) <= 1).all()
             certified += 1
         except InversionError:
             refused += 1
@@ -97,7 +97,9 @@ def test_whatever_is_certified_maps_back_to_its_noise():
         there = drawn.values.dtype
         precise += there != dtype
         wide = copy.deepcopy(flow).to(there)
-        measured = off(wide, drawn.values, rows.to(there), None if given is None else given.to(there), dtype)
+        measured = relative_residual(
+            wide, drawn.values, rows.to(there), None if given is None else given.to(there), dtype
+        )
         assert (measured <= 1).all()
 
     assert certified > CASES // 4
@@ -125,11 +127,11 @@ def test_invert_and_sample_use_the_same_tolerance():
     flow = ill_conditioned(gain=1.85)
     z = noise(500, 6)
     inverse = flow.invert(z, on_failure="return")
-    assert torch.equal(inverse.converged, off(flow, inverse.x, z) <= 1)
+    assert torch.equal(inverse.converged, relative_residual(flow, inverse.x, z) <= 1)
     assert 0 < int(inverse.converged.sum()) < 500
     drawn = inverse_with_fallback(flow.bijection, z, None, "end-to-end")
     assert drawn.values.dtype == torch.float64
-    assert (off(copy.deepcopy(flow).double(), drawn.values, z.double(), dtype=torch.float32) <= 1).all()
+    assert (relative_residual(copy.deepcopy(flow).double(), drawn.values, z.double(), dtype=torch.float32) <= 1).all()
 
 
 def test_a_compiled_draw_is_nan_where_it_is_not_certified():
@@ -148,7 +150,7 @@ def test_a_compiled_draw_is_nan_where_it_is_not_certified():
     assert torch.equal(missing, x.isnan().any(-1))
     assert torch.equal(missing, log_p.isnan())
     assert 0 < int(missing.sum()) < 300
-    assert (off(flow, x[~missing], z[~missing]) <= 2).all()  # rounding in a compiled graph is its own
+    assert (relative_residual(flow, x[~missing], z[~missing]) <= 2).all()  # rounding in a compiled graph is its own
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +206,7 @@ def test_fitted_models_fall_back_to_float64_or_raise(table, images):
     z = noise(300, 6)
     with torch.no_grad():
         c = steep._context({"g": 1}).expand(300, -1)
-        assert (off(steep.flow, steep.flow.bijection.inverse(z, c)[0], z, c) > 1).any()
+        assert (relative_residual(steep.flow, steep.flow.bijection.inverse(z, c)[0], z, c) > 1).any()
     (batch,) = steep.draw_batches(300, {"g": 1}, 0, "end-to-end")
     assert batch.residual < 1e-3
     with pytest.raises(InversionError, match=r"Look for parameters of extreme size.*, or leave out certify"):
@@ -228,7 +230,7 @@ def test_rows_whose_layers_fail_in_float32_are_measured_in_float64():
         inverse_with_fallback(flow.bijection, noise(20, 6), None, "layers")
 
 
-def test_another_certificate_is_refused(table, images):
+def test_an_unknown_certificate_is_refused(table, images):
     flow = trained_flow(2)
     for draw in (
         lambda: flow().sample((2,), certify="all"),

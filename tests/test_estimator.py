@@ -83,7 +83,7 @@ def test_it_survives_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"parameters": {"colour": 1}}, "other parameters"),
+        ({"parameters": {"colour": 1}}, "whose parameters this version"),
         ({"features": 9}, "does not fit its columns"),
         ({"names": ["a"]}, "does not fit its columns"),
         ({"names": 3}, "names must be a list"),

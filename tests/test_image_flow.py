@@ -84,16 +84,16 @@ def test_a_file_that_does_not_fit_its_configuration_is_refused(tmp_path):
     path = tmp_path / "m.safetensors"
     for name, value, message in [
         ("channels", 6, "does not fit its configuration in"),
-        ("channels", 10**7, "far too few numbers"),
-        ("image", [3, 10**6, 10**6], "far too few numbers"),
-        ("context", 10**9, "far too few numbers"),
-        ("image", [5, 4], "a configuration that makes no flow"),
-        ("image", 4, "a configuration that makes no flow"),
-        ("channels", 1, "a configuration that makes no flow"),
-        ("hidden", [4], "a configuration that makes no flow"),
+        ("channels", 10**7, "far too few parameters"),
+        ("image", [3, 10**6, 10**6], "far too few parameters"),
+        ("context", 10**9, "far too few parameters"),
+        ("image", [5, 4], "an invalid configuration for a flow"),
+        ("image", 4, "an invalid configuration for a flow"),
+        ("channels", 1, "an invalid configuration for a flow"),
+        ("hidden", [4], "an invalid configuration for a flow"),
         ("conditioning", "affine", "does not fit its configuration in"),
-        ("conditioning", "full", "a configuration that makes no flow"),
-        ("conditioning", [1], "a configuration that makes no flow"),
+        ("conditioning", "full", "an invalid configuration for a flow"),
+        ("conditioning", [1], "an invalid configuration for a flow"),
     ]:
         storage.write_model(path, storage.Model("flow", {**flow.config, name: value}, flow.state_dict()))
         with pytest.raises(StorageError, match=message):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-#: Looks at a value that was found at a place, and raises an :class:`InvalidValueError` if it is not acceptable.
+#: Raises an :class:`InvalidValueError` for an invalid value; the second argument is its place in the file.
 Check = Callable[[Any, str], None]
 
 #: The largest integer that float64, JSON and int64 all hold exactly.
@@ -24,7 +24,7 @@ class InvalidValueError(ValueError):
 
 
 def integer(low: int = 0, high: int = LARGEST_INTEGER) -> Check:
-    """An integer within bounds; true and false are none.
+    """An integer within bounds; booleans are refused.
 
     Example:
         >>> integer(low=1)(3, "blocks")
@@ -63,7 +63,7 @@ def text(most: int = 10_000) -> Check:
 
     def check(value: Any, place: str) -> None:
         if not isinstance(value, str) or len(value) > most or not is_unicode(value):
-            raise InvalidValueError(place, f"a text of at most {most} characters", value)
+            raise InvalidValueError(place, f"a string of at most {most} characters", value)
 
     return check
 
@@ -125,7 +125,7 @@ def items(check: Check, least: int = 0, length: int | None = None) -> Check:
 def fields(
     required: Mapping[str, Check], may_have: Mapping[str, Check] | None = None, others: Check | None = None
 ) -> Check:
-    """An object with these fields; what else it has must pass ``others``, and is refused without it."""
+    """An object with these fields; other fields must pass ``others``, or are refused if it is None."""
     may_have = may_have or {}
 
     def check_fields(value: Any, place: str) -> None:
@@ -144,4 +144,4 @@ def fields(
 
 
 def anything(value: Any, place: str) -> None:
-    """Any value: for fields that nothing depends on."""
+    """Accept any value, for fields that are not used."""

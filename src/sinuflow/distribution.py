@@ -95,7 +95,7 @@ class FlowDistribution(Distribution):
         """Draw without gradients.
 
         Guarantee: with ``certify="layers"``, each layer of the flow was inverted to working precision for every sample;
-        with ``"end-to-end"``, mapped back through the whole flow, every sample meets its noise to within the tolerance
+        with ``"end-to-end"``, every sample maps back to its noise through the whole flow, within the tolerance
         of :meth:`SinusoidalFlow.invert <sinuflow.SinusoidalFlow.invert>`; or an :class:`~sinuflow.InversionError` is
         raised. Draws are always finite: noise that overflows, or that cannot be inverted, raises that error, too.
 
@@ -104,7 +104,7 @@ class FlowDistribution(Distribution):
             generator: of the noise; PyTorch's own by default.
             temperature: the factor of the noise; below 1, draws keep to the denser regions.
             certify: ``"end-to-end"`` costs one forward pass, and changes no sample. The layers' certificates do not
-                bound what rounding adds up to over an ill-conditioned flow; float64 (``flow.double()``) reduces it.
+                bound the rounding error that accumulates over an ill-conditioned flow; ``flow.double()`` reduces it.
         """
         with torch.no_grad():
             return self.rsample(sample_shape, generator, temperature, certify=certify)
@@ -117,7 +117,7 @@ class FlowDistribution(Distribution):
         *,
         certify: Certify = "layers",
     ) -> Tensor:
-        """Draw with gradients, by the implicit function theorem. For the rest as :meth:`sample`."""
+        """Draw with gradients, by the implicit function theorem; otherwise like :meth:`sample`."""
         noise = self._noise(sample_shape, generator, temperature)
         return certified_inverse(self.bijection, noise, self.context, certify)[0]
 
@@ -147,9 +147,9 @@ class FlowDistribution(Distribution):
 
 
 def check_temperature(temperature: float) -> None:
-    """Refuse what noise cannot be multiplied by."""
+    """Raise an :class:`~sinuflow.ArgumentError` unless the temperature is finite and at least 0."""
     if not 0 <= temperature < math.inf:
-        raise ArgumentError(f"temperature must be a number of at least 0, and finite; got {temperature!r}")
+        raise ArgumentError(f"temperature must be finite and at least 0; got {temperature!r}")
 
 
 def _finite_log_density(log_density: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ def _finite_log_density(log_density: Tensor) -> Tensor:
         return torch.where(finite, log_density, torch.nan)
     if not bool(finite.all()):
         raise InversionError(
-            f"the log-density of {int((~finite).sum())} of {finite.numel()} draws is beyond {log_density.dtype}: "
+            f"the log-density of {int((~finite).sum())} of {finite.numel()} draws overflows {log_density.dtype}: "
             "use a lower temperature, or float64"
         )
     return log_density

@@ -152,7 +152,7 @@ class SinusoidalDensity(DensityMixin, BaseEstimator):
         try:
             estimator = cls(**stored["parameters"])
         except TypeError as error:
-            raise StorageError(f"{path} holds an estimator with other parameters than this version's") from error
+            raise StorageError(f"{path} holds an estimator whose parameters this version does not have") from error
         if {stored["features"], len(stored["names"] or model.columns)} != {len(model.columns)}:
             raise StorageError(f"{path} holds an estimator that does not fit its columns")
         estimator.model_ = model

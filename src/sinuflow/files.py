@@ -1,4 +1,4 @@
-"""Atomic writes, and locks that tell a second process who is writing."""
+"""Atomic writes, and lock files that name the process that holds them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from .errors import StorageError
 from .signals import shielded
 
-#: How often a file may be removed by another process between being opened and being locked.
+#: Attempts to lock a file, which another process may remove after it was opened.
 _MOST_TRIES = 100
 #: What lock files say, and more bytes than that takes. A file that says something else was not made by us.
 _HOLDER = re.compile(r"process \d+ on .* since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
@@ -26,7 +26,7 @@ _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file, all of it or nothing."""
+    """Write a file completely or not at all."""
     with replacing(path) as temporary, open(temporary, "wb") as file:
         file.write(data)
 
@@ -35,8 +35,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 def replacing(path: Path) -> Iterator[str]:
     """Yield the name of a file beside ``path``, which takes its place if the block succeeds and is removed if not.
 
-    Only regular files are replaced, and symbolic links to them: the link itself, never its target. What a killed
-    process left half-written for the same path is removed first.
+    Only regular files are replaced, and symbolic links to them: the link itself, never its target. Temporary files that
+    a killed process left for the same path are removed first.
     """
     handle, temporary = None, ""
     try:
@@ -47,7 +47,7 @@ def replacing(path: Path) -> Iterator[str]:
         yield temporary
         with shielded():
             with open(temporary, "rb+") as file:
-                os.fsync(file.fileno())  # on the disk before the old file is given up
+                os.fsync(file.fileno())  # on the disk before it replaces the old file
             os.chmod(temporary, 0o666 & ~_umask())
             require_regular(path)
             os.replace(temporary, path)
@@ -64,7 +64,7 @@ def replacing(path: Path) -> Iterator[str]:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Append to a file, all of it or nothing."""
+    """Append to a file completely or not at all."""
     try:
         with open(path, "ab", buffering=0) as file:
             size = file.tell()
@@ -110,8 +110,8 @@ def require_writable(path: Path) -> None:
 def locked(path: Path, what: object) -> Iterator[None]:
     """Hold the lock file ``path`` while the block runs; if another process does, a StorageError names that process.
 
-    The kernel releases the lock when its process ends, however that happens, so a lock file that a killed process left
-    does not count. On a file system without locks the block runs without one.
+    The kernel releases the lock when its process ends, however that happens, so the lock file of a killed process is
+    ignored. On a file system without locks the block runs without one.
     """
     with shielded():
         handle = _lock(path, what)
@@ -164,7 +164,7 @@ def _lock(path: Path, what: object) -> int | None:
         finally:
             if not kept:
                 os.close(handle)
-    raise StorageError(f"cannot lock {what}: {path} is removed by other processes again and again")
+    raise StorageError(f"cannot lock {what}: {path} keeps being removed by other processes")
 
 
 def _holder() -> str:
@@ -197,7 +197,7 @@ def _is_at(handle: int, path: Path | str) -> bool:
 
 
 def _create(path: Path) -> tuple[int | None, str]:
-    """A new file beside ``path``, and a handle that keeps it locked, so that nobody takes it for stale."""
+    """A new file beside ``path``, and a handle that keeps it locked, so that no process removes it as stale."""
     for _ in range(_MOST_TRIES):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
         taken = _try_lock(handle)

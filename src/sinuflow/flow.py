@@ -157,8 +157,8 @@ class SinusoidalFlow(nn.Module):
             16
         """
         known = flow_config(config)
-        given = {name: getattr(known, name) for name in vars(known)}
-        return cls.image(**given) if isinstance(known, ImageFlowConfig) else cls(**given)
+        arguments = {name: getattr(known, name) for name in vars(known)}
+        return cls.image(**arguments) if isinstance(known, ImageFlowConfig) else cls(**arguments)
 
     def forward(self, context: Tensor | None = None, validate_args: bool | None = None) -> FlowDistribution:
         """The density, given the context if the flow was built for one."""
@@ -193,7 +193,7 @@ class SinusoidalFlow(nn.Module):
     ) -> Inversion:
         """Noise to data, with the evidence beside the answer.
 
-        Guarantee: mapped back through the whole flow, every sample meets its noise to within the tolerance, or an
+        Guarantee: every sample maps back to its noise through the whole flow, within the tolerance, or an
         :class:`~sinuflow.InversionError` is raised.
 
         Args:

@@ -1,4 +1,4 @@
-"""Hyperparameters of flows: checked once, for constructors and for files, and what sizes they imply."""
+"""Hyperparameters of flows: one validation for constructors and files, and parameter counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .kernels.activations import check_activation
 Conditioning = Literal["shift", "full", "none"]
 ImageConditioning = Literal["shift", "affine"]
 
-#: The hidden layer of the network by which a context changes the waves of a sinusoidal layer.
+#: The hidden layer of the network that maps a context to the waves of a sinusoidal layer.
 CONTEXT_HIDDEN = (64,)
 
 #: Defaults that depend on the conditioning.
@@ -153,7 +153,7 @@ class ImageFlowConfig:
         check_image_conditioning(self.conditioning)
 
     def as_dict(self) -> dict[str, Any]:
-        """The configuration that is stored beside the weights; ``image`` says what kind it is."""
+        """The configuration that is stored beside the weights; the key ``image`` marks it as an image flow."""
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         return {"image": list(own.pop("shape")), **own}
 
@@ -175,14 +175,14 @@ class ImageFlowConfig:
         with_context = 1 if self.context else 0
         first = Size(2 * maps * (colours * 4 * 7 + 1 + self.context), 2 + with_context)
         shrink, grow = maps * (2 * maps + 1), 2 * maps * (maps + 1)
-        look = maps * (maps * 2 * 3 + 1 + self.context)
-        block = Size(shrink + look + grow, 6 + with_context)
+        masked = maps * (maps * 2 * 3 + 1 + self.context)
+        block = Size(shrink + masked + grow, 6 + with_context)
         head = Size(outputs * colours * (2 * maps + 1), 2)
         return total([first, block.times(self.residual_blocks), head])
 
 
 def flow_config(config: Mapping[str, Any]) -> FlowConfig | ImageFlowConfig:
-    """The hyperparameters that a stored configuration describes; an :class:`~sinuflow.ArgumentError` if it is none."""
+    """The hyperparameters of a stored configuration; raises an :class:`~sinuflow.ArgumentError` if it is invalid."""
     if not isinstance(config, Mapping):
         raise ArgumentError(f"a configuration must be an object with named fields; got a {type(config).__name__}")
     kind: type[FlowConfig] | type[ImageFlowConfig] = ImageFlowConfig if "image" in config else FlowConfig
@@ -196,7 +196,7 @@ def flow_config(config: Mapping[str, Any]) -> FlowConfig | ImageFlowConfig:
 
 
 def whole(name: str, value: Any, least: int) -> int:
-    """The value as a plain integer; NumPy's integers are welcome, True and 2.5 are not."""
+    """The value as a plain integer; NumPy's integers are accepted, True and 2.5 are not."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
         raise ArgumentError(f"{name} must be a whole number of at least {least}; got {shortened(value)}")
     return int(value)
@@ -217,7 +217,7 @@ def check_residual(residual: bool, hidden: Sequence[int]) -> None:
 
 
 def check_channels(channels: int, colours: int) -> None:
-    """Every colour of an image needs a feature map of its own."""
+    """Refuse fewer feature maps than colour channels: each needs one of its own."""
     if channels < colours:
         raise ArgumentError(
             f"channels must be at least {colours}, the number of channels of the image, so that each of them "
@@ -226,7 +226,7 @@ def check_channels(channels: int, colours: int) -> None:
 
 
 def check_image_conditioning(conditioning: Any) -> None:
-    """Image flows know two conditionings."""
+    """Refuse a conditioning that image flows do not have."""
     if not isinstance(conditioning, str) or conditioning not in get_args(ImageConditioning):
         known = " or ".join(map(repr, get_args(ImageConditioning)))
         raise ArgumentError(f"conditioning of images must be {known}; got {shortened(conditioning)}")
@@ -234,7 +234,7 @@ def check_image_conditioning(conditioning: Any) -> None:
 
 def _is_number(value: Any) -> bool:
     if isinstance(value, int):
-        return not isinstance(value, bool) and abs(value) < 2**1000  # so that it is a float, too
+        return not isinstance(value, bool) and abs(value) < 2**1000  # and convertible to float
     return isinstance(value, float)
 
 

@@ -1,4 +1,4 @@
-"""Inverses of a whole flow with their evidence: the certificates of the layers, and the residual end to end."""
+"""Inverses of a whole flow, with the certificates of the layers and the end-to-end residual."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class RoundTrip(NamedTuple):
         ]
         failed = int((~self.accurate).sum())
         raise InversionError(
-            f"every layer was inverted, but rounding adds up to a residual of {largest:.3g} over the whole flow, "
-            f"beyond the tolerance for {failed} of {self.accurate.numel()} samples. {', or '.join(remedies)}."
+            f"every layer was inverted, but rounding errors accumulate to a residual of {largest:.3g} over the whole "
+            f"flow, beyond the tolerance for {failed} of {self.accurate.numel()} samples. {', or '.join(remedies)}."
         )
 
 
@@ -72,7 +72,7 @@ def round_trip(
     """Map ``x`` through the whole bijection and compare with ``z``: one forward pass.
 
     The tolerance is that of ``flow.invert``: ``atol + rtol * max|z|``, 1e-4 for both in float32 and 1e-12 in float64.
-    Algorithm 1 has tolerances for its layers alone; there, any finite residual will do.
+    Algorithm 1 has tolerances for its layers alone; there, any finite residual is accepted.
     """
     with torch.no_grad():
         again, _ = bijection(x, context)
@@ -87,10 +87,10 @@ def round_trip(
 def inverse_with_certificate(
     bijection: Bijection, z: Tensor, context: Tensor | None, options: SolverOptions = CERTIFIED
 ) -> tuple[Tensor, Tensor, Certificate]:
-    """x of shape (..., D) and the log-determinant (...), with the certificates of the layers, not judged yet."""
+    """x of shape (..., D) and the log-determinant (...), with the certificates of the layers; does not raise."""
     rows, given, shape = bijection.feature_major(z, context, "z")
     x, ladj, certificate = bijection.certified(rows, given, options)
-    # Contiguous, so that the round trip sees the very tensor that the caller gets, and rounds as the caller's would.
+    # Contiguous, so that the round trip rounds exactly as it would for the tensor that the caller gets.
     return from_feature_major(x, shape).contiguous(), ladj.reshape(shape), certificate
 
 
@@ -109,15 +109,15 @@ def certified_inverse(
     trip = round_trip(bijection, x, z, context)
     if torch.compiler.is_compiling():
         return torch.where(trip.accurate.unsqueeze(-1), x, torch.nan), torch.where(trip.accurate, ladj, torch.nan)
-    trip.demand(_WITHOUT)
+    trip.demand(_LAYERS_ONLY)
     return x, ladj
 
 
 def inverse_with_fallback(bijection: Bijection, z: Tensor, context: Tensor | None, certify: Certify) -> Drawn:
     """x for noise z, in float64 if any sample cannot be certified in float32: or an :class:`InversionError`.
 
-    All of x is computed again then, so that one precision, that of x, is the one in which x maps back to z. What is
-    computed in float64 is measured end to end in any case, and the tolerance stays that of the flow's own precision.
+    The whole batch is then recomputed, so that x has the precision in which it maps back to z. In float64 the residual
+    is always checked end to end, with the tolerance of the flow's own precision.
     """
     check_certify(certify)
     relative, absolute = CERTIFIED.tolerances(z.dtype)
@@ -134,15 +134,15 @@ def inverse_with_fallback(bijection: Bijection, z: Tensor, context: Tensor | Non
             trip = round_trip(precise, x, z, context, tolerance)
     certificate.demand()
     if trip is not None:
-        trip.demand(_WITHOUT if measured else None)
+        trip.demand(_LAYERS_ONLY if measured else None)
     return Drawn(x, float(trip.residual.max()) if trip is not None and measured else None)
 
 
 def check_certify(certify: str) -> None:
-    """Refuse what is not a kind of certificate."""
+    """Raise an :class:`~sinuflow.ArgumentError` for an unknown kind of certificate."""
     if certify not in get_args(Certify):
         raise ArgumentError(f"certify must be one of {', '.join(map(repr, get_args(Certify)))}; got {certify!r}")
 
 
 #: The alternative to an end-to-end certificate.
-_WITHOUT = "leave out certify, for draws that are certified layer by layer alone"
+_LAYERS_ONLY = "leave out certify, for draws that are certified layer by layer alone"

@@ -62,7 +62,7 @@ def _build_table(
         split = _split(config["facts"]["rows"], groups["split"])
         known = _hyperparameters(path, config["flow"])
         if (known.features, known.context) != (len(preprocessor.features), preprocessor.context_width):
-            raise ValueError("its flow and its columns differ in number")
+            raise ValueError("the size of its flow does not match its columns")
     flow = _build(path, config["flow"], groups["flow"])
     return TableModel(flow.to(device), preprocessor, split, groups["quantiles"][""], config["history"], config["facts"])
 
@@ -77,24 +77,24 @@ def _build_images(path: Path, config: dict[str, Any], tensors: dict[str, Tensor]
         classes, counts = config["classes"], config["counts"]
         known = _hyperparameters(path, config["flow"])
         if not isinstance(known, ImageFlowConfig) or known.context != len(classes or []):
-            raise ValueError("its flow is not one of these images or classes")
+            raise ValueError("its flow does not fit its images or classes")
         if (classes is None) != (counts is None) or len(classes or []) != len(counts or []):
-            raise ValueError("its flow is not one of these images or classes")
+            raise ValueError("its flow does not fit its images or classes")
         if classes is not None and (len(set(classes)) < len(classes) or not sum(counts)):
-            raise ValueError("its classes must have different names, and images")
+            raise ValueError("its classes must have different names and at least one image")
     flow = _build(path, config["flow"], groups["flow"])
     return ImageModel(flow, pixels, classes, counts, groups["quantiles"][""], config["history"], config["facts"])
 
 
 @contextmanager
 def _described(path: Path, what: str) -> Iterator[None]:
-    """Turn whatever a description lacks into one error."""
+    """Turn the errors of an invalid configuration into a StorageError."""
     try:
         yield
     except StorageError:
         raise
     except (ValueError, OverflowError, SinuflowError) as error:
-        raise StorageError(f"{path} has a configuration that makes no {what}: {error}") from error
+        raise StorageError(f"{path} has an invalid configuration for a {what}: {error}") from error
 
 
 def _hyperparameters(path: Path, config: Any) -> FlowConfig | ImageFlowConfig:
@@ -112,20 +112,20 @@ def _grouped(tensors: dict[str, Tensor], *names: str) -> dict[str, dict[str, Ten
 
 
 def _demand_names(groups: dict[str, dict[str, Tensor]], names: dict[str, tuple[str, ...]]) -> None:
-    """Refuse tensors that are missing, and those that belong nowhere."""
+    """Refuse missing and unexpected tensors."""
     for group, wanted in {"quantiles": ("",), **names}.items():
         if set(groups.get(group, {})) != set(wanted):
             shown = ", ".join(f"{group}/{name}" if name else group for name in wanted)
             raise ValueError(f"of the tensors of {group}, it must have {shown} and no others")
     unknown = groups.keys() - {"flow", "quantiles", *names}
     if unknown:
-        raise ValueError(f"it has tensors called {min(unknown)[:60]!r}, which belong to nothing")
+        raise ValueError(f"it has tensors called {min(unknown)[:60]!r}, which are not expected")
 
 
 def _check_quantiles(quantiles: Tensor) -> None:
     increasing = quantiles.dim() == 1 and len(quantiles) > 1 and quantiles.dtype == torch.float64
-    if not increasing or not bool((quantiles[1:] >= quantiles[:-1]).all()):  # NaN is in no order
-        raise ValueError("its quantiles must be float64 numbers in increasing order")
+    if not increasing or not bool((quantiles[1:] >= quantiles[:-1]).all()):  # False for NaN
+        raise ValueError("its quantiles must be float64 and in increasing order")
 
 
 def _split(rows: int, tensors: dict[str, Tensor]) -> Split:
@@ -140,9 +140,9 @@ def _build(path: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Si
     """The flow of a configuration, with these tensors as its parameters."""
     size = _hyperparameters(path, config).size
     found = Size(sum(t.numel() for t in tensors.values()), len(tensors))
-    # What is off by a little gets a precise message below; nothing is built that is far larger than the file.
+    # Small mismatches get a precise message below; a flow far larger than the file is never built.
     if size.parameters > 2 * found.parameters + 10_000 or size.tensors > 2 * found.tensors + 100:
-        raise StorageError(f"{path} does not fit its configuration: it holds far too few numbers")
+        raise StorageError(f"{path} does not fit its configuration: it holds far too few parameters")
     dtypes = {t.dtype for t in tensors.values()}
     with _WithoutValues(next((dtype for dtype in dtypes if dtype.is_floating_point), torch.float32)):
         flow = SinusoidalFlow.from_config(config)
@@ -195,7 +195,7 @@ def _shape(shape: torch.Size | None) -> str:
     return "none" if shape is None else str(tuple(shape))
 
 
-# ---------------------------------------------------------------- what configurations hold
+# ---------------------------------------------------------------- schemas of configurations
 
 _ESTIMATOR = fields(
     {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import unicodedata
 
-#: Bidirectional embeddings, overrides and isolates, which show text in another order than it has.
+#: Bidirectional embeddings, overrides and isolates, which change the order in which text is shown.
 _REORDERING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
 def printable(text: str) -> str:
-    r"""The text on one line, with escapes for the characters that a terminal would obey instead of showing.
+    r"""The text on one line, with control characters, which a terminal would obey, as escapes.
 
     Example:
         >>> printable("a column\x1b[2J\n")

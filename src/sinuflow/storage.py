@@ -65,7 +65,7 @@ def read_model(path: Path) -> Model:
     try:
         config = parse_json(header.get("config", ""))
     except ValueError as error:
-        raise StorageError(f"{path} has a configuration that makes no flow: {error}") from error
+        raise StorageError(f"{path} has an invalid configuration for a flow: {error}") from error
     return Model(header.get("kind", ""), config, tensors)
 
 

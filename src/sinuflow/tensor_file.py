@@ -1,8 +1,8 @@
-"""Reading safetensors files that may be damaged or hostile, within bounds of memory that the file's size implies.
+"""Reading safetensors files that may be damaged or malicious, in memory bounded by the file's size.
 
-The library's own reader maps the file into memory, so that a process dies if the file is cut short meanwhile, waits for
-ever for a named pipe, and builds whatever a header describes. Here the file is opened once, must be a regular file, and
-is read into memory of its own, after its header has been checked.
+The library's own reader maps the file into memory, so that a process dies if the file is truncated meanwhile, waits
+forever for a named pipe, and allocates whatever a header describes. Here the file is opened once, must be a regular
+file, and is read into memory of its own after its header has been checked.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ def read_tensor_file(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         raise StorageError(f"cannot read {path}: {reason}") from error
     except (ValueError, RecursionError) as error:
         raise StorageError(f"{path} is not a safetensors file, or is damaged: {error}") from error
-    except (MemoryError, RuntimeError) as error:  # PyTorch's word for the former is the latter
+    except (MemoryError, RuntimeError) as error:  # PyTorch raises the latter when memory runs out
         raise StorageError(f"cannot read {path}: there is not enough memory for it") from error
 
 
 def parse_json(document: str) -> Any:
-    """The value of a JSON document; a ValueError if it is none, or would take far more memory than its text.
+    """The value of a JSON document; raises a ValueError if it is invalid or would take too much memory.
 
     Example:
         >>> parse_json('{"blocks": 3}')
@@ -93,7 +93,7 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 def _read(file: BinaryIO, size: int) -> tuple[dict[str, str], dict[str, Tensor]]:
     if sys.byteorder != "little":
-        raise ValueError("numbers are stored in little-endian order, and this machine has another one")
+        raise ValueError("safetensors files are little-endian, and this machine is not")
     length = int.from_bytes(file.read(8), "little")
     if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
         raise ValueError("its header has an impossible length")

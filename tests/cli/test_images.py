@@ -34,7 +34,7 @@ def place(tmp_path_factory) -> Path:
     assert "png: 60 images of 7x7 pixels, greyscale, 2 classes; trained 20 steps" in out
     assert "bits per dimension" in out
     assert TOO_LITTLE not in out
-    assert "6 of them came back from noise to within" in out
+    assert "6 of them reconstructed from noise to within" in out
     return folder
 
 
@@ -91,7 +91,7 @@ def test_info_says_what_the_images_are(place):
     assert "classes: dark, light" in out
     assert "bits per dimension" in out
     assert TOO_LITTLE not in out
-    assert "6 of them came back from noise to within" in out
+    assert "6 of them reconstructed from noise to within" in out
     assert "channels=8" in out
 
 

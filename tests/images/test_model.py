@@ -153,12 +153,12 @@ def test_a_file_that_makes_no_sense_is_refused(classy, tmp_path):
     classy.save(path)
     good = storage.read_model(path)
     for name, value, message in [
-        ("classes", ["a"], "its flow is not one of these images or classes"),
-        ("counts", None, "its flow is not one of these images or classes"),
-        ("alpha", 0.7, "makes no model of images: alpha must be"),
-        ("alpha", None, "makes no model of images"),
-        ("flow", {}, "makes no flow"),
-        ("flow", sinuflow.SinusoidalFlow(49, 3).config, "its flow is not one of these images"),
+        ("classes", ["a"], "its flow does not fit its images or classes"),
+        ("counts", None, "its flow does not fit its images or classes"),
+        ("alpha", 0.7, "invalid configuration for a model of images: alpha must be"),
+        ("alpha", None, "invalid configuration for a model of images"),
+        ("flow", {}, "invalid configuration for a flow"),
+        ("flow", sinuflow.SinusoidalFlow(49, 3).config, "its flow does not fit its images"),
     ]:
         storage.write_model(path, storage.Model("images", {**good.config, name: value}, good.tensors))
         with pytest.raises(StorageError, match=message):

@@ -1,4 +1,4 @@
-"""Compiling the C++ kernels, storing them and loading what was stored; the compiler may misbehave."""
+"""Compiling, storing and loading the C++ kernels, also with compilers that misbehave."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "geteuid"), reason="the compilers here are shell scripts"),
 ]
 
-#: A library that says where it comes from, with nothing behind the names.
+#: A library with a marker and empty functions.
 PLANTED = "int planted;" + "".join(f"void {name}(void) {{}}" for name in library.FUNCTIONS)
 
 
@@ -42,7 +42,7 @@ def compiled(tmp_path_factory):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch, compiled):
-    """A cache, a compiler, and how often that was asked to compile."""
+    """A cache folder and a fake compiler that counts its calls."""
     monkeypatch.setenv("SINUFLOW_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", str(fake_compiler(tmp_path, compiled)))
     return SimpleNamespace(
@@ -56,12 +56,12 @@ def one(folder: Path) -> Path:
 
 
 def fresh():
-    """What a new process gets."""
+    """Load the library as in a new process."""
     return library.library.__wrapped__()
 
 
 def works(loaded) -> bool:
-    """Whether the kernels compute: the stack without waves adds its shifts."""
+    """Whether the kernels work: without waves, the stack adds its shifts."""
     x, z, ladj, shift = torch.ones(1, 3), torch.zeros(1, 3), torch.zeros(3), torch.full((1, 1), 2.0)
     pointers = [t.data_ptr() for t in (x, x, x, x, shift, z, ladj)]
     arguments = [*map(library.ctypes.c_void_p, [*pointers, None]), 1, library.ctypes.c_int64(3), 1, 0]
@@ -97,7 +97,7 @@ print("all rebuilt")
 
 
 def test_a_truncated_library_is_rebuilt_and_never_mapped(place):
-    """In a process of its own, which SIGBUS would end."""
+    """In a subprocess, which SIGBUS would kill."""
     fresh()
     command = [sys.executable, "-c", SHORTENED, os.environ.get("SINUFLOW_CASES", "10")]
     done = subprocess.run(command, env=unmeasured(), capture_output=True, text=True, check=False)

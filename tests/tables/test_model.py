@@ -85,7 +85,7 @@ def test_samples_have_the_types_and_values_of_the_table(fitted):
 def test_draws_that_overflow_in_the_units_of_the_table_are_refused(fitted):
     model = copy.deepcopy(fitted)
     model.preprocessor.factor.mul_(1e6)  # then the size, an exponential, is beyond float64
-    with pytest.raises(InversionError, match="of 50 draws are beyond float64 in the units of their columns"):
+    with pytest.raises(InversionError, match="of 50 draws overflow float64 in the units of their columns"):
         model.sample(50, seed=0)
 
 

@@ -11,7 +11,7 @@ from ..errors import ArgumentError
 from ..solvers import SolverOptions
 from .base import Bijection, LayerInverse
 
-#: Standard deviations from the mean within which practically all draws lie: one in 10^15 is farther.
+#: Standard deviations from the mean within which practically all draws lie: the fraction outside is 1e-15.
 _PLAUSIBLE = 8.0
 
 
@@ -63,10 +63,10 @@ class ElementwiseAffine(Bijection):
 
 
 def _resolved(mean: Tensor, log_scale: Tensor) -> Tensor:
-    r"""Which features have a mean and a scale :math:`e^s` that their dtype resolves; NaN and infinity do not.
+    r"""Whether the dtype resolves each feature's mean and scale :math:`e^s`; False for NaN and infinity.
 
-    The scale and its reciprocal, by which the two directions multiply, are normal numbers, and not all plausible draws
-    of :math:`\mu + e^s z` round to one and the same number.
+    The scale and its reciprocal, the factors of the two directions, must be normal floating-point numbers, and the
+    plausible draws :math:`\mu + e^s z` must not all round to the same value.
     """
     normal = log_scale.abs() <= -math.log(torch.finfo(log_scale.dtype).tiny)
     reach = _PLAUSIBLE * torch.exp(log_scale)

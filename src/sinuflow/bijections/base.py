@@ -30,7 +30,7 @@ class LayerInverse(NamedTuple):
 
     @classmethod
     def exact(cls, x: Tensor, ladj: Tensor, usable: Tensor | None = None) -> LayerInverse:
-        """An inverse in closed form: it fails where it is not finite, or if its parameters are not ``usable``."""
+        """An inverse in closed form; samples fail if it is not finite, or if the parameters are not ``usable``."""
         residual = (x.detach() * 0).sum(0).abs_()  # 0, or NaN if a number is not finite
         if usable is not None:
             residual = torch.where(usable, residual, torch.nan)
@@ -62,8 +62,8 @@ class Certificate(NamedTuple):
         if not len(numbers):
             raise InversionError(
                 f"{where} samples: they are NaN or infinite, or the layer's parameters are degenerate. Look for such "
-                "values in the input and the parameters (flow.bijection.check_parameters() names them), or take what "
-                "there is with flow.invert(..., on_failure='return')."
+                "values in the input and the parameters (flow.bijection.check_parameters() names them), or get the "
+                "result in any case with flow.invert(..., on_failure='return')."
             )
         raise InversionError(
             f"{where} samples: after {int(self.iterations[layer].max())} iterations they are off by up to "
@@ -115,7 +115,7 @@ class Bijection(nn.Module):
                 finite = parameter.isfinite()
                 raise ArgumentError(
                     f"the parameter {name!r} is NaN or infinite in {int((~finite).sum())} of {finite.numel()} "
-                    "entries: use parameters from before that happened"
+                    "entries: restore earlier parameters"
                 )
         for module in self.modules():
             if isinstance(module, Bijection):
@@ -124,7 +124,7 @@ class Bijection(nn.Module):
     def check_degenerate(self) -> None:
         """Raise an :class:`~sinuflow.ArgumentError` if this layer, in its dtype, maps different inputs to one point.
 
-        Bounded parametrisations never do: by default there is nothing to check.
+        The default checks nothing: bounded parametrisations are never degenerate.
         """
 
     def layer_names(self) -> Iterator[str]:
@@ -137,11 +137,11 @@ class Bijection(nn.Module):
         return from_feature_major(z, shape), ladj.reshape(shape)
 
     def inverse(self, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """x and the log-determinant of the inverse map.
+        """x and the log-determinant of the inverse.
 
         Guarantee: each layer was inverted to working precision for every sample, or an :class:`InversionError` is
-        raised. What rounding adds up to over the whole map is not bounded by this, and can be large for ill-conditioned
-        parameters: :meth:`sinuflow.SinusoidalFlow.invert` measures and judges it.
+        raised. This does not bound the rounding error that accumulates over the layers, which can be large for
+        ill-conditioned parameters: :meth:`sinuflow.SinusoidalFlow.invert` measures it and checks its tolerance.
         A compiled graph cannot raise; there, a sample that fails is NaN.
         """
         rows, given, shape = self.feature_major(z, context, "z")
@@ -158,8 +158,8 @@ class Bijection(nn.Module):
     ) -> tuple[Tensor, Tensor, Certificate]:
         """The inverse of a feature-major batch, with its log-determinant and certificate.
 
-        Whatever solved it, a sample whose x or log-determinant is not finite has not converged: the last layer of the
-        certificate, which gave x, fails for it.
+        On every backend, a sample whose x or log-determinant is not finite has not converged: the certificate's last
+        layer, which computed x, fails for it.
         """
         self.refuse_dropout()
         x, ladj, iterations, residual, converged = self._solve(z, context, options)
@@ -169,7 +169,7 @@ class Bijection(nn.Module):
     def _solve(
         self, z: Tensor, context: Tensor | None, options: SolverOptions
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """x, its log-determinant, and the layers' iterations, residuals and flags, (layers, B), all new tensors."""
+        """x, its log-determinant, and iterations, residuals and converged flags (layers, B), all new tensors."""
         layers = self.invert(z, context, options)
         return (
             layers[-1].x,

@@ -1,4 +1,4 @@
-"""Taking a batch in parts where a GPU has too little memory for all of it."""
+"""Splitting batches that do not fit in GPU memory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def split_if_out_of_memory(method: Method) -> Method:
-    """Let a method of a chain take its batch in parts, of half the size whenever memory runs out, down to one row.
+    """Decorate a chain's method: when memory runs out, it halves the batch until the parts fit, down to one row.
 
     The method takes feature-major rows (D, B) and their context (C, B) or None, and returns tensors whose last
     dimension is that of the rows, or tuples of such. Rows do not depend on each other, so parts give the same results
-    up to rounding. Where gradients are wanted, the error is raised as it is: the graph of all parts would need the same
-    memory. In a CUDA-graph capture it is, too, because a capture cannot be continued after an error.
+    up to rounding. The error is raised unchanged if gradients are needed, because the autograd graph of all parts would
+    need the same memory, and during CUDA-graph capture, because an error invalidates the capture.
     """
 
     @wraps(method)
@@ -32,24 +32,24 @@ def split_if_out_of_memory(method: Method) -> Method:
                 if size == rows:
                     return method(chain, x, context, *options)
                 part = slice(start, start + size)
-                given = None if context is None else context[:, part]
-                parts.append(method(chain, x[:, part], given, *options))
+                part_context = None if context is None else context[:, part]
+                parts.append(method(chain, x[:, part], part_context, *options))
                 start += size
             except torch.OutOfMemoryError:
-                captured = x.is_cuda and torch.cuda.is_current_stream_capturing()
-                if size <= 1 or captured or chain._needs_gradients(x, context):
+                capturing = x.is_cuda and torch.cuda.is_current_stream_capturing()
+                if size <= 1 or capturing or chain._needs_gradients(x, context):
                     raise
                 size = -(-size // 2)
-        return _joined(parts)
+        return _concatenated(parts)
 
     return cast(Method, split)
 
 
-def _joined(parts: list[Any]) -> Any:
+def _concatenated(parts: list[Any]) -> Any:
     first = parts[0]
     if isinstance(first, Tensor):
         return torch.cat(parts, dim=-1)
     if not isinstance(first, tuple):
         return first  # a name, which is the same for all rows
-    joined = map(_joined, map(list, zip(*parts, strict=True)))
-    return type(first)(*joined) if hasattr(first, "_fields") else tuple(joined)
+    fields = map(_concatenated, map(list, zip(*parts, strict=True)))
+    return type(first)(*fields) if hasattr(first, "_fields") else tuple(fields)

@@ -1,4 +1,4 @@
-"""Record batches as CSV: cells as they are, quoted where needed."""
+"""Record batches as CSV, with cells unchanged and quoted only where needed."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any
 
 from ..errors import DataError
 
-#: Names and cells that must be quoted; a quoted empty cell is a text, and not a missing value.
+#: Names and cells that must be quoted; a quoted empty cell is an empty string, and not a missing value.
 _QUOTED_NAMES = r'[,"\r\n]'
 _QUOTED_CELLS = r'^$|[,"\r\n]'
-#: Texts that spreadsheets take for formulas, also in their full-width forms.
+#: Strings that spreadsheets evaluate as formulas, including the full-width forms of these characters.
 _FORMULA = "^[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]"
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
-#: Rows that are turned into text at a time.
+#: Rows converted to text at a time.
 _ROWS = 8192
 
 
 class CsvWriter:
     """Writes record batches to a comma-separated UTF-8 file.
 
-    A missing value is an empty cell, and an empty text a quoted one. Arrow's own writer quotes
-    every text, which changes files that had no quotes.
+    A missing value is an empty cell, and an empty string a quoted one. Arrow's own writer quotes
+    every string, which changes files that had no quotes.
 
     Args:
         path: the file.
         schema: of the batches.
-        spreadsheet_safe: put an apostrophe before texts that spreadsheets take for formulas.
+        spreadsheet_safe: put an apostrophe before strings that spreadsheets evaluate as formulas.
     """
 
     def __init__(self, path: str, schema: Any, spreadsheet_safe: bool = False) -> None:
@@ -37,7 +37,7 @@ class CsvWriter:
             _check_type(field)
         self._file = open(path, "wb")  # noqa: SIM115 - closed by close()
         names = pyarrow.array(schema.names, pyarrow.string())
-        header = ",".join(_quoted(self._made_safe(names), _QUOTED_NAMES).to_pylist())
+        header = ",".join(_quoted(self._escape_formulas(names), _QUOTED_NAMES).to_pylist())
         self._file.write((header or '""').encode() + b"\n")
 
     def write_batch(self, batch: Any) -> None:
@@ -53,7 +53,7 @@ class CsvWriter:
         self._file.write("".join(f"{row}\n" for row in rows.to_pylist()).encode())
 
     def close(self) -> None:
-        """Write what is left, and close the file."""
+        """Close the file."""
         self._file.close()
 
     def _cells(self, field: Any, array: Any) -> Any:
@@ -61,14 +61,14 @@ class CsvWriter:
 
         try:
             texts = array.cast(pyarrow.string())
-            texts.validate(full=True)  # Parquet's texts need not be UTF-8
+            texts.validate(full=True)  # strings in Parquet files need not be UTF-8
         except pyarrow.ArrowInvalid:
             raise DataError(
                 f"column {field.name!r} holds bytes that are not UTF-8 text: write a .parquet file instead"
             ) from None
-        return _quoted(self._made_safe(texts) if _holds_text(field.type) else texts, _QUOTED_CELLS)
+        return _quoted(self._escape_formulas(texts) if _holds_text(field.type) else texts, _QUOTED_CELLS)
 
-    def _made_safe(self, texts: Any) -> Any:
+    def _escape_formulas(self, texts: Any) -> Any:
         from pyarrow import compute
 
         if not self._safe:
@@ -79,10 +79,10 @@ class CsvWriter:
         return compute.if_else(formula, compute.binary_join_element_wise("'", texts, ""), texts)
 
 
-def _quoted(texts: Any, which: str) -> Any:
+def _quoted(texts: Any, pattern: str) -> Any:
     from pyarrow import compute
 
-    needed = compute.match_substring_regex(texts, which)
+    needed = compute.match_substring_regex(texts, pattern)
     if not needed.true_count:
         return texts
     doubled = compute.replace_substring(texts, '"', '""')
@@ -90,7 +90,7 @@ def _quoted(texts: Any, which: str) -> Any:
 
 
 def looks_like_formula(text: str) -> bool:
-    """Whether a spreadsheet takes a text for a formula.
+    """Whether a spreadsheet evaluates a string as a formula.
 
     Example:
         >>> looks_like_formula("=1+1"), looks_like_formula("-5"), looks_like_formula("Oslo")

@@ -44,9 +44,9 @@ def load_table_model(path: Path) -> TableModel:
 def claim_output(
     ctx: typer.Context, path: Path, force: bool, inputs: Iterable[Path | None], formats: tuple[str, ...] | None = None
 ) -> None:
-    """Refuse an output before any work is done for it, and lock it until the command ends.
+    """Check an output before any work is done for it, and lock it until the command ends.
 
-    It must not be one of the inputs, nor in a folder of them, whatever links it is reached through.
+    It must not be an input, nor a file in an input folder, even through links.
     """
     if formats is not None and path.suffix.lower() not in formats:
         raise DataError(f"cannot write {path}: the name must end in {' or '.join(formats)}")
@@ -77,29 +77,29 @@ def _is_same(output: Path, source: Path) -> bool:
         return True
     if not output.exists():
         return False
-    wanted = output.stat()
-    return any(os.path.samestat(found, wanted) for found in _stats(source))
+    replaced = output.stat()
+    return any(os.path.samestat(status, replaced) for status in _stats(source))
 
 
 def _stats(source: Path) -> Iterator[os.stat_result]:
-    """Of a file, or of all files in a folder, with links followed."""
+    """The status of a file, or of every file in a folder, with links followed."""
     known = set[tuple[int, int]]()
     places = [str(source)]
     while places:
         place = places.pop()
         with suppress(OSError):
-            found = os.stat(place)
-            if not stat.S_ISDIR(found.st_mode):
-                yield found
-            elif (found.st_dev, found.st_ino) not in known:
-                known.add((found.st_dev, found.st_ino))
+            status = os.stat(place)
+            if not stat.S_ISDIR(status.st_mode):
+                yield status
+            elif (status.st_dev, status.st_ino) not in known:
+                known.add((status.st_dev, status.st_ino))
                 places += [entry.path for entry in os.scandir(place)]
 
 
 def write_rows(path: Path, batches: Iterable[Any], spreadsheet_safe: bool = False) -> int:
-    """Write record batches to a CSV or Parquet file, all of them or nothing; how many rows there were.
+    """Write record batches to a CSV or Parquet file, all of them or none, and return the number of rows.
 
-    ``spreadsheet_safe`` changes the texts of a CSV file, as :class:`CsvWriter` describes.
+    ``spreadsheet_safe`` changes strings in a CSV file, as :class:`CsvWriter` describes.
     """
     from pyarrow import ArrowException
 

@@ -99,9 +99,9 @@ def _show_images(path: Path, model: ImageModel) -> None:
 
 
 def reconstruction(facts: dict[str, Any]) -> str:
-    """How exactly held-out images were reconstructed from their noise: judged by the size of a shade, 1/256."""
+    """The reconstruction error of held-out images, with a warning if it exceeds one shade, 1/256."""
     error = facts["round_trip"]
-    text = f"{facts['inverted']} of them came back from noise to within {at_most(error):.1g} of a pixel (0 to 1)"
+    text = f"{facts['inverted']} of them reconstructed from noise to within {at_most(error):.1g} of a pixel (0 to 1)"
     if error < 1 / 256:
         return text
     return (

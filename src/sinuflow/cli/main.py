@@ -1,4 +1,4 @@
-"""``sinuflow``: the commands, one line for everything that goes wrong, and an exit code for every signal."""
+"""``sinuflow``: the commands, with errors as one line and an exit code for every signal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _run() -> int:
         app()
     _warn_in_one_line()
     code = _in_one_line(app)
-    # Libraries may turn the exception of a signal into one of their own.
+    # A library may have replaced Stopped with an exception of its own.
     return code if code != 1 or command_handler.received is None else 128 + command_handler.received
 
 

@@ -55,7 +55,7 @@ def command(
     except Stopped:
         if runs is not None:
             with suppress(OSError):  # the terminal may be gone
-                echo(f"the runs are safe in {runs}: go on with the same command", err=True)
+                echo(f"the runs are saved in {runs}: resume them with the same command", err=True)
         raise
     for figure in figures:
         echo(_line(figure))

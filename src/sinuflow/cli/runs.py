@@ -21,7 +21,7 @@ from .terminal import echo
 
 
 class Run:
-    """The training of a model: its folder for checkpoints, which is gone when the model is written."""
+    """The training run of a model, with a folder of checkpoints that is removed once the model is written."""
 
     def __init__(self, output: Path) -> None:
         self.output = output
@@ -54,9 +54,9 @@ class Run:
 
 @contextmanager
 def kept_run(output: Path, resume: bool, force: bool) -> Iterator[Run]:
-    """A run whose checkpoints survive what stops it; a signal says how to go on, and gives its exit code.
+    """A run whose checkpoints are kept if it is interrupted; a signal prints how to resume, and sets the exit code.
 
-    An older run is not lost without being asked for.
+    The checkpoints of an earlier run are removed only with ``force``.
     """
     run = Run(output)
     if resume and not run.has_checkpoint:
@@ -64,7 +64,7 @@ def kept_run(output: Path, resume: bool, force: bool) -> Iterator[Run]:
     elif not resume and run.folder.exists():
         if not force:
             raise StorageError(
-                f"{run.folder} holds an interrupted run of this model: go on with --resume, or start anew with --force"
+                f"{run.folder} holds an interrupted run of this model: resume with --resume, or start over with --force"
             )
         run.remove()
     try:
@@ -72,7 +72,7 @@ def kept_run(output: Path, resume: bool, force: bool) -> Iterator[Run]:
     except (Stopped, KeyboardInterrupt) as stop:
         number = stop.number if isinstance(stop, Stopped) else int(signal.SIGINT)
         with suppress(OSError):  # the terminal may be gone
-            echo(f"interrupted{_standing(run)}", err=True)
+            echo(f"interrupted{_status(run)}", err=True)
         run.remove_unused()
         raise typer.Exit(128 + number) from None
     except Exception:
@@ -80,9 +80,9 @@ def kept_run(output: Path, resume: bool, force: bool) -> Iterator[Run]:
         raise
 
 
-def _standing(run: Run) -> str:
+def _status(run: Run) -> str:
     if run.finished:
         return f"; the model is written: {run.output}"
     if run.has_checkpoint:
-        return f"; the run is safe in {run.folder}. Go on with the same command and --resume."
+        return f"; the run is saved in {run.folder}. Resume it with the same command and --resume."
     return " before the training began"

@@ -11,7 +11,7 @@ import numpy as np
 import typer
 from torch import Tensor
 
-from ..data.names import some
+from ..data.names import quoted_list
 from ..errors import DataError
 from ..files import replacing
 from ..images import ImageModel
@@ -49,7 +49,7 @@ def command(
     spreadsheet_safe: Annotated[
         bool,
         typer.Option(
-            "--spreadsheet-safe", help="In CSV, put an apostrophe before texts that spreadsheets take for formulas."
+            "--spreadsheet-safe", help="In CSV, put an apostrophe before text that spreadsheets evaluate as formulas."
         ),
     ] = False,
 ) -> None:
@@ -57,8 +57,8 @@ def command(
 
     Images are written as one picture of all of them (.png), or as an array of bytes (.npy).
 
-    Each layer of the flow is inverted to working precision, or nothing is written. With --certify, the whole flow is
-    certified for each draw, before integers, categories and bytes are rounded: it maps back to its noise.
+    Each layer of the flow is inverted to working precision, or nothing is written. With --certify, each draw is also
+    mapped back to its noise through the whole flow, before integers, categories and bytes are rounded.
     """
     wanted: Certify = "end-to-end" if certify else "layers"
     fitted = load_fitted(model)
@@ -71,7 +71,7 @@ def command(
         images, residual = fitted.draw(count, label, _seed(seed), certify=wanted)
         _write_images(output, images)
         echo(f"drew {count:,} images: {output}")
-        _say_certified([residual])
+        _print_residual([residual])
         return
     if label is not None:
         raise DataError("--label is for images: give a column of a table its value with --given")
@@ -94,13 +94,13 @@ def command(
 
     rows = write_rows(output, batches(), spreadsheet_safe)
     echo(f"drew {rows:,} rows: {output}")
-    _say_certified(residuals)
+    _print_residual(residuals)
     if is_csv and not spreadsheet_safe:
         _warn_of_formulas(fitted)
 
 
-def _say_certified(residuals: list[float | None]) -> None:
-    """One line on how exact the draws are, if they were certified from end to end."""
+def _print_residual(residuals: list[float | None]) -> None:
+    """Print the largest end-to-end residual, if draws were certified end to end."""
     measured = [residual for residual in residuals if residual is not None]
     if measured:
         largest = at_most(max(measured))
@@ -108,7 +108,7 @@ def _say_certified(residuals: list[float | None]) -> None:
 
 
 def _warn_of_formulas(model: TableModel) -> None:
-    """Say which columns have texts that a spreadsheet would evaluate: they come from whoever made the table."""
+    """Name the columns with strings that a spreadsheet would evaluate; they come from the training table."""
     columns = [
         c.name
         for c in model.preprocessor.columns
@@ -116,8 +116,8 @@ def _warn_of_formulas(model: TableModel) -> None:
     ]
     if columns:
         echo(
-            f"note: a spreadsheet would take texts of {some(columns)} for formulas: draw for it with "
-            "--spreadsheet-safe",
+            f"note: a spreadsheet would evaluate text in {quoted_list(columns)} as formulas: sample with "
+            "--spreadsheet-safe for spreadsheets",
             err=True,
         )
 

@@ -56,7 +56,7 @@ def command(
 
 
 def scored(model: TableModel, table: Table, allow_missing: bool) -> Iterator[Any]:
-    """The table's record batches, with all cells as they are stored, and two more columns."""
+    """The table's record batches, with all cells unchanged, and two more columns."""
     import pyarrow
 
     for rows in read_rows(table, model.preprocessor, all_columns=True):

@@ -1,4 +1,4 @@
-"""Where all output of the commands goes."""
+"""Printing to the terminal, which all commands do through :func:`echo`."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def translated(name: str) -> Iterator[None]:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in one line."""
+    """The message of an error, in one line."""
     text = " ".join(map(str, error.args)) if not isinstance(error, OSError) else str(error)
     text = text.strip() or type(error).__name__
-    return text.split("Invalid: ")[-1].splitlines()[0][:300]  # Arrow says first where it noticed, then what
+    return text.split("Invalid: ")[-1].splitlines()[0][:300]  # Arrow puts the place before the problem

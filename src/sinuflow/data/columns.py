@@ -83,16 +83,18 @@ class Column:
         return column
 
     def _check_consistency(self) -> None:
-        """Refuse fields that are valid each for itself, but not together."""
+        """Refuse fields that are valid one by one, but inconsistent."""
         place = f"column {self.name[:60]!r}"
         if self.kind == "number" and self.categories:
             raise InvalidValueError(f"the categories of {place}", "an empty list", self.categories)
         if self.kind != "number":
             least = 2 if self.kind == "category" else 1
             if len(set(map(repr, self.categories))) != len(self.categories) or len(self.categories) < least:
-                raise InvalidValueError(f"the categories of {place}", f"{least} or more different values", "others")
+                raise InvalidValueError(
+                    f"the categories of {place}", f"{least} or more different values", "repeated or too few"
+                )
         if len({type(value) for value in self.categories}) > 1:
-            raise InvalidValueError(f"the categories of {place}", "of one type", "others")
+            raise InvalidValueError(f"the categories of {place}", "of one type", "mixed types")
         if self.kind == "category" and (self.step, self.origin, self.high) != (1.0, 0.0, len(self.categories) - 1.0):
             raise InvalidValueError(f"the cells of {place}", "one for each category", self.high)
         if self.rounded and not self.step > 0:
@@ -107,7 +109,7 @@ def _scalar(value: Any, place: str) -> None:
     fits = not isinstance(value, int) or -(2**63) <= value < 2**64  # what Arrow's integers hold
     fits = fits and (not isinstance(value, str) or is_unicode(value))
     if not isinstance(value, (str, bool, int, float)) or value != value or not fits:
-        raise InvalidValueError(place, "a text, a number, true or false", value)
+        raise InvalidValueError(place, "a string, a number, true or false", value)
 
 
 #: What :meth:`Column.as_dict` gives.

@@ -1,4 +1,4 @@
-"""CSV files as Arrow datasets whose cells are the texts in the file."""
+"""CSV files as Arrow datasets of unparsed strings."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .csv_quotes import check_quotes
 from .names import check_names
 from .values import parse_number
 
-#: What stands for a missing value.
+#: Cells that stand for a missing value.
 _MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "NAN", "NULL", "null", "None", "?"]
 #: Possible separators of the cells.
 _SEPARATORS = (",", ";", "\t", "|")
-#: Bytes that are parsed at a time, at least.
+#: Smallest block that is parsed at a time, in bytes.
 _BLOCK = 1 << 20
 #: Bytes per column that are parsed at a time: wide tables come in blocks of enough rows.
 _BLOCK_PER_COLUMN = 2048
@@ -55,7 +55,7 @@ def csv_dataset(path: Path) -> Any:
 
 
 def with_missing(array: Any) -> Any:
-    """The cells of a column, with null for every text that stands for a missing value."""
+    """The cells of a column, with null for every string that stands for a missing value."""
     arrow, _ = arrow_modules()
     from pyarrow import compute
 
@@ -72,7 +72,7 @@ def _blank_lines(path: Path) -> int:
 
 
 def _separator(path: Path) -> str:
-    """The separator that the header has most of, outside of quotes."""
+    """The most frequent separator in the header, outside quotes."""
     with path.open("rb") as file:
         start = file.read(65_536)
     if start[:2] in (b"\xff\xfe", b"\xfe\xff"):

@@ -12,16 +12,16 @@ from .values import Array, is_text
 
 #: Up to this magnitude every integer is a float64.
 LARGEST = 2**53
-#: Texts that are integers, and not real numbers such as 1e20.
+#: Strings that are integers, and not real numbers such as 1e20.
 _INTEGER = r"^\s*[+-]?[0-9]+\s*$"
 
 
 def refuse_inexact(array: Any, numbers: Array, column: str, first_row: int, table: str) -> None:
-    """Refuse a column whose integers would be rounded: such are identifiers, and rounding makes several of them one.
+    """Refuse integers that float64 would round: they are identifiers, and rounding merges different ones.
 
     Args:
         array: the Arrow array.
-        numbers: the same as float64.
+        numbers: its values as float64.
         column: the column's name.
         first_row: number of the first row, from 0.
         table: the table's name.
@@ -39,7 +39,7 @@ def refuse_inexact(array: Any, numbers: Array, column: str, first_row: int, tabl
 
 
 def _integers(array: Any) -> list[int | None]:
-    """The integers of an array, None where a value is none."""
+    """The integers of an array, None where a value is not an integer."""
     import pyarrow
     from pyarrow import compute
 
@@ -47,7 +47,7 @@ def _integers(array: Any) -> list[int | None]:
     if is_text(str(kind)):
         array = array.cast(pyarrow.string())
         whole = compute.match_substring_regex(array, _INTEGER).to_pylist()
-        # More digits than that are an infinity, which is refused as such.
+        # Longer strings are infinite as float64, which another check refuses.
         return [int(t) if w and len(t) < 400 else None for t, w in zip(array.to_pylist(), whole, strict=True)]
     if pyarrow.types.is_integer(kind) or (pyarrow.types.is_decimal(kind) and kind.scale <= 0):
         return [int(value) for value in array.to_pylist()]

@@ -15,7 +15,7 @@ def check_names(table: str, columns: list[str]) -> None:
         raise DataError(f"{table} has no columns")
     twice = sorted(name for name, count in Counter(columns).items() if count > 1)
     if twice:
-        raise DataError(f"{table} has more than one column called {some(twice)}: rename them")
+        raise DataError(f"{table} has more than one column called {quoted_list(twice)}: rename them")
 
 
 def drop_option(column: str) -> str:
@@ -28,7 +28,7 @@ def drop_option(column: str) -> str:
     return f"--drop {shlex.quote(column) if column.isprintable() else repr(column)}"
 
 
-def some(names: Sequence[object], most: int = 20) -> str:
-    """The first names or values, quoted, and how many more there are."""
+def quoted_list(names: Sequence[object], most: int = 20) -> str:
+    """The first names or values, quoted and separated by commas, and how many more there are."""
     shown = ", ".join(map(repr, names[:most]))
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -81,7 +81,7 @@ class Preprocessor:
 
     @property
     def encoding(self) -> str:
-        """What :meth:`encode` does, but for statistics that follow from the rows: these may be rounded differently."""
+        """How :meth:`encode` treats each column, without statistics of the rows, which may round differently."""
         return json.dumps([[c.name, c.kind, c.role, c.map, c.rounded, c.digits, c.categories] for c in self.columns])
 
     def with_whitening(self, mean: Tensor, factor: Tensor) -> Preprocessor:
@@ -98,7 +98,7 @@ class Preprocessor:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any], tensors: dict[str, Tensor]) -> Preprocessor:
-        """What :meth:`as_dict` and :meth:`tensors` described; a ValueError if that is no invertible map."""
+        """What :meth:`as_dict` and :meth:`tensors` described; raises a ValueError if it is not invertible."""
         columns = [Column.from_dict(c) for c in fields["columns"]]
         names = [column.name for column in columns]
         if len(set(names)) < len(names):
@@ -106,9 +106,9 @@ class Preprocessor:
         size = sum(column.role == "feature" and column.kind != "constant" for column in columns)
         mean, factor = tensors["mean"], tensors["factor"]
         if not size or mean.shape != (size,) or factor.shape != (size, size):
-            raise ValueError("its columns and its linear map differ in number")
+            raise ValueError("the size of its linear map does not match its columns")
         if {mean.dtype, factor.dtype} != {torch.float64} or not bool(mean.isfinite().all() & factor.isfinite().all()):
-            raise ValueError("its linear map must be finite float64 numbers")
+            raise ValueError("its linear map must be finite and float64")
         if not bool((factor.diagonal() > 0).all()):
             raise ValueError("its linear map cannot be inverted")
         return cls(columns, mean, factor)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import DataError
 from .columns import Column
 from .exact_integers import refuse_inexact
-from .names import some
+from .names import quoted_list
 from .preprocessing import Preprocessor
 from .tables import Table
 from .values import codes_of, is_number, is_text, parse_texts, to_floats
@@ -43,7 +43,7 @@ def check_columns(table: Table, preprocessor: Preprocessor) -> None:
     absent = [name for name in needed if name not in present]
     if absent:
         raise DataError(
-            f"{table.name} lacks {'columns' if len(absent) > 1 else 'the column'} {some(absent)}, "
+            f"{table.name} lacks {'columns' if len(absent) > 1 else 'the column'} {quoted_list(absent)}, "
             "which the model was trained on"
         )
 

@@ -11,7 +11,7 @@ from ..errors import DataError
 from .columns import WISHES, Column
 from .exact_integers import refuse_inexact
 from .inspect import inspect_codes, inspect_numbers
-from .names import drop_option, some
+from .names import drop_option, quoted_list
 from .tables import Table
 from .values import distinct_values, is_category, is_number, is_text, parse_number, parse_texts, to_floats
 
@@ -184,7 +184,7 @@ def _check_arguments(table: Table, context: list[str], drop: list[str], missing:
     present = set(table.columns)
     for name in [*context, *drop, *wishes]:
         if name not in present:
-            raise DataError(f"{table.name} has no column {name!r}; it has {some(table.columns)}")
+            raise DataError(f"{table.name} has no column {name!r}; it has {quoted_list(table.columns)}")
     for name, wish in wishes.items():
         if wish not in WISHES:
             raise DataError(f"column {name!r} cannot be mapped by {wish!r}: choose {', '.join(WISHES)}")

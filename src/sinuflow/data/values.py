@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import DataError
 from .columns import Column
-from .names import some
+from .names import quoted_list
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -74,7 +74,7 @@ def parse_texts(array: Any) -> tuple[Array, np.ndarray[Any, np.dtype[np.bool_]]]
 
 
 def parse_number(text: Any) -> float | None:
-    """The number that a text stands for, if it does."""
+    """The number that a string represents, or None."""
     try:
         return None if "_" in text else float(text)  # 1_000 is Python's notation, and an identifier elsewhere
     except (TypeError, ValueError):
@@ -91,7 +91,7 @@ def codes_of(column: Column, array: Any, first_row: int, table: str) -> Array:
         value = values[int(places[unknown[0]])]
         raise DataError(
             f"{table}, row {first_row + int(unknown[0]) + 1}: column {column.name!r} holds {value!r}, which the "
-            f"model has never seen; it knows {some(column.categories, 5)}"
+            f"model has never seen; it knows {quoted_list(column.categories, 5)}"
         )
     return found
 

@@ -154,10 +154,10 @@ class ImageModel:
         """Draw images: bytes of shape (count, C, H, W).
 
         Guarantee: with ``certify="layers"``, each layer of the flow was inverted to working precision for every image;
-        with ``"end-to-end"``, every image's logits, mapped back through the whole flow, meet their noise to within the
+        with ``"end-to-end"``, every image's logits map back to their noise through the whole flow, within the
         tolerance of :meth:`SinusoidalFlow.invert <sinuflow.SinusoidalFlow.invert>`; or an
         :class:`~sinuflow.InversionError` is raised. Where float32 is not enough, float64 is used. The certificate
-        is about the logits, before they are rounded to bytes.
+        concerns the logits, before they are rounded to bytes.
 
         Args:
             count: how many.

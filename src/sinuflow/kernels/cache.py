@@ -1,4 +1,4 @@
-"""Where compiled kernels are stored between processes."""
+"""The cache of compiled kernels on disk."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _TEMPORARY, _STALE = ".tmp-", 24 * 3600
 
 
 class _Folder(NamedTuple):
-    """The cache folder: where the system has owners and permissions, by a descriptor that was checked."""
+    """The cache folder, with a checked descriptor if the system has owners and permissions."""
 
     path: Path
     descriptor: int | None
 
     def entry(self, name: str) -> str:
-        """What a file in it is called, for calls that take ``dir_fd=self.descriptor``."""
+        """The path of a file in it, for calls that take ``dir_fd=self.descriptor``."""
         return str(self.path / name) if self.descriptor is None else name
 
 
@@ -56,7 +56,7 @@ def cache_folder() -> Path:
 
 
 def read(name: str) -> bytes | None:
-    """What :func:`write` stored under a name, verified; None if it is missing, damaged, or not this user's.
+    """The verified content that :func:`write` stored; None if it is missing, damaged, or not this user's.
 
     The bytes are read once, through the descriptor that was checked: use these, and do not open the file again.
     Raises OSError where other users could have written to the cache.
@@ -145,7 +145,7 @@ def _folder() -> Iterator[_Folder]:
         path.mkdir(parents=True, exist_ok=True)
         yield _Folder(path, None)
         return
-    path = Path(os.path.realpath(path))  # from here on, links on the way to it do not matter any more
+    path = Path(os.path.realpath(path))  # links are resolved once, before the check
     descriptor = open_private_folder(path)
     try:
         yield _Folder(path, descriptor)
@@ -161,7 +161,7 @@ def _is_private(status: os.stat_result) -> bool:
 
 
 def _digest(name: str, content: bytes) -> bytes:
-    """The name, which says what the content was made from, is part of it: a file that was renamed does not verify."""
+    """A hash of the content and of the name, which identifies its source: a renamed file does not verify."""
     return hashlib.sha256(name.encode() + b"\0" + content).digest()
 
 

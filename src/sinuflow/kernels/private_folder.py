@@ -14,9 +14,9 @@ def open_private_folder(path: Path) -> int:
     """A descriptor of a folder whose content only this user and root can have written. Raises OSError.
 
     Every folder from the root down is opened relative to the one above it, without following links, and checked
-    through its descriptor: so no name is looked up twice, and no check can be passed by one folder for another. Each
-    must belong to this user or to root, and be closed to writing by group and others. Only a sticky folder, such as
-    /tmp, may be open to them, because there nobody can replace what belongs to somebody else. What is missing is
+    through its descriptor: so no name is looked up twice, and no folder can be exchanged after its check. Each must
+    belong to this user or to root, and must not be writable by group or others. Only a sticky folder above, such as
+    /tmp, may be, because in it nobody can replace files of another user. Missing folders are
     created. ``path`` must be absolute and without links (``os.path.realpath``), so that what was checked is what it
     names, now and later.
     """
@@ -34,7 +34,7 @@ def open_private_folder(path: Path) -> int:
 
 def _open(path: Path, above: int | None, *, last: bool) -> int:
     """One folder, relative to the descriptor of the one above it."""
-    # Ancestors need not be readable: O_PATH, where there is one, does without that permission.
+    # Parents need not be readable: O_PATH, where it exists, does not require that permission.
     access = os.O_RDONLY if last else getattr(os, "O_PATH", os.O_RDONLY)
     flags = access | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     name = path if above is None else path.name

@@ -149,7 +149,7 @@ def reproduce(name: str, options: Options) -> list[dict[str, Any]]:
     start = time.perf_counter()
     with locked(lock_beside(path), path):
         for figure in item.run(replace(options, device=device, command=command)):
-            # Each is written as it comes: a long run may be interrupted.
+            # Each is written when it is done: a long run may be interrupted.
             seconds = time.perf_counter() - start
             timed = figure if figure.seconds is not None else replace(figure, seconds=seconds)
             write_record(path, [timed], command, device)

@@ -14,7 +14,7 @@ NEGLIGIBLE, TOLERABLE = 1e-3, 1e-2
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A judgement of the inverse: a label, whether all is well, and what follows for samples."""
+    """A judgement of the inverse: a label, whether the error is negligible, and what follows for samples."""
 
     label: str
     good: bool
@@ -35,7 +35,7 @@ def accuracy(content: ReportContent) -> Accuracy:
             False,
             "the inverse amplifies rounding errors: means and quantiles of samples can be off by "
             f"{small(at_most(error, 2))} standard deviations, which shows in more than {_samples(error):,} samples. "
-            "sinuflow sample --certify certifies every draw, or says that it cannot",
+            "sinuflow sample --certify certifies every draw, or reports that it cannot",
         )
     return Accuracy(
         "Not verified.",

@@ -47,7 +47,7 @@ def small(value: float) -> str:
 
 
 def at_most(value: float, digits: int = 1) -> float:
-    """A bound of the value with few digits: rounded up, never down."""
+    """The value with few digits, rounded up so that it is a bound."""
     if not math.isfinite(value):
         return value
     return float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(value)))

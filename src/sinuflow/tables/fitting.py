@@ -154,7 +154,7 @@ class _Rows:
         self.identity = ""
 
     def identify(self, say: Callable[[str], None]) -> None:
-        """Read all rows once, those for testing too, so that a resumed run can tell this table from others."""
+        """Hash all rows, including test rows, so that a resumed run can detect another table."""
         everything = fingerprint(self.source(self._found.usable), say)
         self.identity = f"{everything} {self.preprocessor.encoding}"
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..data import Preprocessor, open_table
-from ..data.names import some
+from ..data.names import quoted_list
 from ..data.reader import Rows, read_rows
 from ..data.values import code_of, to_arrow
 from ..errors import DataError, InversionError
@@ -120,10 +120,10 @@ class TableModel:
         """Draw rows, as an Arrow table with the columns of the training table.
 
         Guarantee: with ``certify="layers"``, each layer of the flow was inverted to working precision for every row;
-        with ``"end-to-end"``, the flow's x of every row, mapped back through the whole flow, meets its noise to within
+        with ``"end-to-end"``, the flow's x of every row maps back to its noise through the whole flow, within
         the tolerance of :meth:`SinusoidalFlow.invert <sinuflow.SinusoidalFlow.invert>`; or an
         :class:`~sinuflow.InversionError` is raised. Where float32 is not enough, float64 is used. The certificate
-        is about the flow's x, before the columns' maps round integers, categories and repeated values.
+        concerns the flow's x, before integers, categories and repeated values are rounded.
 
         Args:
             count: how many rows.
@@ -160,7 +160,7 @@ class TableModel:
             x = self.preprocessor.inverse(y.cpu()).numpy()
             if not np.isfinite(x).all():
                 raise InversionError(
-                    f"{int((~np.isfinite(x)).any(1).sum())} of {size} draws are beyond float64 in the units of their "
+                    f"{int((~np.isfinite(x)).any(1).sum())} of {size} draws overflow float64 in the units of their "
                     "columns: the flow is not trained well enough to be sampled"
                 )
             arrays = []
@@ -202,7 +202,7 @@ class TableModel:
         if column.kind == "category":
             code = code_of(column, value)
             if code is None:
-                raise DataError(f"{name!r} cannot be {value!r}: the model knows {some(column.categories)}")
+                raise DataError(f"{name!r} cannot be {value!r}: the model knows {quoted_list(column.categories)}")
             return float(code)
         try:
             number = float(value)

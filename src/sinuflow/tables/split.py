@@ -21,7 +21,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Split:
-    """Row numbers of a table of so many ``rows``, each in increasing order; all others are for training."""
+    """Row numbers of a table with ``rows`` rows, in increasing order; all other rows are for training."""
 
     rows: int
     validation: Ids
@@ -30,7 +30,7 @@ class Split:
 
     @cached_property
     def train(self) -> Ids:
-        """The rows to train on: worked out when it is first asked for, because it may be far larger than the rest."""
+        """The training rows, computed on first access, because they may be far more than all others."""
         free = np.ones(self.rows, dtype=bool)
         for ids in (self.validation, self.test, self.unused):
             free[ids] = False
@@ -40,7 +40,7 @@ class Split:
         return iter((self.train, self.validation, self.test))
 
     def stored(self) -> dict[str, Ids]:
-        """All that has to be stored."""
+        """The arrays that have to be stored."""
         return {"validation": self.validation, "test": self.test, "unused": self.unused}
 
     def check(self) -> None:
@@ -58,7 +58,7 @@ class Split:
 
 
 def split_rows(usable: Ids, rows: int, seed: int, test: bool = True) -> Split:
-    """Divide the usable rows of a table at random, the same way for the same seed; without ``test``, none are kept.
+    """Divide the usable rows of a table at random, reproducibly by seed; without ``test``, there are no test rows.
 
     Example:
         >>> split = split_rows(np.arange(2000), rows=2000, seed=0)
@@ -74,7 +74,7 @@ def split_rows(usable: Ids, rows: int, seed: int, test: bool = True) -> Split:
 
 
 def held_out(rows: int) -> int:
-    """How many of so many rows are kept for validation, and again for the test."""
+    """The number of validation rows, and of test rows, of a table with so many usable rows."""
     return max(1, round(rows * (_SMALL_SHARE if rows < _SMALL else _SHARE)))
 
 

@@ -31,7 +31,7 @@ class ArrowRows:
         columns: their names, in this order; all of the dataset's by default.
         dtype: of the batches.
         encode: applied to every batch.
-        identity: tells these rows and ``encode`` from any others, so that a resumed run need not look at all rows.
+        identity: identifies these rows and ``encode``, so that a resumed run need not hash all rows.
         to_numbers: from a table to an array (rows, features + context), if they are not all numbers.
         keep: which rows to use, as booleans by row number; all by default.
         buffer: rows that are shuffled among each other.

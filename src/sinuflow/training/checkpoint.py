@@ -49,7 +49,7 @@ class CheckpointFolder:
             raise StorageError(f"cannot use {self.folder} for checkpoints: {error.strerror or error}") from error
 
     def locked(self) -> AbstractContextManager[None]:
-        """Keep other processes from using the folder."""
+        """Lock the folder against other processes."""
         return locked(self.folder / RUN_LOCK, self.folder)
 
     def exists(self) -> bool:
@@ -60,13 +60,13 @@ class CheckpointFolder:
         write_model(self.file, Model(_KIND, checkpoint.numbers, tensors))
 
     def read(self, fingerprint: Mapping[str, Any], head: Callable[[], str], flow: nn.Module, ema: bool) -> Checkpoint:
-        """The checkpoint, if it is one of a run with the same settings and data, and fits the flow.
+        """The checkpoint, if its run had the same settings and data, and its tensors fit the flow.
 
         Args:
             fingerprint: the settings of the run, and the hashes of its data.
-            head: gives the hash of the data's first rows, which is all that checkpoints of version 0.1.0 have.
-            flow: what is trained.
-            ema: whether the run keeps an average of the weights.
+            head: computes the hash of the first rows, the only one in checkpoints of version 0.1.0.
+            flow: the flow in training.
+            ema: whether the run keeps a moving average of the weights.
         """
         model = read_model(self.file)
         if model.kind != _KIND:
@@ -81,7 +81,7 @@ class CheckpointFolder:
             _check_consistency(model.config, groups, fingerprint)
             _check_tensors(groups, flow, ema)
         except (ValueError, RuntimeError) as error:
-            raise StorageError(f"{self.file} is no checkpoint of this run: {error}") from error
+            raise StorageError(f"{self.file} is not a checkpoint of this run: {error}") from error
         return Checkpoint(model.config, groups)
 
     def _compare(self, stored: Mapping[str, Any], fingerprint: Mapping[str, Any], head: Callable[[], str]) -> None:
@@ -91,7 +91,7 @@ class CheckpointFolder:
         different = {k for k in fingerprint.keys() | stored.keys() if fingerprint.get(k) != stored.get(k)}
         for name, what in {**_DATA, "data": "other data"}.items():
             if name in different:
-                raise TrainingError(f"{self.folder} holds a run with {what}: use another folder to start anew")
+                raise TrainingError(f"{self.folder} holds a run with {what}: use another folder to start over")
         if different:
             first = min(different)
             before, now = shortened(stored.get(first), 300), shortened(fingerprint.get(first), 300)
@@ -112,13 +112,13 @@ def _check_consistency(
 
 
 def _check_tensors(groups: dict[str, dict[str, Tensor]], flow: nn.Module, ema: bool) -> None:
-    """Refuse tensors whose names, shapes or dtypes are not those of this flow: optimizers rely on them blindly."""
+    """Refuse tensors whose names, shapes or dtypes are not those of this flow: optimizers do not check them."""
     state = {name: (t.shape, t.dtype) for name, t in flow.state_dict().items()}
     required = {"weights", "good", "random"} | ({"average", "good_average"} if ema else set())
     for group in sorted(required - groups.keys()):
         raise ValueError(f"it has no {group!r}")
     for group in sorted(groups.keys() - required - {"best", "optimizer", "good_optimizer"}):
-        raise ValueError(f"it has tensors called {group[:60]!r}, which belong to nothing")
+        raise ValueError(f"it has tensors called {group[:60]!r}, which are not expected")
     for group in sorted((required | {"best"}) & groups.keys() - {"random"}):
         _demand_equal(group, {name: (t.shape, t.dtype) for name, t in groups[group].items()}, state)
     for group in ("best", "good", "good_average"):
@@ -134,14 +134,14 @@ def _check_tensors(groups: dict[str, dict[str, Tensor]], flow: nn.Module, ema: b
                 expected |= own
         _demand_equal(group, {name: (t.shape, t.dtype) for name, t in moments.items()}, expected)
         if not all(0 <= float(t) < math.inf for name, t in moments.items() if name.endswith("/step")):
-            raise ValueError(f"the steps of {group} are not a count")
+            raise ValueError(f"the steps of {group} are not valid counts")
     if set(groups["random"]) - {"cuda"} != {"cpu"}:
-        raise ValueError("it lacks the state of the random numbers")
+        raise ValueError("it lacks the states of the random number generators")
     for device, random in groups["random"].items():
         if random.dtype != torch.uint8 or random.dim() != 1:
             raise ValueError("the state of its random numbers is none")
         if device == "cpu" or torch.cuda.is_available():
-            torch.Generator(device).set_state(random)  # a RuntimeError if it is no state
+            torch.Generator(device).set_state(random)  # raises a RuntimeError if it is invalid
 
 
 def _demand_equal(group: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
@@ -152,10 +152,10 @@ def _demand_equal(group: str, found: Mapping[str, Any], expected: Mapping[str, A
         )
 
 
-#: The hashes of the data in a fingerprint, and what it means if they differ.
+#: The hashes of the data in a fingerprint, and what differs if they do.
 _DATA = {"train": "other data", "val": "other validation data"}
 
-#: The state of a run but for its tensors.
+#: The state of a run except for its tensors.
 _STATE = fields(
     {
         "fingerprint": fields({}, others=anything),

@@ -1,4 +1,4 @@
-"""Telling training data from other data, by all of their rows."""
+"""Hashes that identify training data by all of its rows."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .sources import RowSource
 
 #: Rows that are hashed at a time.
 _ROWS = 65_536
-#: Rows that take long to read.
+#: With more rows than this, hashing them takes long enough to be announced.
 _MANY = 5_000_000
-#: Rows whose batch was hashed by version 0.1.0.
+#: Size of the first batch, which version 0.1.0 hashed.
 _HEAD = 256
 
 
 @runtime_checkable
 class RawRows(Protocol):
-    """A source that can show its rows as they were before any encoding.
+    """A source that gives access to its rows before encoding.
 
-    An encoding is floating-point arithmetic, and may come out differently on another machine or with another number of
-    threads. What it was made from does not.
+    An encoding is floating-point arithmetic, and may round differently on another machine or with another number of
+    threads; raw rows do not depend on either.
     """
 
     def raw(self) -> Iterator[Tensor]:
@@ -32,9 +32,9 @@ class RawRows(Protocol):
 
 
 def fingerprint(source: RowSource, say: Callable[[str], None] = lambda _: None) -> str:
-    """A hash of all rows of a source, in their order; or of its ``identity``, if that says what they are.
+    """A hash of all rows of a source, in order, or of its ``identity`` if it has one.
 
-    ``say`` is told if reading them will take long.
+    ``say`` receives a message if hashing takes long.
 
     Example:
         >>> from sinuflow.training.sources import MemoryRows
@@ -48,7 +48,7 @@ def fingerprint(source: RowSource, say: Callable[[str], None] = lambda _: None) 
     if isinstance(identity, str) and identity:
         return hashlib.sha256(identity.encode()).hexdigest()
     if source.rows > _MANY:
-        say("reading all rows once, so that a resumed run can tell them from others")
+        say("hashing all rows, so that a resumed run can detect other data")
     digest = hashlib.sha256()
     if isinstance(source, RawRows):
         pieces = source.raw()
@@ -61,7 +61,7 @@ def fingerprint(source: RowSource, say: Callable[[str], None] = lambda _: None) 
 
 
 def fingerprint_of_head(source: RowSource) -> str:
-    """The hash by which version 0.1.0 knew its data again: that of the first batch, encoded."""
+    """The hash by which version 0.1.0 identified its data: that of the first batch, encoded."""
     digest = hashlib.sha256()
     for part in source.head(_HEAD):
         if part is not None:

@@ -154,7 +154,7 @@ def fit(
     log = History(record, None if tensorboard is None else Path(tensorboard))
     described = {**settings.as_dict(), "flow": flow.config, "rows": rows.rows}
     shown = make_progress(progress)
-    if folder is not None:  # nobody else needs to know the data again
+    if folder is not None:  # only checkpoints need the hashes
         described |= {"train": fingerprint(rows, shown.say)}
         described |= {"val": None if watched is None else fingerprint(watched, shown.say)}
     cuda = [torch.cuda.current_device() if place.index is None else place.index] if place.type == "cuda" else []

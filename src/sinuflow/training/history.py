@@ -13,7 +13,7 @@ from ..files import append, write_atomically
 
 Record = dict[str, Any]
 
-#: What a record in a file may be: the step, and numbers that may be missing.
+#: Schema of a record in a file: the step, and numbers that may be missing.
 RECORD = fields({"step": integer()}, others=optional(number(finite=False)))
 
 

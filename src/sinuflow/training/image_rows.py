@@ -94,7 +94,7 @@ class ImageRows:
             yield self._batch(rows, seeded(0, int(rows[0])), False)
 
     def raw(self) -> Iterator[Tensor]:
-        """What becomes of the bytes, the bytes, then the labels."""
+        """The encoding, as bytes, then the images and the labels."""
         encoding = f"{tuple(self._images.shape)} alpha {self._pixels.alpha} flips {self._flips} {self._dtype}"
         yield torch.tensor(list(encoding.encode()), dtype=torch.uint8)
         yield self._images

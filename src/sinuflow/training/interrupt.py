@@ -12,9 +12,9 @@ from ..signals import STOP_SIGNALS, is_used
 
 
 class Interrupt:
-    """While active, a signal that asks the process to stop only sets ``wanted``; leaving sends it again.
+    """While active, a signal that asks the process to stop only sets ``wanted``; on exit it is sent again.
 
-    It then meets the handler that was there before: SIGINT raises KeyboardInterrupt, SIGTERM and SIGHUP end the
+    The previous handler then receives it: SIGINT raises KeyboardInterrupt, SIGTERM and SIGHUP end the
     process, and the command line exits with its own code. Ignored signals stay ignored. SIGTERM and SIGHUP are left
     alone if there is nothing to save, or if the user has a handler for them. Signals reach the main thread only:
     elsewhere this does nothing.
@@ -46,7 +46,7 @@ class Interrupt:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._restore()
-        # An error of ours says more than the signal, such as why no checkpoint could be saved.
+        # A SinuflowError is more informative than the signal: such as why no checkpoint could be saved.
         if self.wanted and not (kind is not None and issubclass(kind, SinuflowError)):
             signal.raise_signal(self._number)
 

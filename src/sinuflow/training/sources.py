@@ -73,7 +73,7 @@ class MemoryRows:
         x: rows of shape (n, features).
         context: of shape (n, context).
         encode: applied to every batch.
-        identity: tells these rows and ``encode`` from any others, so that a resumed run need not look at all rows.
+        identity: identifies these rows and ``encode``, so that a resumed run need not hash all rows.
     """
 
     def __init__(

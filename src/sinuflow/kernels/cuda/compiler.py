@@ -30,7 +30,7 @@ def compiled(source: str, defines: dict[str, str], architecture: str) -> bytes:
     library = find_compiler()
     key = "\n".join([source, *options, _version(library)])
     name = f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
-    with contextlib.suppress(OSError):  # a cache that cannot be trusted, or written, costs time and nothing else
+    with contextlib.suppress(OSError):  # without a safe and writable cache, kernels are compiled in every process
         stored = cache.read(name)
         if stored is not None:
             return stored

@@ -1,4 +1,4 @@
-"""Running the user's C++ compiler, whatever it does."""
+"""Running the user's C++ compiler, with time limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 OPTIONS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
-#: What compilers differ in; the first that works is taken.
+#: Processor-specific options, which differ between compilers; the first that works is used.
 TUNINGS = [
     ["-march=native", "-mprefer-vector-width=512", "-fopenmp-simd"],
     ["-march=native", "-fopenmp-simd"],
@@ -45,14 +45,14 @@ def find_compiler() -> str:
 
 
 def version(compiler: str) -> str:
-    """What the compiler says of itself."""
+    """The version that the compiler reports."""
     return _run([compiler, "--version"], VERSION_SECONDS)[1]
 
 
 def processor() -> str | None:
-    """What tells one kind of processor from another, for a home folder that different machines share.
+    """A description of the processor's features, because machines with different ones may share a home folder.
 
-    None where nothing does: code may not be tuned then, or it would be taken to a machine that cannot run it.
+    None if they are unknown: code must not be tuned then, or another machine might load code that it cannot run.
     """
     try:
         text = Path("/proc/cpuinfo").read_text(errors="replace")
@@ -62,7 +62,7 @@ def processor() -> str | None:
 
 
 def features(cpuinfo: str) -> str | None:
-    """The lines of /proc/cpuinfo that say what the processor can do, each once; None if no line does."""
+    """The distinct lines of /proc/cpuinfo that describe the processor's features, or None."""
     lines = {line for line in cpuinfo.splitlines() if line.split(":")[0].strip().lower() in _FEATURES}
     return "\n".join(sorted(lines)) or None
 
@@ -87,9 +87,9 @@ def _has_developer_tools() -> bool:
 
 
 def _run(command: list[str], seconds: float, folder: Path | None = None) -> tuple[int, str]:
-    """The exit code and the output of a command, which can neither wait for input nor stay longer than allowed.
+    """The exit code and the output of a command, run without input and with a time limit.
 
-    The output goes to a file, because a pipe would be waited for as long as any child of the command holds it.
+    The output goes to a file, because reading a pipe waits until every child of the command has closed it.
     """
     environment = os.environ | {"LC_ALL": "C"} | ({} if folder is None else {"TMPDIR": str(folder)})
     with tempfile.TemporaryFile() as output:
@@ -114,9 +114,9 @@ def _run(command: list[str], seconds: float, folder: Path | None = None) -> tupl
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its children: a compiler is a driver that starts others."""
+    """Kill a process and its children: a compiler driver starts others."""
     if hasattr(os, "killpg"):
-        with suppress(ProcessLookupError, PermissionError):  # it ended just now
+        with suppress(ProcessLookupError, PermissionError):  # it has already ended
             os.killpg(process.pid, signal.SIGKILL)
     else:
         process.kill()

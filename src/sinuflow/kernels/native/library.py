@@ -55,7 +55,7 @@ def library() -> ctypes.CDLL:
 
 
 def load(content: bytes) -> ctypes.CDLL:
-    """Load a library: the very bytes that were verified, whatever becomes of any file. May raise OSError."""
+    """Load a library from bytes, so that what is loaded is what was verified. May raise OSError."""
     loaded = None
     if hasattr(os, "memfd_create"):
         with suppress(OSError):  # some systems forbid it
@@ -68,10 +68,10 @@ def load(content: bytes) -> ctypes.CDLL:
 
 
 def _load_from_memory(content: bytes) -> ctypes.CDLL:
-    """By a file that has no name and is sealed: nobody can change or shorten it while it is mapped."""
+    """Through a sealed anonymous file, which nobody can change or truncate while it is mapped."""
     import fcntl
 
-    # It stays open for good: the dynamic loader knows libraries by their path, and this one must not mean another.
+    # Never closed: the dynamic loader identifies libraries by path, so the descriptor must not be reused.
     descriptor = os.memfd_create("sinuflow-waves", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(descriptor, "wb", closefd=False) as file:
@@ -85,7 +85,7 @@ def _load_from_memory(content: bytes) -> ctypes.CDLL:
 
 
 def _load_from_copy(content: bytes) -> ctypes.CDLL:
-    """By a file of this process, which has no name any more as soon as it is loaded."""
+    """Through a temporary file, which is deleted once it is loaded."""
     with cache.temporary_folder() as folder:
         path = folder / "waves.so"
         path.write_bytes(content)

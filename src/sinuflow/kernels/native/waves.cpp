@@ -30,7 +30,7 @@ inline void sin_cos(float u, float& sine, float& cosine) {
     r = r - quarter * -1.7151245e-15f;
     r = r < -0.7853982f ? -0.7853982f : r;  // beyond 2^24 it is noise: hold it in range
     r = r > 0.7853982f ? 0.7853982f : r;
-    // 0 to 3, from the lowest bits of a sum above 2^23: that is defined for a NaN, too, which has no integer.
+    // 0 to 3, from the lowest bits of a sum above 2^23: also defined for NaN, which has no integer value.
     const uint32_t turn = float_as_bits(quarter - 4.0f * std::floor(quarter * 0.25f) + 8388608.0f);
     const float s = r * r;
     const float low = r + r * s * (-1.6666654611e-1f + s * (8.3321608736e-3f + s * -1.9515295891e-4f));
@@ -53,7 +53,7 @@ inline float exponential(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    const int32_t power = static_cast<int32_t>(x == x ? n : 0.0f);  // a NaN has no integer
+    const int32_t power = static_cast<int32_t>(x == x ? n : 0.0f);  // NaN has no integer value
     // In two factors, because 2^128 is no number.
     const float found = p * bits_as_float(((power >> 1) + 127) << 23) * bits_as_float((power - (power >> 1) + 127) << 23);
     return x < -87.3f ? 0.0f : x > 88.7f ? INFINITY : x == x ? found : x;

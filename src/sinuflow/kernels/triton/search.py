@@ -14,7 +14,7 @@ def working_precision(x, target, EPSILON: tl.constexpr):
 
 @triton.jit
 def is_finite(x):
-    """Whether a solution is a number, which no flag of the search says if x overflows after it."""
+    """Whether x is finite: it may overflow after the search has converged."""
     return tl.abs(x) < float("inf")
 
 
