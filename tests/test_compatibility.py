@@ -1,4 +1,4 @@
-"""Files that version 0.1.0 wrote. They must never be written again."""
+"""Files that version 0.1.0 wrote, which must never be regenerated."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def resumed(folder: Path, **options: object) -> sinuflow.SinusoidalFlow:
     return flow
 
 
-def test_a_run_of_version_0_1_0_goes_on(tmp_path):
+def test_a_run_of_version_0_1_0_resumes(tmp_path):
     state = resumed(tmp_path).state_dict()
     assert {name: t.flatten().tolist() for name, t in state.items()}.keys() == EXPECTED["checkpoint"]["final"].keys()
     for name, values in EXPECTED["checkpoint"]["final"].items():
         torch.testing.assert_close(state[name].flatten(), torch.tensor(values), rtol=1e-4, atol=1e-6)
 
 
-def test_a_run_of_version_0_1_0_does_not_go_on_with_other_data(tmp_path):
+def test_a_run_of_version_0_1_0_does_not_resume_with_other_data(tmp_path):
     shutil.copy(FOLDER / "checkpoint.safetensors", tmp_path)
     with pytest.raises(TrainingError, match="other data"):
         sinuflow.fit(

@@ -1,4 +1,4 @@
-"""Atomic writes and locks: every write fails in every way, and processes compete."""
+"""Atomic writes and locks, with failing writes and competing processes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ WRITERS = {
 
 @contextmanager
 def full_disk(most: int = 100):
-    """Writes are cut short at so many bytes of a file, and then fail."""
+    """Writes are cut short at ``most`` bytes of a file, and then fail."""
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, old[1]))
     try:
@@ -192,7 +192,7 @@ def test_a_symbolic_link_is_replaced_itself_and_its_target_is_kept(tmp_path):
 
 
 def process(script: str, *arguments: object) -> subprocess.Popen[str]:
-    """A process that imports no more than the files' module."""
+    """A process that imports only ``sinuflow.files``."""
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
         env=unmeasured(PYTHONPATH=os.pathsep.join(filter(None, sys.path))),

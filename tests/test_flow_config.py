@@ -1,4 +1,4 @@
-"""Hyperparameters: what they imply is what is built."""
+"""The size computed from hyperparameters is that of the flow that is built."""
 
 from __future__ import annotations
 

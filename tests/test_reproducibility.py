@@ -1,4 +1,4 @@
-"""What the bits of a score depend on, as docs/numerics.md says: the number of threads, and the rest of the batch."""
+"""Scores depend on the number of threads and on the batch only as docs/numerics.md says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sinuflow
 from looks_trained import look_trained
 from tests.processes import unmeasured
 
-#: Of log p, relative to 1 + |log p|: far above the differences in docs/numerics.md, far below a mistake.
+#: Tolerance of log p, relative to 1 + |log p|: far above the differences in docs/numerics.md.
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-12}
 
 
@@ -57,7 +57,7 @@ def test_a_row_scores_about_the_same_alone(dtype):
 
 
 def main() -> None:
-    """In the process of the test below."""
+    """Run in a subprocess by the test below."""
     for conditioning in ("shift", "full"):
         one, *others = scores_by_threads(build(conditioning, torch.float32), 500)
         assert all(other.equal(one) for other in others)

@@ -1,4 +1,4 @@
-"""Batches that do not fit into memory are taken in parts, with the same results."""
+"""Batches that do not fit in memory are split, with the same results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS = 20
 
 @pytest.fixture
 def memory(monkeypatch):
-    """How many rows fit into memory; how many rows each attempt had; and what the last one that failed held."""
+    """A fake memory limit in rows, which records the size of every attempt and what the last failed one held."""
 
     class Memory:
         rows, attempts = 10**9, []
@@ -85,8 +85,8 @@ def test_a_row_that_does_not_fit_is_an_error(flow, memory):
         flow(context).log_prob(x)
 
 
-def test_with_gradients_the_error_stays(flow, memory):
-    """The graph of all parts would need as much memory as that of the whole."""
+def test_with_gradients_the_error_is_raised(flow, memory):
+    """The autograd graph of all parts would need as much memory as that of the whole batch."""
     x, context = batch()
     memory.allow(10)
     for fails in (

@@ -249,7 +249,7 @@ def test_affine_starts_from_data():
     torch.testing.assert_close(affine(x)[0], before)  # a forward pass changes nothing
 
 
-#: dtype, mean, log-scale; and whether float32 or float64 can tell draws of mean + e^s z apart.
+#: dtype, mean, log-scale, and whether the dtype can distinguish draws of mean + e^s z.
 SCALES = [
     (torch.float32, 0.0, -87.0, True),
     (torch.float32, 0.0, 87.0, True),
@@ -305,16 +305,16 @@ def test_parameters_that_are_not_finite_are_named():
 
 @pytest.mark.parametrize(("x", "ladj"), [(torch.inf, 0.0), (torch.nan, 0.0), (0.0, torch.inf), (0.0, torch.nan)])
 def test_a_layer_cannot_certify_what_is_not_finite(x, ladj):
-    class Boastful(ElementwiseAffine):
+    class AlwaysConverged(ElementwiseAffine):
         def invert(self, z, context, options):
             (honest,) = super().invert(z, context, options)
             of_x, of_ladj = (torch.tensor([0.0, value]) for value in (x, ladj))
             return [honest._replace(x=honest.x + of_x, ladj=honest.ladj + of_ladj)]
 
-    _, _, certificate = Chain([Boastful(3)]).certified(torch.zeros(3, 2), None, SolverOptions())
+    _, _, certificate = Chain([AlwaysConverged(3)]).certified(torch.zeros(3, 2), None, SolverOptions())
     assert certificate.converged.tolist() == [[True, False]]
     with pytest.raises(InversionError, match="for 1 of 2 samples"):
-        Chain([Boastful(3)]).inverse(torch.zeros(2, 3))
+        Chain([AlwaysConverged(3)]).inverse(torch.zeros(2, 3))
 
 
 def test_chain_initializes_in_order():

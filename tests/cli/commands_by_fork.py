@@ -1,4 +1,4 @@
-"""Commands of the command line in processes forked from one that has imported PyTorch: a second less for each.
+"""Runs commands in processes forked from one that has imported PyTorch, which saves a second for each.
 
 Run as a script, this is that process: it reads requests from its standard input, a JSON object a line, and answers each
 with the child's process number, and then with how it ended. The child stays a zombie until the next request, so that

@@ -26,7 +26,7 @@ from tests.cli.commands_by_fork import Commands, restore_signals
 
 
 class Context(ExitStack):
-    """As much of a command's context as outputs need."""
+    """The part of a command's context that outputs use."""
 
     with_resource = ExitStack.enter_context
 

@@ -1,4 +1,4 @@
-"""`score` adds its columns and leaves the others as they are: texts of CSV cells, types and values of Parquet."""
+"""`score` adds its columns and leaves the others unchanged: the text of CSV cells, the types and values of Parquet."""
 
 from __future__ import annotations
 

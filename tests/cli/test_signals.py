@@ -1,4 +1,4 @@
-"""Signals at random moments: nothing is lost, and nothing is left over.
+"""Signals at random moments lose no data and leave no temporary files.
 
 SINUFLOW_CASES is the number of commands that get a signal.
 """
@@ -55,14 +55,14 @@ def commands(folder):
 
 @pytest.fixture(scope="module")
 def model(commands, folder) -> Path:
-    """What an uninterrupted run makes."""
+    """The model of an uninterrupted run."""
     assert commands.run(*FIT).code == 0
     shutil.move(folder / "m.safetensors", folder / "model.safetensors")
     return folder / "model.safetensors"
 
 
 def moments(seconds: float, seed: int):
-    """Signals and when to send them, for as many cases as one of three commands gets."""
+    """Signals and their times, for one third of the cases."""
     chance = random.Random(seed)
     kinds = itertools.islice(itertools.cycle(KINDS[seed:] + KINDS[:seed]), max(1, CASES // 3))
     for kind in kinds:
@@ -83,7 +83,7 @@ def duration(commands: Commands, *arguments: object) -> float:
 def check(
     ended: Ended, signals: list[tuple[float, int]], before: set[str], folder: Path, *, expected: set[str]
 ) -> None:
-    """What holds for every command: its exit code, what it prints, and that only the expected files are new."""
+    """Check the exit code and the output of a command, and that only expected files are new."""
     number = signals[0][1]
     # Minus the number: the interpreter was shutting down already, with the signal's default action.
     assert ended.code in (0, 128 + number, -number), (signals, ended)

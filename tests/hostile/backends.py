@@ -1,4 +1,4 @@
-"""The implementations of an inverse that run without a GPU, as context managers."""
+"""Context managers that select a backend of the inverse, for those that run without a GPU."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def native(flow: SinusoidalFlow) -> Iterator[None]:
 
 @contextmanager
 def reference(flow: SinusoidalFlow) -> Iterator[None]:
-    """Plain PyTorch."""
+    """The PyTorch reference implementation."""
     with patch.object(paths, "cpu_path", lambda: paths.Path(False, "asked for")):
         yield
 
 
 @contextmanager
 def triton(flow: SinusoidalFlow) -> Iterator[None]:
-    """Triton's kernels, by its interpreter."""
+    """The Triton kernels, in Triton's interpreter."""
     package = import_module("sinuflow.kernels.triton")
     for module in ("scale_stack", "conditional_waves"):
         import_module(f"sinuflow.kernels.triton.{module}")
@@ -47,7 +47,7 @@ def triton(flow: SinusoidalFlow) -> Iterator[None]:
 
 @contextmanager
 def cuda(flow: SinusoidalFlow) -> Iterator[None]:
-    """The CUDA kernels, by an emulator: those of whole flows, or of the networks of images."""
+    """The CUDA kernels of whole flows or of image networks, in an emulator."""
     if "image" in flow.config:
         network = next(m for m in flow.modules() if isinstance(m, PixelCNN))
         shape = pixel_shape(network)

@@ -13,7 +13,7 @@ MEBIBYTE = 1 << 20
 
 @dataclass
 class Cost:
-    """What a piece of code took: seconds, and bytes of memory beyond what there was before, at its peak."""
+    """Seconds, and peak memory in bytes beyond that at the start."""
 
     seconds: float = 0.0
     peak: int = 0
@@ -21,7 +21,7 @@ class Cost:
 
 @contextlib.contextmanager
 def measured() -> Iterator[Cost]:
-    """Measure what happens inside; the peak is 0 where the system does not tell it."""
+    """Measure the cost of a block; the peak is 0 on systems that do not report it."""
     cost = Cost()
     reset = _reset_peak()
     before, start = _status("VmRSS"), time.process_time()
@@ -33,7 +33,7 @@ def measured() -> Iterator[Cost]:
 
 
 def demand_bounds(cost: Cost, size: int) -> None:
-    """Loading takes at most twice a file's size and 64 MiB, and 5 s for every 10 MiB of it."""
+    """Loading takes at most twice a file's size plus 64 MiB, and 5 s per 10 MiB."""
     assert cost.peak <= 2 * size + 64 * MEBIBYTE, f"{cost.peak / MEBIBYTE:.0f} MiB for a file of {size:,} bytes"
     assert cost.seconds <= 5 * max(1.0, size / (10 * MEBIBYTE)), f"{cost.seconds:.1f} s for a file of {size:,} bytes"
 

@@ -33,7 +33,7 @@ class Case(NamedTuple):
 
 
 def draw_case(seed: int, dtype: torch.dtype = torch.float32, flow: SinusoidalFlow | None = None) -> Case:
-    """The case of a seed; a ``flow`` that is given is damaged instead of a new one."""
+    """The case of a seed; ``flow`` is damaged if given, and a new flow otherwise."""
     dice = random.Random(seed)
     torch.manual_seed(seed)
     kind = dice.choice(KINDS)
@@ -132,7 +132,7 @@ def _damage(flow: SinusoidalFlow, damage: str, dice: random.Random) -> None:
 
 
 def hostile_noise(features: int, dtype: torch.dtype, dice: random.Random) -> Tensor:
-    """Rows of every size that the dtype has, and rows that mix them."""
+    """Rows of every magnitude in the dtype's range, and rows that mix magnitudes."""
     limits = torch.finfo(dtype)
     top = math.log10(limits.max)
     sizes = [0.0, 5e-324, limits.tiny / 64, limits.tiny, 1e-30, 1e-6, 1e3, 1e6, 1e10, 1e20, 1e30, 1e37, 1e38]

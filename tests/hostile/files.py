@@ -1,4 +1,4 @@
-"""Model files and checkpoints that are whole, checksum included, and wrong in one or more places."""
+"""Model files and checkpoints with a valid checksum and invalid content."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def model_files(folder: Path) -> list[Path]:
 
 
 def checkpoints(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Checkpoints of runs that are not over, with the options that go on with them."""
+    """Checkpoints of unfinished runs, with the options that resume them."""
     found = []
     for i, options in enumerate(({}, {"ema": 0.9, "schedule": "plateau", "optimizer": "adamw"})):
         run = folder / str(i)

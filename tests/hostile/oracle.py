@@ -90,7 +90,7 @@ def _tolerance(layer: Bijection, x: Tensor, z: Tensor, context: Tensor | None, o
 
 
 def _of_network(layer: AutoregressiveLayer, x: Tensor, context: Tensor | None, eps: float) -> Tensor:
-    """What the rounding of a masked network does to z: by the sizes of the sums that it rounds."""
+    """A bound on the effect of a masked network's rounding on z, from the magnitudes of its sums."""
     flipped = x.flip(0) if layer.reverse else x
     head = _sizes(layer, flipped, context)
     if not layer.transformer.parameters > 1:
@@ -107,7 +107,7 @@ def _of_network(layer: AutoregressiveLayer, x: Tensor, context: Tensor | None, e
 
 
 def _sizes(layer: AutoregressiveLayer, x: Tensor, context: Tensor | None) -> Tensor:
-    """The parameters (D, P, B) if everything that the network adds up were positive; activations shrink."""
+    """The transformer parameters (D, P, B) if all terms were positive: a bound, as activations do not increase it."""
     made = layer.conditioner
     h = squash(x, made.squash).double().abs()
     h = h if context is None else torch.cat([context.double().abs(), h])

@@ -1,4 +1,4 @@
-"""Files with valid checksums that lie: refused by a StorageError within bounds, or good for use.
+"""Crafted files with valid checksums: refused with a StorageError within bounds, or usable.
 
 SINUFLOW_CASES in the environment says how many are tried.
 """
@@ -41,7 +41,7 @@ def runs(tmp_path_factory):
 
 
 def use(path: Path) -> None:
-    """Everything that a user does first with what a file holds."""
+    """Everything that a user would first do with a loaded file."""
     model = sinuflow.load(path)
     info(path)
     if isinstance(model, sinuflow.TableModel):
@@ -226,7 +226,7 @@ def test_what_is_not_a_regular_file_is_refused_at_once(tmp_path):
     ids=["wide", "bfloat16", "image", "features", "layers", "blocks"],
 )
 def test_a_valid_file_loads_within_the_bounds(make, least, tmp_path):
-    """Twice the file at most, although a conditioner keeps a mask beside every weight."""
+    """At most twice the size of the file, although a conditioner has a mask for every weight."""
     flow = make()
     write_model(tmp_path / "m", Model("flow", flow.config, flow.state_dict()))
     size = (tmp_path / "m").stat().st_size
@@ -236,7 +236,7 @@ def test_a_valid_file_loads_within_the_bounds(make, least, tmp_path):
 
 
 def test_a_loaded_flow_is_like_the_one_that_was_saved(tmp_path):
-    """It is built without memory first: nothing of that must be left."""
+    """It is built on the meta device: no meta tensor may remain."""
     for flow in (
         trained_flow(3, 1, "shift", hidden=(8,), blocks=2),
         trained_flow(3, 0, "full", hidden=(8, 8), residual=True, dtype=torch.float32),
@@ -332,7 +332,7 @@ def test_splits_that_no_table_has_are_refused(models, tmp_path):
 
 
 def test_memory_is_measured():
-    """The bounds above mean nothing if a large allocation would go unnoticed."""
+    """The bounds above are meaningless if large allocations are not measured."""
     from tests.hostile.bounds import MEBIBYTE, measured
 
     if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY or not os.access(

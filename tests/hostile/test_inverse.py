@@ -1,4 +1,4 @@
-"""Every inverse is finite and certified, or it raises: whatever the parameters, the noise and the backend.
+"""Every inverse is finite and certified, or raises, for any parameters, noise and backend.
 
 ``SINUFLOW_CASES`` is how many rows of noise are tried on the CPU's backends; a quarter of them by Algorithm 1, too.
 """
@@ -31,14 +31,14 @@ Backend = Callable[[SinusoidalFlow], AbstractContextManager[None]]
 
 
 class Tally:
-    """Rows that were tried, those that were certified, and what was wrong with a case."""
+    """Counts of rows tried and certified, and descriptions of failures."""
 
     def __init__(self) -> None:
         self.tried = self.certified = 0
         self.wrong: list[str] = []
 
     def check(self, case: Case, backend: Backend, options: SolverOptions, layers: bool = True) -> None:
-        """Compare an inverse with what its certificates promise."""
+        """Check an inverse against its certificates."""
         rows, given, _ = case.flow.bijection.feature_major(case.z, case.context, "z")
         with backend(case.flow), torch.no_grad():
             certified, finite, agrees = judge(case.flow.bijection, rows, given, options, layers)
@@ -62,7 +62,7 @@ def part_of(case: Case) -> Case:
 
 
 def demand(case: Case, certified: torch.Tensor) -> None:
-    """What users call raises if one row failed, and returns what is certified."""
+    """The public calls raise if one row fails, and return the rows that are certified."""
     bijection = case.flow.bijection
     if not certified.all():
         with pytest.raises(InversionError):
@@ -137,7 +137,7 @@ def test_compiled_graphs_give_nan(conditioning):
 
 
 def overflowing(dtype: torch.dtype = torch.float32) -> tuple[SinusoidalFlow, torch.Tensor]:
-    """A flow whose solutions are divided by e^-2, and noise that every search solves, but no division survives."""
+    """A flow whose solutions are divided by e^-2, and noise that is solved but overflows in the division."""
     flow = SinusoidalFlow(**EMULATED["full"])
     with torch.no_grad():
         for layer in flow.bijection:
@@ -159,7 +159,7 @@ def overflowing(dtype: torch.dtype = torch.float32) -> tuple[SinusoidalFlow, tor
     ],
 )
 def test_the_division_by_a_scale_may_overflow(backend, dtype):
-    """The layer where it happens says so: it has no residual."""
+    """The layer where it happens fails, with an infinite residual."""
     if backend is backends.triton:
         pytest.importorskip("triton")
     flow, z = overflowing(dtype)

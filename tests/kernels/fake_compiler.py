@@ -1,4 +1,4 @@
-"""A C++ compiler that copies a library that there is already: tests of the cache need not wait for a real one."""
+"""A fake C++ compiler that copies an existing library, so that tests of the cache are fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache of compiled kernels: who may have written it, whether it is whole, and that nothing else is loaded."""
+"""The cache of compiled kernels: ownership, permissions and integrity."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.processes import unmeasured
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="this system has no owners of files")
 
 NAME, CONTENT = "kernels.so", bytes(range(256)) * 20
-#: Attempts at an attack that depends on the moment.
+#: Attempts at an attack that depends on timing.
 TRIES = int(os.environ.get("SINUFLOW_CASES", 200))
 
 
@@ -240,7 +240,7 @@ def test_machine_code_for_gpus_is_verified_in_the_same_way(folder, monkeypatch):
 
 # ---------------------------------------------------------------- another user
 
-#: Exchanges the victim's folder and its own as fast as it can.
+#: Swaps the victim's folder and its own as fast as possible.
 ATTACK = """
 import os, sys
 os.setgroups([]); os.setgid(65534); os.setuid(65534)

@@ -27,7 +27,7 @@ from tests.report.fake import content
     ],
 )
 def test_either_error_is_judged_by_its_size(error, size, label, meaning):
-    """An error of e standard deviations is that of the mean of 1/e² samples: negligible up to a million of them."""
+    """An error of e standard deviations is the standard error of the mean of 1/e² samples."""
     given = content(10, columns=[], **{"round_trip": 1e-7, "residual": 1e-7, error: size})
     judged = accuracy(given)
     assert judged.label == label

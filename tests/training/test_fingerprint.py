@@ -1,4 +1,4 @@
-"""A run goes on with the data that it began with, and with no others."""
+"""A run is resumed only with the data that it began with."""
 
 from __future__ import annotations
 
