@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,13 @@ settings.load_profile("default")
 def pytest_configure(config: pytest.Config) -> None:
     # They depend on the machine: on its compiler, and on who may write to the user's folders.
     config.addinivalue_line("filterwarnings", "ignore::sinuflow.errors.KernelWarning")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _signals_are_not_ignored() -> None:
+    # A shell starts what runs in its background with Ctrl-C ignored, and Sinuflow leaves ignored signals alone.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

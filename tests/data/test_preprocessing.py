@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -222,7 +223,7 @@ def test_context_is_standardised_or_one_hot():
 
 
 def test_it_survives_json():
-    columns = [column for column, _ in COLUMNS.values()]
+    columns = [replace(column, name=name) for name, (column, _) in COLUMNS.items()]
     mean, factor = torch.randn(8, dtype=torch.float64), torch.eye(8, dtype=torch.float64) * 2
     preprocessor = Preprocessor(columns, mean, factor)
     again = Preprocessor.from_dict(preprocessor.as_dict(), preprocessor.tensors())
