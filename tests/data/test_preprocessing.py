@@ -224,7 +224,7 @@ def test_context_is_standardised_or_one_hot():
 
 def test_it_survives_json():
     columns = [replace(column, name=name) for name, (column, _) in COLUMNS.items()]
-    mean, factor = torch.randn(8, dtype=torch.float64), torch.eye(8, dtype=torch.float64) * 2
+    mean, factor = torch.randn(len(columns), dtype=torch.float64), torch.eye(len(columns), dtype=torch.float64) * 2
     preprocessor = Preprocessor(columns, mean, factor)
     again = Preprocessor.from_dict(preprocessor.as_dict(), preprocessor.tensors())
     assert again.columns == columns
