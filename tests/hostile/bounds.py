@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ class Cost:
 def measured() -> Iterator[Cost]:
     """Measure the cost of a block; the peak is 0 on systems that do not report it."""
     cost = Cost()
+    collecting = gc.isenabled()
+    gc.disable()  # garbage of earlier tests, freed in between, would hide what is allocated
     reset = _reset_peak()
     before, start = _status("VmRSS"), time.process_time()
     try:
@@ -30,6 +33,8 @@ def measured() -> Iterator[Cost]:
     finally:
         cost.seconds = time.process_time() - start
         cost.peak = max(0, _status("VmHWM") - before) if reset else 0
+        if collecting:
+            gc.enable()
 
 
 def demand_bounds(cost: Cost, size: int) -> None:

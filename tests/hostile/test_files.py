@@ -341,4 +341,4 @@ def test_memory_is_measured():
         pytest.skip("this system does not tell a process's peak memory")
     with measured() as cost:
         np.ones(200 * MEBIBYTE, dtype=np.uint8).sum()
-    assert cost.peak > 150 * MEBIBYTE
+    assert cost.peak > 150 * MEBIBYTE, cost
