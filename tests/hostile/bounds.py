@@ -26,13 +26,13 @@ def measured() -> Iterator[Cost]:
     cost = Cost()
     collecting = gc.isenabled()
     gc.disable()  # garbage of earlier tests, freed in between, would hide what is allocated
-    reset = _reset_peak()
-    before, start = _status("VmRSS"), time.process_time()
+    known = _reset_peak()
+    before, start = _status("VmHWM"), time.process_time()
     try:
         yield cost
     finally:
         cost.seconds = time.process_time() - start
-        cost.peak = max(0, _status("VmHWM") - before) if reset else 0
+        cost.peak = max(0, _status("VmHWM") - before) if known else 0
         if collecting:
             gc.enable()
 
