@@ -44,7 +44,7 @@ def _call_device_function(self: interpreter.InterpretedFunction, *args: Any, **k
 
 
 def _element_type(kind: tl.dtype) -> np.dtype[Any]:
-    # Triton's own builds its table of types anew every time.
+    # Triton's own version rebuilds its table of types in every call.
     return np.dtype(np.uint64) if isinstance(kind.scalar, tl.pointer_type) else _numpy_type(kind.scalar)
 
 

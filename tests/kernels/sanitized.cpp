@@ -18,7 +18,7 @@ std::mt19937 generator(0);
 
 int choose(std::initializer_list<int> options) { return options.begin()[generator() % options.size()]; }
 
-// Normal numbers times `size`; if `hostile`, every fifth is an extreme or no number.
+// Normal numbers times `size`; if `hostile`, every fifth is extreme, NaN or infinite.
 Floats draw(int64_t count, float size, bool hostile) {
     constexpr float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
     const float extremes[] = {nan, infinity, -infinity, 3.4e38f, -3.4e38f, 1e30f, -1e30f, 1e10f, -1e-30f, 1e-40f, 0.0f, -0.0f, 88.7f, -87.4f};

@@ -234,7 +234,7 @@ def test_machine_code_for_gpus_is_verified_in_the_same_way(folder, monkeypatch):
     path.write_bytes(path.read_bytes()[:1000])
     assert [compiled(), compiled()] == [2, 2]
     folder.parent.chmod(0o777)
-    with pytest.warns(KernelWarning, match="compiled anew in every process"):
+    with pytest.warns(KernelWarning, match="compiled again in every process"):
         assert [compiled(), compiled()] == [3, 4]
 
 

@@ -159,7 +159,7 @@ def test_a_library_that_cannot_be_loaded_is_compiled_again(place):
 
 def warned(match: str) -> None:
     """Kernels were loaded, and one line says why every process compiles them."""
-    with pytest.warns(KernelWarning, match=rf"compiled anew in every process.*{match}.*SINUFLOW_CACHE") as caught:
+    with pytest.warns(KernelWarning, match=rf"compiled again in every process.*{match}.*SINUFLOW_CACHE") as caught:
         assert works(fresh())
     assert len(caught) == 1
     assert str(caught[0].message).isprintable()

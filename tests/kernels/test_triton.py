@@ -43,7 +43,7 @@ shapes = {
     "waves": st.integers(1, 5),
     "seed": st.integers(0, 10**6),
 }
-# A GPU's are compiled anew for every shape.
+# A GPU's are compiled for every shape of flow.
 few = settings(max_examples=int(os.environ.get("SINUFLOW_CASES", 3 if DEVICE == "cuda" else 8)))
 
 

@@ -95,7 +95,7 @@ def keep(name: str, content: bytes) -> None:
         reason = one_line(error)
         remedy = "" if "SINUFLOW_CACHE" in reason else ": set SINUFLOW_CACHE to another folder of your own"
         warnings.warn(
-            f"kernels are compiled anew in every process, because they cannot be stored: {reason}{remedy}",
+            f"kernels are compiled again in every process, because they cannot be stored: {reason}{remedy}",
             KernelWarning,
             stacklevel=2,
         )

@@ -97,7 +97,7 @@ class CheckpointFolder:
             before, now = shortened(stored.get(first), 300), shortened(fingerprint.get(first), 300)
             raise TrainingError(
                 f"{self.folder} holds a run with other settings ({first[:60]} was {before}, "
-                f"now {now}): use the same ones to go on, or another folder to start anew"
+                f"now {now}): use the same settings to resume, or another folder to start over"
             )
 
 
