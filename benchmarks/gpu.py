@@ -22,11 +22,11 @@ import torch
 import sinuflow
 from looks_trained import look_trained
 from sinuflow.bijections.base import CERTIFIED
-from sinuflow.training.batches import Batches
+from sinuflow.data.batches import Batches
+from sinuflow.data.sources import MemoryRows, RowSource
 from sinuflow.training.device_engine import DeviceEngine
 from sinuflow.training.guard import Guard
 from sinuflow.training.settings import Settings
-from sinuflow.training.sources import MemoryRows, RowSource
 
 #: Operations a second of an H200's tensor cores, if every product is made of three.
 TF32_THREE = 130e12

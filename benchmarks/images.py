@@ -23,9 +23,9 @@ from safetensors.torch import load_file
 import sinuflow
 from gpu import first_call, median_of, replayed, sampling, scoring, step_time, write_record
 from sinuflow.bijections import image_inverse, pixel_kernels
+from sinuflow.bijections.pixels import PixelMap
+from sinuflow.data.image_rows import ImageRows
 from sinuflow.paper.recipes import recipes
-from sinuflow.pixels import PixelMap
-from sinuflow.training.image_rows import ImageRows
 
 IMAGES = 128
 SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sinuflow.bijections import AutoregressiveWaves, SinusoidalScale
 from sinuflow.conditioners.made import MADE, MaskedLinear
-from sinuflow.kernels.waves import ALPHA_MAX, FREQUENCY_MIN
+from sinuflow.ops.waves import ALPHA_MAX, FREQUENCY_MIN
 
 Flow = TypeVar("Flow", bound=nn.Module)
 

@@ -25,7 +25,7 @@ import sinuflow
 from sinuflow.cli.files import write_rows
 from sinuflow.cli.score import scored
 from sinuflow.data import open_table
-from sinuflow.tables import TableModel
+from sinuflow.models.table import TableModel
 
 FEATURES, BATCH, STEPS, ROUNDS = 8, 512, 40, 7
 

@@ -23,10 +23,10 @@ import torch
 from safetensors.torch import load_file
 
 import sinuflow
+from sinuflow.bijections.pixels import PixelMap
 from sinuflow.data.image_sets import image_set, load_image_set
 from sinuflow.paper.recipes import recipes
 from sinuflow.paper.record import hardware, versions
-from sinuflow.pixels import PixelMap
 from sinuflow.training import ImageRows
 
 _AT_ONCE = 100

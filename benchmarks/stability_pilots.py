@@ -19,10 +19,10 @@ import torch
 
 import sinuflow
 from round_trip import there_and_back
+from sinuflow.bijections.pixels import PixelMap
 from sinuflow.data.image_sets import image_set, load_image_set
 from sinuflow.paper.recipes import recipes
 from sinuflow.paper.record import hardware, versions
-from sinuflow.pixels import PixelMap
 from sinuflow.training import ImageRows, stability
 
 _STEPS = 4_000

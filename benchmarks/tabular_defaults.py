@@ -28,14 +28,14 @@ from torch import Tensor, nn
 
 import sinuflow
 from sinuflow import fit_table
+from sinuflow.data.sources import seeded
+from sinuflow.models.table import TableModel
+from sinuflow.models.table_defaults import recipe
 from sinuflow.report import gaussian_log_density
-from sinuflow.tables import TableModel
-from sinuflow.tables.defaults import recipe
 from sinuflow.training import Batch, MemoryRows
 from sinuflow.training.history import History
 from sinuflow.training.progress import Silent
 from sinuflow.training.settings import Settings
-from sinuflow.training.sources import seeded
 from sinuflow.training.trainer import Trainer
 
 OWN = ("iris", "wine", "diabetes", "breast_cancer", "digits_top")

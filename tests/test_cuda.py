@@ -12,17 +12,17 @@ import sinuflow
 from looks_trained import look_trained
 from sinuflow.bijections.pixel_kernels import inverting_kernels_for, kernels_for
 from sinuflow.bijections.pixel_shift import fused_inverse, fused_shift, plain_shift
+from sinuflow.bijections.pixels import PixelMap
 from sinuflow.bijections.whole_flow import whole_flow
 from sinuflow.conditioners import MADE
 from sinuflow.conditioners.pixelcnn import PixelCNN
-from sinuflow.kernels.cuda.pixels.program import PixelProgram
-from sinuflow.kernels.dropout import Dropout
-from sinuflow.kernels.pixel_affine import scaled
-from sinuflow.pixels import PixelMap
-from sinuflow.training.image_rows import ImageRows
+from sinuflow.data.image_rows import ImageRows
+from sinuflow.ops.backends.cuda.pixels.program import PixelProgram
+from sinuflow.ops.dropout import Dropout
+from sinuflow.ops.pixel_affine import scaled
 from tests.builders import CONDITIONINGS, batch, trained_flow
-from tests.kernels.test_dropout import dropping_like
-from tests.kernels.test_whole_flow import FLOWS
+from tests.ops.test_dropout import dropping_like
+from tests.ops.test_whole_flow import FLOWS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

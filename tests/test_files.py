@@ -22,8 +22,8 @@ from sinuflow import SinuflowError, SinusoidalFlow, StorageError
 from sinuflow.cli.files import write_rows
 from sinuflow.cli.sample import _write_images
 from sinuflow.data.originals.outputs import write_arrays
+from sinuflow.data.png import write_png
 from sinuflow.files import append, locked, replacing, write_atomically
-from sinuflow.images.png import write_png
 from sinuflow.paper.pictures import picture
 from sinuflow.paper.record import Figure, write_record
 from sinuflow.report import page

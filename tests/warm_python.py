@@ -11,7 +11,13 @@ import sys
 import traceback
 
 #: What most scripts import; every optimizer of PyTorch imports torch._dynamo.
-MODULES = ("pyarrow.dataset", "torch._dynamo", "sinuflow.cli.app", "sinuflow.images", "sinuflow.tables")
+MODULES = (
+    "pyarrow.dataset",
+    "torch._dynamo",
+    "sinuflow.cli.app",
+    "sinuflow.models.image_fitting",
+    "sinuflow.models.table_fitting",
+)
 
 
 def serve() -> None:

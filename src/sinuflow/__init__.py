@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 from .errors import ArgumentError, DataError, InversionError, SinuflowError, StorageError, TrainingError
 
 if TYPE_CHECKING:
-    from .flow import SinusoidalFlow
-    from .images import ImageModel, fit_images
-    from .inversion import Inversion
-    from .loading import load
-    from .tables import TableModel, fit_table
+    from .flows.inversion import Inversion
+    from .flows.sinusoidal import SinusoidalFlow
+    from .models.image import ImageModel
+    from .models.image_fitting import fit_images
+    from .models.loading import load
+    from .models.table import TableModel
+    from .models.table_fitting import fit_table
     from .training import FitResult, fit
 
 __version__ = "0.1.0"
@@ -39,20 +41,19 @@ __all__ = [
 # are imported when they are first used.
 _MODULES = {
     "FitResult": "training",
-    "ImageModel": "images",
-    "Inversion": "inversion",
-    "SinusoidalDensity": "estimator",
-    "SinusoidalFlow": "flow",
-    "TableModel": "tables",
+    "ImageModel": "models.image",
+    "Inversion": "flows.inversion",
+    "SinusoidalDensity": "models.estimator",
+    "SinusoidalFlow": "flows.sinusoidal",
+    "TableModel": "models.table",
     "fit": "training",
-    "fit_images": "images",
-    "fit_table": "tables",
-    "load": "loading",
+    "fit_images": "models.image_fitting",
+    "fit_table": "models.table_fitting",
+    "load": "models.loading",
 }
 #: Modules that are attributes of the package without being imported by name.
 _SUBMODULES = {
-    "bijections", "conditioners", "data", "distribution", "errors", "flow", "images", "inversion", "kernels", "loading",
-    "pixels", "solvers", "storage", "tables", "training", "transform",
+    "bijections", "conditioners", "data", "errors", "flows", "models", "ops", "pixels", "solvers", "training",
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import torch
 
 from .checks import shortened
 from .errors import ArgumentError
-from .kernels.activations import check_activation
+from .ops.activations import check_activation
 
 Conditioning = Literal["shift", "full", "none"]
 ImageConditioning = Literal["shift", "affine"]

@@ -10,7 +10,7 @@ import torch
 import sinuflow
 from looks_trained import look_trained
 from sinuflow.bijections import ElementwiseAffine
-from sinuflow.images import ImageModel
+from sinuflow.models.image import ImageModel
 
 ROWS = 20
 

@@ -19,7 +19,7 @@ from sinuflow.bijections import (
     UpperShift,
 )
 from sinuflow.bijections.base import Certificate
-from sinuflow.kernels.waves import ALPHA_MAX
+from sinuflow.ops.waves import ALPHA_MAX
 from sinuflow.solvers import SolverOptions
 from tests.builders import BIJECTIONS, batch, jacobian, trained
 

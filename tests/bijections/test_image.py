@@ -7,7 +7,7 @@ from sinuflow import ArgumentError
 from sinuflow.bijections import Chain, SinusoidalScale
 from sinuflow.bijections.image import ImageLDUBlock, ImageShift, image_chain, image_shape
 from sinuflow.bijections.whole_flow import anatomy
-from sinuflow.solvers.wavefront import SKEW, fronts
+from sinuflow.ops.pixelcnn_inverse import SKEW, fronts
 from tests.bijections.image_layers import (
     DOUBLE,
     build,

@@ -12,9 +12,9 @@ from PIL import Image
 
 import sinuflow
 from sinuflow.cli.info import reconstruction
-from sinuflow.images.png import write_png
+from sinuflow.data.png import write_png
 from tests.cli.test_commands import sinuflow_command, succeeds
-from tests.images.small import gradients
+from tests.models.small_images import gradients
 
 LABELS = torch.arange(60) % 2
 TOO_LITTLE = "more than without looking at other pixels"

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from sinuflow import DataError
 from sinuflow.data import Column, Preprocessor
 from sinuflow.data.inspect import inspect_codes, inspect_numbers
+from sinuflow.data.sources import seeded
 from sinuflow.data.values import to_arrow
 from sinuflow.data.whitening import whitening
-from sinuflow.training.sources import seeded
 
 RANDOM = np.random.default_rng(0)
 NORMAL = RANDOM.normal(size=500)

@@ -15,9 +15,9 @@ import torch
 
 from sinuflow import DataError
 from sinuflow.data import Preprocessor, open_table, survey
+from sinuflow.data.image_files import holds_pictures
 from sinuflow.data.inspect import inspect_numbers
 from sinuflow.data.reader import read_rows
-from sinuflow.images.pictures import holds_pictures
 
 FRAME = pd.DataFrame(
     {

@@ -14,10 +14,10 @@ from sinuflow.bijections import image_inverse, inverse_ops, pixel_kernels, trans
 from sinuflow.bijections.pixel_kernels import pixel_shape
 from sinuflow.bijections.whole_flow import WholeFlow, anatomy
 from sinuflow.conditioners.pixelcnn import PixelCNN
-from sinuflow.kernels import paths
-from sinuflow.kernels.cuda.pixels.program import PixelProgram
-from sinuflow.kernels.cuda.program import Program
-from tests.kernels.emulator import EmulatorLauncher
+from sinuflow.ops import select as paths
+from sinuflow.ops.backends.cuda.pixels.program import PixelProgram
+from sinuflow.ops.backends.cuda.program import Program
+from tests.ops.emulator import EmulatorLauncher
 
 
 @contextmanager
@@ -36,9 +36,9 @@ def reference(flow: SinusoidalFlow) -> Iterator[None]:
 @contextmanager
 def triton(flow: SinusoidalFlow) -> Iterator[None]:
     """The Triton kernels, in Triton's interpreter."""
-    package = import_module("sinuflow.kernels.triton")
+    package = import_module("sinuflow.ops.backends.triton")
     for module in ("scale_stack", "conditional_waves"):
-        import_module(f"sinuflow.kernels.triton.{module}")
+        import_module(f"sinuflow.ops.backends.triton.{module}")
     with ExitStack() as stack:
         for module in (inverse_ops, transformers):
             stack.enter_context(patch.object(module, "wave_kernels", lambda *_, **__: package))

@@ -13,9 +13,9 @@ import pandas as pd
 import torch
 
 import sinuflow
-from sinuflow.storage import Model, read_model, write_model
+from sinuflow.flows.storage import Model, read_model, write_model
 from tests.builders import trained_flow
-from tests.images.small import gradients, quick_model
+from tests.models.small_images import gradients, quick_model
 from tests.training.small import quick, small_flow
 
 #: Values that a place in a description was not made for.

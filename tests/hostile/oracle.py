@@ -13,9 +13,9 @@ from sinuflow.bijections import Bijection, Chain, ElementwiseAffine
 from sinuflow.bijections.autoregressive import AutoregressiveLayer
 from sinuflow.bijections.base import LayerInverse
 from sinuflow.bijections.image import ImageLayer
-from sinuflow.kernels.activations import squash
-from sinuflow.kernels.conditional_waves import constrained
-from sinuflow.kernels.pixel_network import PixelWeights, pixel_network
+from sinuflow.ops.activations import squash
+from sinuflow.ops.conditional_waves import constrained
+from sinuflow.ops.pixelcnn import PixelWeights, pixel_network
 from sinuflow.solvers import SolverOptions
 
 #: Rounding errors that sums over a layer's units, and a few transformers of slope up to 2, may add up.

@@ -19,13 +19,14 @@ import pytest
 import torch
 
 import sinuflow
-from sinuflow import SinuflowError, SinusoidalFlow, StorageError, TrainingError, storage
+from sinuflow import SinuflowError, SinusoidalFlow, StorageError, TrainingError
 from sinuflow.cli.info import command as info
-from sinuflow.storage import Model, read_model, write_model
+from sinuflow.flows import storage
+from sinuflow.flows.storage import Model, read_model, write_model
 from tests.builders import trained_flow
 from tests.hostile.bounds import MEBIBYTE, costs_of
 from tests.hostile.files import checkpoints, model_files, mutate, table
-from tests.images.small import gradients
+from tests.models.small_images import gradients
 from tests.training.small import quick, small_flow
 
 CASES = int(os.environ.get("SINUFLOW_CASES", 500))

@@ -11,10 +11,10 @@ import torch
 
 from looks_trained import look_trained
 from sinuflow import DataError, SinusoidalFlow, fit_table
+from sinuflow.data.sources import seeded
 from sinuflow.report import gaussian_log_density
 from sinuflow.report.accuracy import accuracy
 from sinuflow.report.collect import collect
-from sinuflow.training.sources import seeded
 
 
 def make_frame(rows: int = 400, seed: int = 0) -> pd.DataFrame:

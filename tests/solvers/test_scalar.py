@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sinuflow import ArgumentError
-from sinuflow.kernels.waves import WaveFunction, Waves, transform
+from sinuflow.ops.waves import WaveFunction, Waves, transform
 from sinuflow.solvers import SolverOptions, fixed_point, newton
 from sinuflow.solvers.newton import _safeguarded
 from sinuflow.solvers.result import working_precision
-from tests.kernels.test_waves import draw
+from tests.ops.test_waves import draw
 
 
 def problem(seed, scale, dtype=torch.float64, rows=1, count=200, **ranges):

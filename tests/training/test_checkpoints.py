@@ -79,7 +79,7 @@ SCRIPT = textwrap.dedent("""
     sys.path.insert(0, os.environ["TESTS"])
     torch.set_num_threads(1)
     from training.small import quick, small_flow
-    import sinuflow.storage as storage
+    import sinuflow.flows.storage as storage
     folder, kill_at = sys.argv[1], int(sys.argv[2])
     if kill_at:
         real, count = os.fsync, [0]

@@ -11,14 +11,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sinuflow import SinusoidalFlow
-from sinuflow.training.batches import Batches
+from sinuflow.data.batches import Batches
+from sinuflow.data.sources import Batch, MemoryRows
 from sinuflow.training.device_engine import DeviceEngine, make_engine
 from sinuflow.training.engine import PlainEngine
 from sinuflow.training.flat import FlatParameters
 from sinuflow.training.guard import Guard
 from sinuflow.training.schedules import Schedule
 from sinuflow.training.settings import Settings
-from sinuflow.training.sources import Batch, MemoryRows
 from tests.training.small import banana, small_flow
 
 DOUBLE = torch.float64

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from sinuflow import SinusoidalFlow, TrainingError, fit, fit_table
-from sinuflow.pixels import PixelMap
+from sinuflow.bijections.pixels import PixelMap
 from sinuflow.training import ArrowRows, ImageRows, MemoryRows
 from sinuflow.training.fingerprint import fingerprint
-from tests.images.small import gradients
+from tests.models.small_images import gradients
 from tests.training.small import banana, parquet_folder, small_flow
 
 

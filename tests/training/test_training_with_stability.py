@@ -10,16 +10,16 @@ import torch.nn.functional as F
 
 import sinuflow
 from sinuflow import ArgumentError, SinusoidalFlow
+from sinuflow.data.batches import Batches
 from sinuflow.training import ImageRows
-from sinuflow.training.batches import Batches
 from sinuflow.training.device_engine import DeviceEngine
 from sinuflow.training.engine import PlainEngine
 from sinuflow.training.guard import Guard
 from sinuflow.training.settings import Settings
 from sinuflow.training.stability import Stability
 from sinuflow.training.trainer import Trainer
+from tests.data.test_image_rows import PIXELS, images, small_image_flow
 from tests.training.test_device_engine import settings
-from tests.training.test_image_rows import PIXELS, images, small_image_flow
 from tests.training.test_stability import gpu, steep_flow
 
 
@@ -37,12 +37,12 @@ def sketches(count: int, seed: int = 0) -> torch.Tensor:
 
 def test_training_with_it_lets_errors_grow_less_for_few_bits():
     data = sketches(600)
-    held = ImageRows(data[500:], sinuflow.pixels.PixelMap(1e-6))
+    held = ImageRows(data[500:], sinuflow.bijections.pixels.PixelMap(1e-6))
     bits, growth = {}, {}
     for weight in (None, 20.0):
         torch.manual_seed(0)
         flow = SinusoidalFlow.image((1, 10, 10), blocks=2, scales=2, channels=8, residual_blocks=1)
-        rows = ImageRows(data[:500], sinuflow.pixels.PixelMap(1e-6))
+        rows = ImageRows(data[:500], sinuflow.bijections.pixels.PixelMap(1e-6))
         result = sinuflow.fit(
             flow, rows, held, steps=200, batch_size=50, learning_rate=1e-2, stability=weight, progress=False,
             device="cpu",

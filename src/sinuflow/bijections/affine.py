@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
+from ..registry import register
 from ..solvers import SolverOptions
 from .base import Bijection, LayerInverse
 
@@ -15,6 +16,7 @@ from .base import Bijection, LayerInverse
 _PLAUSIBLE = 8.0
 
 
+@register
 class ElementwiseAffine(Bijection):
     r"""The map :math:`z_i = (x_i - \mu_i) \, e^{-s_i}`.
 

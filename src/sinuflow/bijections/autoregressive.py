@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..conditioners import MADE
 from ..errors import ArgumentError
+from ..registry import register
 from ..solvers import SolverOptions
 from .base import Bijection, LayerInverse
 from .inverse_ops import Structure, triangular_inverse
@@ -57,6 +58,7 @@ class AutoregressiveLayer(Bijection):
         return [answer._replace(x=answer.x.flip(0)) if self.reverse else answer]
 
 
+@register
 class AutoregressiveWaves(AutoregressiveLayer):
     r"""Conditional waves: every parameter of the sinusoidal transformers computed by the network.
 

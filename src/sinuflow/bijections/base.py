@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, InversionError, SinuflowError
+from ..registry import Component, register
 from ..solvers import SolverOptions
 from .batch_splitting import split_if_out_of_memory
 
@@ -72,7 +73,7 @@ class Certificate(NamedTuple):
         )
 
 
-class Bijection(nn.Module):
+class Bijection(Component, nn.Module):
     r"""An invertible map :math:`z = T^{-1}(x)` of vectors, possibly given a context.
 
     ``forward`` is the paper's :math:`T^{-1}`, from data to noise; ``inverse`` is :math:`T`. Both
@@ -260,6 +261,7 @@ def log_normal(z: Tensor) -> Tensor:
     return -0.5 * (z * z).sum(0) - 0.5 * z.shape[0] * math.log(2 * math.pi)
 
 
+@register
 class Chain(Bijection):
     r"""The composition :math:`T_L^{-1} \circ \dots \circ T_1^{-1}`; the first is applied first.
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ..conditioners.pixelcnn import PixelCNN
 from ..flow_config import check_image_conditioning, image_shape
-from ..kernels.dispatch import fused_allowed
-from ..kernels.pixel_affine import scaled
+from ..ops.dispatch import fused_allowed
+from ..ops.pixel_affine import scaled
+from ..registry import register
 from ..solvers import SolverOptions
 from .affine import ElementwiseAffine
 from .base import Bijection, Chain, LayerInverse, log_normal
@@ -43,7 +44,7 @@ class ImageLayer(Bijection):
         self.conditioner = PixelCNN((channels, height, width), context, outputs=self.outputs, **options)
 
     def told(self, x: Tensor, context: Tensor | None) -> Tensor:
-        """What the network says of x, as :mod:`sinuflow.kernels.pixel_affine` has it."""
+        """What the network says of x, as :mod:`sinuflow.ops.pixel_affine` has it."""
         return pixel_shift(self.conditioner, x, context, self.reverse)
 
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -55,6 +56,7 @@ class ImageLayer(Bijection):
         return [answer._replace(x=answer.x.flip(0)) if self.reverse else answer]
 
 
+@register
 class ImageShift(ImageLayer):
     r"""The map :math:`z = x + c(x)` of an image, in which c sees only the pixels before, in raster order.
 
@@ -74,6 +76,7 @@ class ImageShift(ImageLayer):
     outputs = 1
 
 
+@register
 class ImageAffine(ImageLayer):
     r"""The map :math:`z = e^{s(x)} (x + c(x))` of an image, in which c and s see only the pixels before.
 
@@ -98,6 +101,7 @@ class ImageAffine(ImageLayer):
 CONDITIONINGS: dict[str, type[ImageLayer]] = {"shift": ImageShift, "affine": ImageAffine}
 
 
+@register
 class ImageLDUBlock(Chain):
     r"""The paper's :math:`T_l^{-1} = L_l^{-1} \circ D_l^{-1} \circ U_l^{-1}` for images.
 

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from ..conditioners.pixelcnn import PixelCNN
-from ..kernels.pixel_affine import gain, log_scale, scaled, unscaled
-from ..kernels.pixel_network import PixelWeights, pixel_network
+from ..ops.pixel_affine import gain, log_scale, scaled, unscaled
+from ..ops.pixelcnn import PixelWeights, pixel_network
+from ..ops.pixelcnn_inverse import Activations, PixelNetwork, ordered_pixels, ordered_pixels_adjoint
 from ..solvers import SolverOptions, parallel_sweeps
-from ..solvers.wavefront import Activations, PixelNetwork, ordered_pixels, ordered_pixels_adjoint
 from .base import LayerInverse
 from .inverse_ops import _first_order_only
 from .pixel_kernels import inverting_kernels_for

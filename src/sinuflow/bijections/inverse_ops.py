@@ -21,21 +21,15 @@ import torch
 from torch import Tensor
 
 from ..errors import SinuflowError
-from ..kernels.degrees import Plan, plan
-from ..kernels.paths import wave_kernels
-from ..kernels.scale_stack import gradients, run
-from ..kernels.staircase import staircase_mask
-from ..kernels.waves import Waves
-from ..solvers import (
-    MaskedNetwork,
-    Root,
-    SolverOptions,
-    ordered_adjoint,
-    ordered_substitution,
-    parallel_sweeps,
-)
+from ..ops.degrees import Plan, plan
+from ..ops.masked_mlp_inverse import MaskedNetwork, ordered_adjoint, ordered_substitution
+from ..ops.scale_stack import gradients, run
+from ..ops.select import wave_kernels
+from ..ops.stack_inverse import invert_stack
+from ..ops.staircase import staircase_mask
+from ..ops.waves import Waves
+from ..solvers import Root, SolverOptions, parallel_sweeps
 from .base import LayerInverse
-from .scalar_inverse import invert_stack
 from .transformers import ConditionalWaves, Shift, Transformer
 
 #: Rows that ordered substitution takes at a time: enough to be fast, few enough to stay in cache.

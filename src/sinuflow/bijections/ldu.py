@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ..registry import register
 from .base import Chain
 from .shift import LowerShift, UpperShift
 from .sinusoidal import SinusoidalScale
 
 
+@register
 class LDUBlock(Chain):
     r"""The paper's :math:`T_l^{-1} = L_l^{-1} \circ D_l^{-1} \circ U_l^{-1}`.
 

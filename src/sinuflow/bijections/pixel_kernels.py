@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from ..conditioners.pixelcnn import PixelCNN
-from ..kernels.cuda.blocks import Launcher
-from ..kernels.cuda.driver import CudaLauncher
-from ..kernels.cuda.pixels.program import PixelProgram
-from ..kernels.cuda.pixels.shape import PixelShape
-from ..kernels.dispatch import fused_allowed
-from ..kernels.paths import has_tensor_cores, use_triton, whole_flow_path
+from ..ops.backends.cuda.blocks import Launcher
+from ..ops.backends.cuda.driver import CudaLauncher
+from ..ops.backends.cuda.pixels.program import PixelProgram
+from ..ops.backends.cuda.pixels.shape import PixelShape
+from ..ops.dispatch import fused_allowed
+from ..ops.select import has_tensor_cores, use_triton, whole_flow_path
+from ..ops.selftest import trusted
 from .pixel_shift import Kernels, fused_shift, plain_shift
 from .pixel_trial import agrees, agrees_finely, drawn_network, undisturbed
-from .trial import trusted
 
 #: Generations whose tensor cores multiply doubles about as fast as others multiply single numbers.
 _FAST_DOUBLES = ((8, 0), (9, 0), (10, 0))
@@ -112,7 +112,7 @@ def _fine_program(shape: PixelShape, device: torch.device, context: int) -> Pixe
 def _wide_program(shape: PixelShape, device: torch.device, context: int) -> Kernels | None:
     from triton.runtime.errors import TritonError
 
-    from ..kernels.triton.wide_pixels import WideProgram, WideShape
+    from ..ops.backends.triton.wide_pixels import WideProgram, WideShape
 
     wide = WideShape(shape.channels, shape.height, shape.width, shape.maps, shape.blocks, shape.outputs)
     with undisturbed(device):

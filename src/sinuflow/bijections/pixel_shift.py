@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..conditioners.pixelcnn import PixelCNN
-from ..kernels.cuda.pixels.program import Learnt, PackedPixels, PixelGradients, Purpose
-from ..kernels.dispatch import reference_backward
-from ..kernels.pixel_network import PixelWeights, pixel_network
+from ..ops.backends.cuda.pixels.program import Learnt, PackedPixels, PixelGradients, Purpose
+from ..ops.dispatch import reference_backward
+from ..ops.pixelcnn import PixelWeights, pixel_network
 
 
 class NetworkShape(Protocol):
@@ -90,9 +90,9 @@ def plain_shift(
     reverse: bool,
     keep: list[Tensor] | None = None,
 ) -> Tensor:
-    """What is told of images, as :mod:`sinuflow.kernels.pixel_affine` says: the definition, in plain PyTorch.
+    """What is told of images, as :mod:`sinuflow.ops.pixel_affine` says: the definition, in plain PyTorch.
 
-    What is active inside is added to ``keep``, as by :func:`~sinuflow.kernels.pixel_network.pixel_network`.
+    What is active inside is added to ``keep``, as by :func:`~sinuflow.ops.pixelcnn.pixel_network`.
     """
     seen = to_images(x.flip(0) if reverse else x, shape)
     outputs = from_images(pixel_network(seen, None if context is None else context.mT, numbers, keep)).split(len(x))

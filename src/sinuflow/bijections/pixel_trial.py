@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ..conditioners.pixelcnn import PixelCNN
-from ..kernels.cuda.pixels.program import PixelProgram
-from ..kernels.cuda.pixels.shape import PixelShape
-from ..kernels.pixel_affine import reference, unscaled
+from ..ops.backends.cuda.pixels.program import PixelProgram
+from ..ops.backends.cuda.pixels.shape import PixelShape
+from ..ops.pixel_affine import reference, unscaled
 from .pixel_shift import Kernels, fused_inverse, fused_shift, plain_shift
 
 #: For the trial that new kernels are put to: how far their numbers may be from those of plain PyTorch, and their

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..registry import register
 from .autoregressive import AutoregressiveLayer
 
 
+@register
 class LowerShift(AutoregressiveLayer):
     r"""The paper's :math:`L_l^{-1}`: :math:`z_i = x_i + c_i(x_{<i})`, with a lower unitriangular Jacobian.
 
@@ -22,6 +24,7 @@ class LowerShift(AutoregressiveLayer):
         super().__init__(features, context, scales=0, waves=0, reverse=False, **options)
 
 
+@register
 class UpperShift(AutoregressiveLayer):
     r"""The paper's :math:`U_l^{-1}`: :math:`z_i = x_i + c_i(x_{>i})`, with an upper unitriangular Jacobian.
 

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError
 from ..flow_config import CONTEXT_HIDDEN
-from ..kernels.constrain import constrain
-from ..kernels.scale_stack import scale_stack
-from ..kernels.waves import Waves
+from ..ops.constrain import constrain
+from ..ops.scale_stack import scale_stack
+from ..ops.waves import Waves
+from ..registry import register
 from ..solvers import SolverOptions
 from .base import Bijection, LayerInverse
 from .inverse_ops import scale_inverse
@@ -22,6 +23,7 @@ def initial_waves(*shape: int) -> tuple[Tensor, Tensor]:
     return torch.empty(shape).uniform_(-3, 3), torch.empty(shape).uniform_(-3, 3)
 
 
+@register
 class SinusoidalScale(Bijection):
     r"""The paper's :math:`D_l^{-1}`: a chain of sinusoidal transformers in every feature.
 

@@ -7,10 +7,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..kernels.conditional_waves import Shape, conditional_waves, constrained, gradients
-from ..kernels.paths import wave_kernels
+from ..ops.conditional_waves import Shape, conditional_waves, constrained, gradients
+from ..ops.select import wave_kernels
+from ..ops.stack_inverse import invert_stack
 from ..solvers import Root, SolverOptions
-from .scalar_inverse import invert_stack
 
 
 class Transformer(Protocol):
@@ -45,7 +45,7 @@ class Shift:
 
 
 class ConditionalWaves:
-    """The map of :mod:`sinuflow.kernels.conditional_waves`: the waves and an affine map, all parameters given."""
+    """The map of :mod:`sinuflow.ops.conditional_waves`: the waves and an affine map, all parameters given."""
 
     def __init__(self, scales: int, waves: int) -> None:
         self.scales, self.waves = scales, waves

@@ -13,19 +13,19 @@ from torch import Tensor, nn
 
 from ..conditioners import MADE
 from ..errors import ArgumentError
-from ..kernels.cuda.driver import CudaLauncher
-from ..kernels.cuda.packing import Offsets, Packed
-from ..kernels.cuda.program import Inverted, Kept, Program
-from ..kernels.cuda.shape import FlowShape
-from ..kernels.cuda.streams import NetworkOffsets
-from ..kernels.dispatch import fused_allowed
-from ..kernels.dropout import Dropout
-from ..kernels.paths import whole_flow_path
+from ..ops.backends.cuda.driver import CudaLauncher
+from ..ops.backends.cuda.packing import Offsets, Packed
+from ..ops.backends.cuda.program import Inverted, Kept, Program
+from ..ops.backends.cuda.shape import FlowShape
+from ..ops.backends.cuda.streams import NetworkOffsets
+from ..ops.dispatch import fused_allowed
+from ..ops.dropout import Dropout
+from ..ops.select import whole_flow_path
+from ..ops.selftest import trusted
 from .affine import ElementwiseAffine
 from .autoregressive import AutoregressiveLayer, AutoregressiveWaves
 from .ldu import LDUBlock
 from .sinusoidal import SinusoidalScale
-from .trial import trusted
 
 if TYPE_CHECKING:
     from .base import Chain

@@ -13,11 +13,11 @@ import typer
 
 from ..errors import DataError, StorageError
 from ..files import lock_beside, locked, replacing, require_regular, require_writable
-from ..flow import SinusoidalFlow
-from ..images import ImageModel
-from ..loading import load
+from ..flows.sinusoidal import SinusoidalFlow
+from ..models.image import ImageModel
+from ..models.loading import load
+from ..models.table import TableModel
 from ..signals import shielded
-from ..tables import TableModel
 from ..training.fit import find_device
 from .csv_writer import CsvWriter
 

@@ -9,10 +9,12 @@ from typing import Annotated
 
 import typer
 
+from ..data.image_files import holds_pictures
 from ..errors import DataError
-from ..images import ImageModel, fit_images
-from ..images.pictures import holds_pictures
-from ..tables import TableModel, fit_table
+from ..models.image import ImageModel
+from ..models.image_fitting import fit_images
+from ..models.table import TableModel
+from ..models.table_fitting import fit_table
 from .files import claim_output
 from .info import reconstruction
 from .runs import kept_run

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from .. import __version__
+from ..data.labels import listed
 from ..errors import ArgumentError
-from ..flow import SinusoidalFlow
-from ..images import ImageModel
-from ..images.labels import listed
-from ..kernels.paths import cpu_path, gpu_path, whole_flow_path
-from ..loading import load
+from ..flows.sinusoidal import SinusoidalFlow
+from ..models.image import ImageModel
+from ..models.loading import load
+from ..models.table import TableModel
+from ..ops.select import cpu_path, gpu_path, whole_flow_path
 from ..report.wording import at_most
-from ..tables import TableModel
 from .terminal import echo
 
 

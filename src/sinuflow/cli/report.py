@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..tables import TableModel
+from ..models.table import TableModel
 from .files import claim_output, load_table_model
 from .terminal import echo
 

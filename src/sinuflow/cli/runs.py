@@ -12,9 +12,9 @@ import typer
 
 from ..errors import StorageError
 from ..files import locked
-from ..images import ImageModel
+from ..models.image import ImageModel
+from ..models.table import TableModel
 from ..signals import shielded
-from ..tables import TableModel
 from ..training.checkpoint import RUN_LOCK, CheckpointFolder
 from .signals import Stopped
 from .terminal import echo

@@ -11,15 +11,15 @@ import numpy as np
 import typer
 from torch import Tensor
 
+from ..data.image_grid import grid_of
 from ..data.names import quoted_list
+from ..data.png import write_png
 from ..errors import DataError
 from ..files import replacing
-from ..images import ImageModel
-from ..images.grid import grid_of
-from ..images.png import write_png
-from ..inversion import Certify
+from ..flows.inversion import Certify
+from ..models.image import ImageModel
+from ..models.table import TableModel
 from ..report.wording import at_most
-from ..tables import TableModel
 from .csv_writer import looks_like_formula
 from .files import claim_output, claim_rows_output, load_fitted, write_rows
 from .terminal import echo

@@ -10,11 +10,12 @@ import numpy as np
 import typer
 
 from ..data import open_table
+from ..data.image_files import Pictures, open_pictures
 from ..data.reader import read_rows
 from ..data.tables import Table
 from ..errors import DataError
-from ..images import ImageModel, Pictures, open_pictures
-from ..tables import TableModel
+from ..models.image import ImageModel
+from ..models.table import TableModel
 from .files import claim_rows_output, load_fitted, write_rows
 from .fit import Missing
 from .terminal import echo

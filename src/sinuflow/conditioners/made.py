@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ..flow_config import check_residual
-from ..kernels.activations import check_activation, squash
-from ..kernels.degrees import Layer, plan
-from ..kernels.masked_network import Network, masked_network
-from ..kernels.staircase import staircase_mask
+from ..ops.activations import check_activation, squash
+from ..ops.degrees import Layer, plan
+from ..ops.masked_mlp import Network, masked_network
+from ..ops.staircase import staircase_mask
 
 #: Rows of a mask that are made at a time.
 _ROWS = 256

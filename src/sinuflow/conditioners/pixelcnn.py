@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError
 from ..flow_config import check_channels
-from ..kernels.pixel_network import PixelWeights, pixel_network
+from ..ops.pixelcnn import PixelWeights, pixel_network
 
 Shape = tuple[int, int, int]
 #: How far the first convolution looks, in every direction: its kernel is 7x7.

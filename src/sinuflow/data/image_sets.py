@@ -32,7 +32,7 @@ class ImageSet:
         licence: of the data.
         sizes: images to train, to validate and to test.
         comparable: whether figures may stand beside published ones, and with which words.
-        alpha: of the :class:`~sinuflow.pixels.PixelMap` with which published figures were found.
+        alpha: of the :class:`~sinuflow.bijections.pixels.PixelMap` with which published figures were found.
         flips: whether training exchanges left and right.
         original: the files that ``sinuflow data prepare`` starts from.
 

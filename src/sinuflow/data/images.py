@@ -1,5 +1,5 @@
-"""Images of bytes, among the data; the maps themselves are in :mod:`sinuflow.pixels`, where training finds them."""
+"""Alias of :mod:`sinuflow.bijections.pixels`."""
 
-from ..pixels import LEVELS, Mapped, PixelMap, check_images, dequantize, flip_horizontally
+from ..bijections.pixels import LEVELS, Mapped, PixelMap, check_images, dequantize, flip_horizontally
 
 __all__ = ["LEVELS", "Mapped", "PixelMap", "check_images", "dequantize", "flip_horizontally"]

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..training.sources import Batch
 from .columns import Column
+from .sources import Batch
 
 #: Standardised values are held within this, so that no arithmetic overflows.
 _LIMIT = 1e6

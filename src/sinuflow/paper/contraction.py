@@ -20,7 +20,7 @@ from .. import SinusoidalFlow, fit
 from ..bijections import LDUBlock, SinusoidalScale
 from ..data.toys import toy
 from ..errors import ArgumentError
-from ..kernels.waves import Waves, transform
+from ..ops.waves import Waves, transform
 from . import pictures
 from .items import Options
 from .record import Figure

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..bijections.pixels import PixelMap
 from ..data.image_sets import Bytes, ImageSplits, image_set
 from ..errors import ArgumentError
-from ..flow import SinusoidalFlow
-from ..pixels import PixelMap
+from ..flows.sinusoidal import SinusoidalFlow
 from ..training import ImageRows
 from .image_data import images_of, shape_of
 from .items import Options

@@ -8,7 +8,7 @@ import torch
 
 from ..data.image_sets import IMAGE_SETS, ImageSplits, image_set, images_present
 from ..files import write_atomically
-from ..images.baseline import histogram_bits
+from ..models.image_baseline import histogram_bits
 from .image_data import check_present, images_of
 from .image_flows import recipe_of, train_images
 from .image_scores import score_images

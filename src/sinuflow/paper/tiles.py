@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..images.grid import grid_of
+from ..data.image_grid import grid_of
 
 
 def tiles(images: Tensor, columns: int) -> np.ndarray[Any, Any]:

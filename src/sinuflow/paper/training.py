@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
+from ..compare import ZukoFlow
 from ..data.benchmarks import Splits
 from ..errors import ArgumentError, StorageError, TrainingError
 from ..files import write_atomically
-from ..flow import SinusoidalFlow
-from ..peers import ZukoFlow
+from ..flows.sinusoidal import SinusoidalFlow
 from ..training import fit
 from ..training.schedules import Plateau
 from .items import Options

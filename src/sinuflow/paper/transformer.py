@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..bijections import SinusoidalScale
-from ..kernels.waves import ALPHA_MAX, FREQUENCY_MIN
+from ..ops.waves import ALPHA_MAX, FREQUENCY_MIN
 from . import pictures
 from .items import Options
 from .record import Figure

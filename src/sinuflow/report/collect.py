@@ -10,12 +10,12 @@ from torch import Tensor
 
 from ..data import Table, open_table
 from ..data.columns import Column
+from ..data.content import CONTENT_ROWS, content_hash
 from ..data.reader import read_rows
+from ..data.sources import seeded
 from ..data.values import to_arrow
 from ..errors import DataError
-from ..tables import TableModel
-from ..tables.content import CONTENT_ROWS, content_hash
-from ..training.sources import seeded
+from ..models.table import TableModel
 from .baselines import gaussian_log_density, kde_log_density
 from .content import Anomaly, ColumnView, ReportContent, Score
 

@@ -5,16 +5,12 @@ from .newton import newton
 from .options import SolverOptions
 from .result import MonotoneFunction, Root
 from .sweeps import parallel_sweeps
-from .triangular import MaskedNetwork, ordered_adjoint, ordered_substitution
 
 __all__ = [
-    "MaskedNetwork",
     "MonotoneFunction",
     "Root",
     "SolverOptions",
     "fixed_point",
     "newton",
-    "ordered_adjoint",
-    "ordered_substitution",
     "parallel_sweeps",
 ]

@@ -1,9 +1,9 @@
 """Training: the loop, its schedules and its checkpoints."""
 
-from .arrow import ArrowRows
+from ..data.arrow_rows import ArrowRows
+from ..data.image_rows import ImageRows
+from ..data.sources import Batch, MemoryRows, RowSource
 from .fit import FitResult, fit
-from .image_rows import ImageRows
 from .schedules import Plateau
-from .sources import Batch, MemoryRows, RowSource
 
 __all__ = ["ArrowRows", "Batch", "FitResult", "ImageRows", "MemoryRows", "Plateau", "RowSource", "fit"]

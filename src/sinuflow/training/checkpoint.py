@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..checks import anything, fields, flag, integer, items, number, optional, shortened
 from ..errors import StorageError, TrainingError
 from ..files import locked
-from ..storage import Model, read_model, write_model
+from ..flows.storage import Model, read_model, write_model
 from .history import RECORD
 
 _KIND = "checkpoint"

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from ..bijections.whole_flow import whole_flow
-from ..flow import SinusoidalFlow
-from ..kernels import flat_adam
-from ..kernels.flat_adam import SLOTS, Flat, Rules, Slot
+from ..data.batches import Batches
+from ..data.sources import Batch, ResidentRows, Taker
+from ..flows.sinusoidal import SinusoidalFlow
+from ..ops import adam as flat_adam
+from ..ops.adam import SLOTS, Flat, Rules, Slot
 from . import guard as guarding
-from .batches import Batches
 from .engine import Advance, Engine, PlainEngine, Snapshot, Weights, average_weight, copied
 from .flat import FlatParameters
 from .guard import Guard
 from .settings import Settings
-from .sources import Batch, ResidentRows, Taker
 from .stability import Stability, clip_factor, emphasis
 
 #: Steps before the loop looks at what has become of them, and about how many seconds they may take together.

@@ -14,10 +14,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from .batches import Batches
+from ..data.batches import Batches
+from ..data.sources import Batch
 from .guard import Guard
 from .settings import Settings
-from .sources import Batch
 from .stability import Stability, clip_factor, emphasis
 
 Weights = dict[str, Tensor]

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from .sources import RowSource
+from ..data.sources import RowSource
 
 #: Rows that are hashed at a time.
 _ROWS = 65_536
@@ -37,7 +37,7 @@ def fingerprint(source: RowSource, say: Callable[[str], None] = lambda _: None) 
     ``say`` receives a message if hashing takes long.
 
     Example:
-        >>> from sinuflow.training.sources import MemoryRows
+        >>> from sinuflow.data.sources import MemoryRows
         >>> x = torch.zeros(1000, 2)
         >>> before = fingerprint(MemoryRows(x))
         >>> x[999, 1] = 1.0

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from ..data.sources import as_source
 from ..errors import ArgumentError, TrainingError
-from ..flow import SinusoidalFlow
+from ..flows.sinusoidal import SinusoidalFlow
 from .checkpoint import CheckpointFolder
 from .fingerprint import fingerprint, fingerprint_of_head
 from .history import History, Record
@@ -20,7 +21,6 @@ from .interrupt import Interrupt
 from .progress import make_progress
 from .schedules import ScheduleName
 from .settings import MOST_RECORDS, OptimizerName, Settings
-from .sources import as_source
 from .stability import Stability
 from .trainer import Trainer
 

@@ -11,19 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..data.batches import Batches
+from ..data.image_rows import ImageRows
+from ..data.sources import RowSource
 from ..errors import TrainingError
-from ..flow import SinusoidalFlow
-from .batches import Batches
+from ..flows.sinusoidal import SinusoidalFlow
 from .checkpoint import Checkpoint
 from .device_engine import make_engine
 from .engine import Snapshot, Weights, copied
 from .guard import Guard
 from .history import History
-from .image_rows import ImageRows
 from .progress import Progress, Standing
 from .schedules import Schedule
 from .settings import Settings
-from .sources import RowSource
 from .stability import Stability
 
 #: Rows that are scored at a time when validating, and those by which a penalty is judged, which takes inverses.

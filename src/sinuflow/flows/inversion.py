@@ -1,0 +1,148 @@
+"""Inverses of a whole flow, with the certificates of the layers and the end-to-end residual."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from ..bijections import Bijection
+from ..bijections.base import CERTIFIED, Certificate, from_feature_major
+from ..errors import ArgumentError, InversionError
+from ..solvers import SolverOptions
+
+#: What is certified of a draw: each layer's inverse by itself, or also the round trip through the whole flow.
+Certify = Literal["layers", "end-to-end"]
+
+
+@dataclass(frozen=True)
+class Inversion:
+    r"""An inverse with the evidence for it, sample by sample.
+
+    ``residual`` is measured end to end: :math:`\max_i |T^{-1}(x)_i - z_i|`. ``iterations`` is the
+    largest number that any layer took. ``converged`` says whether every layer met its tolerance,
+    and, for the certified solver, whether the residual is within
+    :math:`\text{atol} + \text{rtol} \max_i |z_i|`.
+    """
+
+    x: Tensor
+    ladj: Tensor
+    iterations: Tensor
+    residual: Tensor
+    converged: Tensor
+
+
+class RoundTrip(NamedTuple):
+    """How far x, mapped back through the whole flow, is from the noise z; both of the batch shape."""
+
+    residual: Tensor
+    accurate: Tensor  # whether the residual meets its tolerance
+
+    def demand(self, alternative: str | None) -> None:
+        """Raise an :class:`InversionError`, whose message offers the alternative, unless all met the tolerance."""
+        if bool(self.accurate.all()):
+            return
+        largest = float(self.residual.nan_to_num(nan=torch.inf).max())
+        remedies = [
+            "Look for parameters of extreme size, which even float64 cannot invert to this tolerance"
+            if self.residual.dtype == torch.float64
+            else "Use float64 (flow.double())",
+            *([] if alternative is None else [alternative]),
+        ]
+        failed = int((~self.accurate).sum())
+        raise InversionError(
+            f"every layer was inverted, but rounding errors accumulate to a residual of {largest:.3g} over the whole "
+            f"flow, beyond the tolerance for {failed} of {self.accurate.numel()} samples. {', or '.join(remedies)}."
+        )
+
+
+class Drawn(NamedTuple):
+    """Draws of a fitted model, with their largest end-to-end residual; None if the layers alone were certified."""
+
+    values: Any
+    residual: float | None
+
+
+def round_trip(
+    bijection: Bijection, x: Tensor, z: Tensor, context: Tensor | None, options: SolverOptions = CERTIFIED
+) -> RoundTrip:
+    """Map ``x`` through the whole bijection and compare with ``z``: one forward pass.
+
+    The tolerance is that of ``flow.invert``: ``atol + rtol * max|z|``, 1e-4 for both in float32 and 1e-12 in float64.
+    Algorithm 1 has tolerances for its layers alone; there, any finite residual is accepted.
+    """
+    with torch.no_grad():
+        again, _ = bijection(x, context)
+        residual = (again - z).abs().amax(-1)
+        accurate = residual.isfinite()
+        if options.method == "certified":
+            relative, absolute = options.tolerances(z.dtype)
+            accurate = accurate & (residual <= absolute + relative * z.abs().amax(-1))
+    return RoundTrip(residual, accurate)
+
+
+def inverse_with_certificate(
+    bijection: Bijection, z: Tensor, context: Tensor | None, options: SolverOptions = CERTIFIED
+) -> tuple[Tensor, Tensor, Certificate]:
+    """x of shape (..., D) and the log-determinant (...), with the certificates of the layers; does not raise."""
+    rows, given, shape = bijection.feature_major(z, context, "z")
+    x, ladj, certificate = bijection.certified(rows, given, options)
+    # Contiguous, so that the round trip rounds exactly as it would for the tensor that the caller gets.
+    return from_feature_major(x, shape).contiguous(), ladj.reshape(shape), certificate
+
+
+def certified_inverse(
+    bijection: Bijection, z: Tensor, context: Tensor | None, certify: Certify = "layers"
+) -> tuple[Tensor, Tensor]:
+    """x and the log-determinant, certified layer by layer or end to end: or an :class:`InversionError`.
+
+    In a compiled graph, which cannot raise, samples that fail are NaN.
+    """
+    check_certify(certify)
+    x, ladj = bijection.inverse(z, context)
+    x = x.contiguous()
+    if certify == "layers":
+        return x, ladj
+    trip = round_trip(bijection, x, z, context)
+    if torch.compiler.is_compiling():
+        return torch.where(trip.accurate.unsqueeze(-1), x, torch.nan), torch.where(trip.accurate, ladj, torch.nan)
+    trip.demand(_LAYERS_ONLY)
+    return x, ladj
+
+
+def inverse_with_fallback(bijection: Bijection, z: Tensor, context: Tensor | None, certify: Certify) -> Drawn:
+    """x for noise z, in float64 if any sample cannot be certified in float32: or an :class:`InversionError`.
+
+    The whole batch is then recomputed, so that x has the precision in which it maps back to z. In float64 the residual
+    is always checked end to end, with the tolerance of the flow's own precision.
+    """
+    check_certify(certify)
+    relative, absolute = CERTIFIED.tolerances(z.dtype)
+    tolerance = SolverOptions(rtol=relative, atol=absolute)
+    measured = certify == "end-to-end"
+    with torch.no_grad():
+        x, _, certificate = inverse_with_certificate(bijection, z, context)
+        trip = round_trip(bijection, x, z, context, tolerance) if measured else None
+        good = certificate.converged.all() & (True if trip is None else trip.accurate.all())
+        if z.dtype != torch.float64 and not bool(good):
+            precise, z = copy.deepcopy(bijection).double(), z.double()
+            context = None if context is None else context.double()
+            x, _, certificate = inverse_with_certificate(precise, z, context)
+            trip = round_trip(precise, x, z, context, tolerance)
+    certificate.demand()
+    if trip is not None:
+        trip.demand(_LAYERS_ONLY if measured else None)
+    return Drawn(x, float(trip.residual.max()) if trip is not None and measured else None)
+
+
+def check_certify(certify: str) -> None:
+    """Raise an :class:`~sinuflow.ArgumentError` for an unknown kind of certificate."""
+    if certify not in get_args(Certify):
+        raise ArgumentError(f"certify must be one of {', '.join(map(repr, get_args(Certify)))}; got {certify!r}")
+
+
+#: The alternative to an end-to-end certificate.
+_LAYERS_ONLY = "leave out certify, for draws that are certified layer by layer alone"

@@ -1,0 +1,1 @@
+"""Fitted models: a schema of the data, a flow, and how both were made."""

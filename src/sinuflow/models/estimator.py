@@ -1,0 +1,187 @@
+"""The density of a table as a scikit-learn estimator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import SinuflowError, StorageError
+from ..flows.inversion import Certify
+from .loading import load
+from .table import TableModel
+from .table_fitting import fit_table
+
+try:
+    from sklearn.base import BaseEstimator, DensityMixin
+    from sklearn.utils import check_random_state
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError:
+    raise SinuflowError(
+        "SinusoidalDensity needs scikit-learn and pyarrow: pip install 'sinuflow[sklearn,cli]'"
+    ) from None
+
+
+class SinusoidalDensity(DensityMixin, BaseEstimator):
+    """Density estimation with a Sinusoidal Flow.
+
+    Columns are prepared as by ``sinuflow fit``: standardised, integers and repeated values
+    dequantised, heavy tails drawn in; densities are in the units of X all the same. What is not
+    given depends on the number of rows.
+
+    Args:
+        conditioning: ``"full"`` or ``"shift"``, as in :class:`~sinuflow.SinusoidalFlow`.
+        blocks: layers of the flow.
+        scales: sinusoidal transformers for each of them.
+        waves: sine waves for each transformer.
+        hidden: sizes of the networks' hidden layers.
+        dropout: probability of dropping a hidden unit while training.
+        steps: the most training steps.
+        batch_size: rows for each step.
+        learning_rate: the largest one.
+        weight_decay: of the optimiser.
+        patience: stop after this many validations without a better one.
+        device: ``"auto"`` takes a GPU if there is one.
+        random_state: a seed; None for another result at every call.
+        verbose: whether to show progress.
+
+    Attributes:
+        model_: the fitted :class:`~sinuflow.TableModel`.
+        n_features_in_: columns seen in ``fit``.
+        feature_names_in_: their names, if X had any.
+        n_iter_: training steps that were made.
+
+    Example:
+        >>> X = np.random.default_rng(0).normal(size=(60, 2))
+        >>> density = SinusoidalDensity(steps=20, hidden=(8,), blocks=1, random_state=0).fit(X)
+        >>> density.score_samples(X).shape, density.sample(3).shape
+        ((60,), (3, 2))
+    """
+
+    def __init__(
+        self,
+        conditioning: str = "full",
+        *,
+        blocks: int | None = None,
+        scales: int | None = None,
+        waves: int | None = None,
+        hidden: Sequence[int] | None = None,
+        dropout: float | None = None,
+        steps: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float | None = None,
+        weight_decay: float | None = None,
+        patience: int | None = None,
+        device: str = "auto",
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.conditioning = conditioning
+        self.blocks = blocks
+        self.scales = scales
+        self.waves = waves
+        self.hidden = hidden
+        self.dropout = dropout
+        self.steps = steps
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.patience = patience
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: ArrayLike, y: Any = None) -> SinusoidalDensity:
+        """Learn the density of the rows of X; y is ignored."""
+        numbers = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self.model_ = fit_table(
+            self._table(numbers),
+            conditioning=self.conditioning,
+            seed=seed,
+            device=self.device,
+            progress=self.verbose,
+            test=False,
+            architecture=self._given("blocks", "scales", "waves", "hidden", "dropout"),
+            training=self._given("steps", "batch_size", "learning_rate", "weight_decay", "patience"),
+        )
+        self._in_double_precision()
+        self.n_iter_ = int(self.model_.facts["steps"])
+        return self
+
+    def score_samples(self, X: ArrayLike) -> NDArray[np.float64]:
+        """The log-density of every row of X, in nats."""
+        check_is_fitted(self)
+        numbers = validate_data(self, X, dtype=np.float64, reset=False)
+        chosen = [self.model_.columns.index(c.name) for c in self.model_.preprocessor.features]
+        return self.model_.score_numbers(torch.from_numpy(numbers[:, chosen]), None).numpy()
+
+    def score(self, X: ArrayLike, y: Any = None) -> float:
+        """The mean log-density of the rows of X, in nats."""
+        return float(self.score_samples(X).mean())
+
+    def sample(self, n_samples: int = 1, random_state: Any = None, certify: Certify = "layers") -> NDArray[np.float64]:
+        """Draw rows; ``certify`` is that of :meth:`TableModel.sample <sinuflow.TableModel.sample>`."""
+        check_is_fitted(self)
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        table = self.model_.sample(n_samples, seed=seed, certify=certify)
+        return np.stack([column.to_numpy() for column in table.columns], axis=1).astype(np.float64)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted estimator to one model file, which ``sinuflow score`` can use as well."""
+        check_is_fitted(self)
+        names = getattr(self, "feature_names_in_", None)
+        parameters = {name: _plain(value) for name, value in self.get_params().items()}
+        self.model_.facts["estimator"] = {
+            "parameters": parameters,
+            "features": self.n_features_in_,
+            "names": None if names is None else list(map(str, names)),
+        }
+        self.model_.save(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> SinusoidalDensity:
+        """Read what :meth:`save` wrote."""
+        model = load(path)
+        if not isinstance(model, TableModel) or "estimator" not in model.facts:
+            raise StorageError(f"{path} does not hold an estimator; load it with sinuflow.load")
+        stored = model.facts["estimator"]
+        try:
+            estimator = cls(**stored["parameters"])
+        except TypeError as error:
+            raise StorageError(f"{path} holds an estimator whose parameters this version does not have") from error
+        if {stored["features"], len(stored["names"] or model.columns)} != {len(model.columns)}:
+            raise StorageError(f"{path} holds an estimator that does not fit its columns")
+        estimator.model_ = model
+        estimator._in_double_precision()
+        estimator.n_features_in_ = stored["features"]
+        estimator.n_iter_ = int(model.facts["steps"])
+        if stored["names"] is not None:
+            estimator.feature_names_in_ = np.array(stored["names"], dtype=object)
+        return estimator
+
+    def _table(self, numbers: NDArray[np.float64]) -> Any:
+        import pyarrow
+
+        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(numbers.shape[1])])
+        return pyarrow.table({str(name): numbers[:, i] for i, name in enumerate(names)})
+
+    def _given(self, *names: str) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def _in_double_precision(self) -> None:
+        # So that a row's score does not depend on which other rows are scored with it.
+        self.model_.flow.double()
+
+
+def _plain(value: Any) -> Any:
+    """A parameter as JSON can hold it; a random generator cannot be kept."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return value if value is None or isinstance(value, (str, bool, int, float)) else None

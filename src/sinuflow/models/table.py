@@ -1,0 +1,241 @@
+"""A fitted table: a flow, with all that stands between it and the user's columns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data import Preprocessor, open_table
+from ..data.names import quoted_list
+from ..data.reader import Rows, read_rows
+from ..data.split import Ids, Split
+from ..data.values import code_of, to_arrow
+from ..errors import DataError, InversionError
+from ..flows.inversion import Certify, Drawn, check_certify, inverse_with_fallback
+from ..flows.sinusoidal import SinusoidalFlow
+from ..flows.storage import Model, write_model
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+#: Rows that are scored or drawn at a time.
+_ROWS = 4096
+#: How many quantiles of the training rows' scores are kept.
+QUANTILES = 1001
+
+
+class TableModel:
+    """The density of a table, in the units of its columns.
+
+    Args:
+        flow: over the prepared columns.
+        preprocessor: the columns, and their maps.
+        split: which rows of the table were used for what.
+        quantiles: of the log-densities of the training rows, in increasing order.
+        history: the records of the training.
+        facts: where the model comes from: table, rows, seed, steps, seconds, versions.
+    """
+
+    def __init__(
+        self,
+        flow: SinusoidalFlow,
+        preprocessor: Preprocessor,
+        split: Split,
+        quantiles: Tensor,
+        history: list[dict[str, Any]],
+        facts: dict[str, Any],
+    ) -> None:
+        self.flow = flow
+        self.preprocessor = preprocessor
+        self.split = split
+        self.quantiles = quantiles
+        self.history = history
+        self.facts = facts
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of all columns, in the table's order."""
+        return [c.name for c in self.preprocessor.columns]
+
+    def log_prob(self, data: Any) -> Array:
+        """The log-density of every row of a table, in nats and in the columns' own units.
+
+        ``data`` is anything that can be opened as a table: a frame, a path, an array. Values of
+        integer columns and categories are taken as the middles of their cells.
+        """
+        parts, missing = [], 0
+        for rows in read_rows(open_table(data), self.preprocessor):
+            parts.append(self.score_rows(rows))
+            missing += int((~rows.whole).sum())
+        if missing:
+            raise DataError(f"{missing} rows have missing values: fill them in, or leave those rows out")
+        return np.concatenate(parts) if parts else np.empty(0)
+
+    def score_rows(self, rows: Rows) -> Array:
+        """The log-density of some rows that were read, NaN where a value is missing and nowhere else."""
+        result = np.full(len(rows.whole), np.nan)
+        whole = torch.from_numpy(rows.whole)
+        given = None if rows.given is None else rows.given[whole]
+        result[rows.whole] = self.score_numbers(rows.x[whole], given).numpy()
+        failed = np.isnan(result) & rows.whole
+        if failed.any():
+            raise DataError(
+                f"row {rows.first + int(failed.argmax()) + 1} has no missing value, but its log-density is NaN: "
+                "the model's parameters are degenerate; fit the model again"
+            )
+        return result
+
+    def score_numbers(self, x: Tensor, given: Tensor | None) -> Tensor:
+        """The log-density of rows of numbers."""
+        parts = []
+        with torch.no_grad():
+            for start in range(0, len(x), _ROWS):
+                rows = slice(start, start + _ROWS)
+                y, ladj = self.preprocessor.forward(x[rows])
+                context = None if given is None else self.preprocessor.context(given[rows]).to(self._home)
+                # What is outside of a logarithm's or logit's range has no density at all.
+                inside = y.isfinite().all(1) & ladj.isfinite()
+                y = torch.where(inside.unsqueeze(1), y, 0.0)
+                score = self.flow(context, validate_args=False).log_prob(y.to(self._home)).double().cpu() + ladj
+                parts.append(torch.where(inside, score, -torch.inf))
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
+
+    def anomaly_percentile(self, log_density: Array) -> Array:
+        """How many percent of the training rows are more likely: 100 is more odd than all of them."""
+        grid = self.quantiles.numpy()
+        shares = np.interp(log_density, grid, np.linspace(0, 1, len(grid)))
+        return np.where(np.isnan(log_density), np.nan, 100 * (1 - shares))
+
+    def sample(
+        self,
+        count: int,
+        given: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        certify: Certify = "layers",
+    ) -> Any:
+        """Draw rows, as an Arrow table with the columns of the training table.
+
+        Guarantee: with ``certify="layers"``, each layer of the flow was inverted to working precision for every row;
+        with ``"end-to-end"``, the flow's x of every row maps back to its noise through the whole flow, within
+        the tolerance of :meth:`SinusoidalFlow.invert <sinuflow.SinusoidalFlow.invert>`; or an
+        :class:`~sinuflow.InversionError` is raised. Where float32 is not enough, float64 is used. The certificate
+        concerns the flow's x, before integers, categories and repeated values are rounded.
+
+        Args:
+            count: how many rows.
+            given: the values of the context columns.
+            seed: the same seed gives the same rows.
+            certify: ``"layers"``, or ``"end-to-end"`` at the cost of one forward pass.
+        """
+        import pyarrow
+
+        batches = list(self.sample_batches(count, given, seed, certify))
+        return pyarrow.Table.from_batches(batches) if batches else self._empty()
+
+    def sample_batches(
+        self, count: int, given: Mapping[str, Any] | None, seed: int | None, certify: Certify = "layers"
+    ) -> Iterator[Any]:
+        """The rows of :meth:`sample`, a record batch at a time."""
+        return (batch for batch, _ in self.draw_batches(count, given, seed, certify))
+
+    def draw_batches(
+        self, count: int, given: Mapping[str, Any] | None, seed: int | None, certify: Certify = "layers"
+    ) -> Iterator[Drawn]:
+        """Record batches as :meth:`sample_batches`, each with its largest end-to-end residual if that is certified."""
+        import pyarrow
+
+        check_certify(certify)
+        context = self._context(given or {})
+        home = self._home
+        generator = torch.Generator(home.device)
+        generator.seed() if seed is None else generator.manual_seed(seed)
+        for start in range(0, count, _ROWS):
+            size = min(_ROWS, count - start)
+            noise = torch.randn((size, self.flow.features), generator=generator, dtype=home.dtype, device=home.device)
+            y, residual = inverse_with_fallback(self.flow.bijection, noise, context, certify)
+            x = self.preprocessor.inverse(y.cpu()).numpy()
+            if not np.isfinite(x).all():
+                raise InversionError(
+                    f"{int((~np.isfinite(x)).any(1).sum())} of {size} draws overflow float64 in the units of their "
+                    "columns: the flow is not trained well enough to be sampled"
+                )
+            arrays = []
+            features = {c.name: i for i, c in enumerate(self.preprocessor.features)}
+            for column in self.preprocessor.columns:
+                if column.name in features:
+                    arrays.append(to_arrow(column, x[:, features[column.name]]))
+                elif column.kind == "constant":
+                    arrays.append(to_arrow(column, np.zeros(size)))
+                else:
+                    arrays.append(to_arrow(column, np.full(size, self._given_number(column.name, given or {}))))
+            yield Drawn(pyarrow.record_batch(arrays, names=self.columns), residual)
+
+    def _empty(self) -> Any:
+        return next(self.sample_batches(1, {c.name: _any_value(c) for c in self.preprocessor.given}, 0)).slice(0, 0)
+
+    def _context(self, given: Mapping[str, Any]) -> Tensor | None:
+        names = [c.name for c in self.preprocessor.given]
+        constant = [c.name for c in self.preprocessor.columns if c.role == "context" and c.kind == "constant"]
+        unknown = [name for name in given if name not in names and name not in constant]
+        if unknown:
+            known = f"its context columns are {', '.join(map(repr, names))}" if names else "it has no context columns"
+            raise DataError(f"the model cannot be conditioned on {unknown[0]!r}: {known}")
+        absent = [name for name in names if name not in given]
+        if absent:
+            raise DataError(f"the model is conditional: give a value for {', '.join(map(repr, absent))}")
+        if not names:
+            return None
+        numbers = torch.tensor([[self._given_number(name, given) for name in names]], dtype=torch.float64)
+        context = self.preprocessor.context(numbers)
+        if not bool(context.isfinite().all()):
+            at = names[int((~context.isfinite()).any(0).nonzero()[0]) if len(names) == context.shape[1] else 0]
+            raise DataError(f"{at!r} cannot be {given[at]!r}: it is outside of the range of its map")
+        return context.to(self._home)
+
+    def _given_number(self, name: str, given: Mapping[str, Any]) -> float:
+        column = next(c for c in self.preprocessor.given if c.name == name)
+        value = given[name]
+        if column.kind == "category":
+            code = code_of(column, value)
+            if code is None:
+                raise DataError(f"{name!r} cannot be {value!r}: the model knows {quoted_list(column.categories)}")
+            return float(code)
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise DataError(f"{name!r} must be a number; got {value!r}") from None
+        if not np.isfinite(number):
+            raise DataError(f"{name!r} must be finite; got {value!r}")
+        return number
+
+    @property
+    def _home(self) -> Tensor:
+        """A tensor of the dtype and on the device that the flow computes with."""
+        return next(self.flow.parameters())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to one safetensors file, atomically; :func:`sinuflow.load` reads it."""
+        config = {
+            "flow": self.flow.config,
+            "preprocessing": self.preprocessor.as_dict(),
+            "history": self.history,
+            "facts": self.facts,
+        }
+        tensors = {f"flow/{name}": t for name, t in self.flow.usable_state(path).items()}
+        tensors |= {f"preprocessing/{name}": t for name, t in self.preprocessor.tensors().items()}
+        tensors |= {f"split/{name}": _compact(ids) for name, ids in self.split.stored().items()}
+        tensors["quantiles"] = self.quantiles
+        write_model(path, Model("table", config, tensors))
+
+
+def _compact(ids: Ids) -> Tensor:
+    small = not len(ids) or int(ids.max()) < 2**31
+    return torch.from_numpy(ids.astype(np.int32 if small else np.int64))
+
+
+def _any_value(column: Any) -> Any:
+    return column.categories[0] if column.categories else column.centre

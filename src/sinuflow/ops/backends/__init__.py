@@ -1,0 +1,1 @@
+"""Compiled implementations of ops: C++ for CPUs, Triton and CUDA for GPUs."""

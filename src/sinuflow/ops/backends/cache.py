@@ -1,0 +1,177 @@
+"""The cache of compiled kernels on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from ...errors import KernelWarning
+from .private_folder import open_private_folder
+
+#: Length of the SHA-256 digest at the end of every file.
+_DIGEST = 32
+#: Start of the names of temporary folders, and the age in seconds at which they are leftovers of a killed process.
+_TEMPORARY, _STALE = ".tmp-", 24 * 3600
+
+
+class _Folder(NamedTuple):
+    """The cache folder, with a checked descriptor if the system has owners and permissions."""
+
+    path: Path
+    descriptor: int | None
+
+    def entry(self, name: str) -> str:
+        """The path of a file in it, for calls that take ``dir_fd=self.descriptor``."""
+        return str(self.path / name) if self.descriptor is None else name
+
+
+def cache_folder() -> Path:
+    """``SINUFLOW_CACHE`` from the environment, or a folder in the user's cache. May raise OSError.
+
+    A relative ``SINUFLOW_CACHE`` counts from the working directory; a relative ``XDG_CACHE_HOME`` is ignored, as the
+    XDG specification demands.
+    """
+    chosen = os.environ.get("SINUFLOW_CACHE")
+    if chosen:
+        return Path(chosen).absolute()
+    user_cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not user_cache.is_absolute():
+        try:
+            user_cache = Path.home() / ".cache"
+        except RuntimeError as error:  # a user without a home, as in some containers
+            raise FileNotFoundError("there is no home folder: set SINUFLOW_CACHE to a folder of your own") from error
+    if not user_cache.is_absolute():
+        raise FileNotFoundError("HOME is not an absolute path: set SINUFLOW_CACHE to a folder of your own")
+    return user_cache / "sinuflow"
+
+
+def read(name: str) -> bytes | None:
+    """The verified content that :func:`write` stored; None if it is missing, damaged, or not this user's.
+
+    The bytes are read once, through the descriptor that was checked: use these, and do not open the file again.
+    Raises OSError where other users could have written to the cache.
+    """
+    flags = os.O_RDONLY | _flags("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK", "O_BINARY")
+    with _folder() as folder:
+        try:
+            descriptor = os.open(folder.entry(name), flags, dir_fd=folder.descriptor)
+            with os.fdopen(descriptor, "rb") as file:
+                stored = file.read() if _is_private(os.fstat(descriptor)) else b""
+        except OSError:
+            return None
+    content, digest = stored[:-_DIGEST], stored[-_DIGEST:]
+    return content if digest == _digest(name, content) else None
+
+
+def write(name: str, content: bytes) -> None:
+    """Store bytes under a name, durably and in one step: no other process ever sees a part. May raise OSError."""
+    with _folder() as folder, _in_cache() as temporary:
+        path = temporary / name
+        with open(path, "xb") as file:
+            file.write(content + _digest(name, content))
+            file.flush()
+            os.fsync(file.fileno())
+        path.chmod(0o600)
+        os.replace(path, folder.entry(name), dst_dir_fd=folder.descriptor)
+        if folder.descriptor is not None:
+            os.fsync(folder.descriptor)
+
+
+def keep(name: str, content: bytes) -> None:
+    """Store compiled kernels for the next process; warn that it has to compile them again if that is impossible."""
+    try:
+        write(name, content)
+    except OSError as error:
+        reason = one_line(error)
+        remedy = "" if "SINUFLOW_CACHE" in reason else ": set SINUFLOW_CACHE to another folder of your own"
+        warnings.warn(
+            f"kernels are compiled again in every process, because they cannot be stored: {reason}{remedy}",
+            KernelWarning,
+            stacklevel=2,
+        )
+
+
+def one_line(error: OSError) -> str:
+    """What went wrong, and with which file."""
+    where = f": {error.filename}" if error.filename else ""
+    return f"{error.strerror}{where}" if error.strerror else str(error)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder for temporary files that no other user can write to. May raise OSError.
+
+    It is in the cache, or among the system's temporary files where the cache cannot be trusted or written.
+    """
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(_in_cache())
+        except OSError:
+            folder = stack.enter_context(_in_system())
+        yield folder
+
+
+@contextmanager
+def _in_system() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="sinuflow-", ignore_cleanup_errors=True) as name:
+        path = Path(os.path.realpath(name))
+        if hasattr(os, "geteuid"):
+            os.close(open_private_folder(path))
+        yield path
+
+
+@contextmanager
+def _in_cache() -> Iterator[Path]:
+    with _folder() as folder:
+        _remove_leftovers(folder.path)
+        with tempfile.TemporaryDirectory(prefix=_TEMPORARY, dir=folder.path, ignore_cleanup_errors=True) as name:
+            yield Path(name)
+
+
+@contextmanager
+def _folder() -> Iterator[_Folder]:
+    path = cache_folder()
+    if not hasattr(os, "geteuid"):
+        path.mkdir(parents=True, exist_ok=True)
+        yield _Folder(path, None)
+        return
+    path = Path(os.path.realpath(path))  # links are resolved once, before the check
+    descriptor = open_private_folder(path)
+    try:
+        yield _Folder(path, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_private(status: os.stat_result) -> bool:
+    if not hasattr(os, "geteuid"):
+        return stat.S_ISREG(status.st_mode)
+    writable = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not writable
+
+
+def _digest(name: str, content: bytes) -> bytes:
+    """A hash of the content and of the name, which identifies its source: a renamed file does not verify."""
+    return hashlib.sha256(name.encode() + b"\0" + content).digest()
+
+
+def _flags(*names: str) -> int:
+    """Flags of :func:`os.open`, as far as this system has them."""
+    return sum(getattr(os, name, 0) for name in names)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f"{_TEMPORARY}*"):
+            if time.time() - path.lstat().st_mtime > _STALE:
+                shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,172 @@
+"""What is compiled into the kernels of a PixelCNN; names as in ``network.cuh``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ....conditional_waves import LOG_SCALE_MAX
+from ..shape import round_up
+
+#: Places that the first convolution sees, row by row up to the centre, and those of the bottlenecks.
+FAR_PLACES, NEAR_PLACES = 25, 5
+#: Columns of the first convolution's kernel, and how far they are from the centre.
+FAR_SIDE, FAR = 7, 3
+#: Pixels of a front are one row and this many columns apart.
+SKEW = 4
+#: Warps to a block, and turns that they take where they add up.
+WARPS, TURNS = 16, 4
+
+
+@dataclass(frozen=True)
+class PixelShape:
+    """A PixelCNN, but for its numbers."""
+
+    channels: int
+    height: int
+    width: int
+    maps: int  # of a bottleneck
+    blocks: int
+    rough: bool = False  # eleven bits of every number are enough while it learns
+    outputs: int = 1  # a shift; or a shift, and free numbers of a scale
+    groups: ClassVar[int] = 1  # of the head's rows, which are those of all outputs together
+
+    def defines(self, _: Any = None) -> dict[str, str]:
+        """The shape as the preprocessor takes it."""
+        values = {
+            "CHANNELS": self.channels,
+            "HEIGHT": self.height,
+            "WIDTH": self.width,
+            "MAPS": self.maps,
+            "BLOCKS": self.blocks,
+            "OUTPUTS": self.outputs,
+            "ROUGH": int(self.rough),
+        }
+        return {name: str(value) for name, value in values.items()} | {"LOG_SCALE_MAX": repr(LOG_SCALE_MAX)}
+
+    @property
+    def pixels(self) -> int:
+        return self.height * self.width
+
+    @property
+    def narrow(self) -> int:
+        """Maps inside a bottleneck, in groups of sixteen."""
+        return round_up(self.maps, 16)
+
+    @property
+    def wide(self) -> int:
+        """Maps outside of it."""
+        return round_up(2 * self.maps, 16)
+
+    @property
+    def head(self) -> int:
+        """Rows of the last layer."""
+        return round_up(self.heads, 16)
+
+    @property
+    def heads(self) -> int:
+        """What is said of a pixel."""
+        return self.outputs * self.channels
+
+    @property
+    def columns(self) -> int:
+        """Of the first convolution: [place][channel]."""
+        return round_up(FAR_PLACES * self.channels, 8)
+
+    @property
+    def stripe(self) -> int:
+        """Rows of its transpose, for one row of its kernel: [column][channel]."""
+        return round_up(FAR_SIDE * self.channels, 16)
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Maps of an image that are kept for the gradients, and words of each: of two numbers, if they are rough."""
+        tiles = -(-self.pixels // 8)
+        mine = -(-tiles // WARPS)
+        at_once = mine if mine < 3 else 4
+        numbers = round_up(mine, at_once) * WARPS * 8
+        return self.blocks * (self.wide + 2 * self.narrow) + self.wide, numbers // 2 if self.rough else numbers
+
+    @property
+    def added(self) -> int:
+        """Numbers that a context adds to the maps of an image."""
+        return self.wide + self.blocks * self.narrow
+
+    # ---------------------------------------------------------------- shared memory, as the kernels lay it out
+
+    @property
+    def _wide_bytes(self) -> int:
+        return 4 * self.wide * _plane(round_up(self.pixels, 8))
+
+    @property
+    def _narrow_bytes(self) -> int:
+        return 4 * self.narrow * _plane((self.height + 1) * (self.width + 1) + 1)
+
+    @property
+    def _x_bytes(self) -> int:
+        return self._image_bytes + 4 * self.columns
+
+    @property
+    def _image_bytes(self) -> int:
+        return self._planes_bytes(self.channels)
+
+    @property
+    def _fine_x_bytes(self) -> int:
+        return 2 * self._image_bytes + 4 * self.columns
+
+    @property
+    def forward_shared(self) -> int:
+        """Bytes that pixel_forward takes."""
+        return self._wide_bytes + self._narrow_bytes + self._x_bytes
+
+    @property
+    def fine_shared(self) -> int:
+        """Bytes that pixel_fine_forward takes."""
+        return self._wide_bytes + self._narrow_bytes + self._fine_x_bytes
+
+    @property
+    def backward_shared(self) -> int:
+        """Bytes that pixel_backward takes."""
+        stripes = 4 * WARPS * round_up(FAR_SIDE * self.channels * (self.width + 2 * FAR), 2)
+        told = self._planes_bytes(self.heads)  # its gradient, and later the image
+        return self._wide_bytes + max(self._narrow_bytes, stripes) + told + 4 * self.columns
+
+    @property
+    def inverse_shared(self) -> int:
+        """Bytes that pixel_inverse takes."""
+        wide, narrow, blocks = self.wide, self.narrow, self.blocks
+        block = narrow * _stride(wide) + narrow * _stride(NEAR_PLACES * narrow) + wide * _stride(narrow)
+        matrices = wide * _stride(self.columns) + blocks * block + self.heads * _stride(wide)
+        maps = (blocks + 1) * wide + 2 * blocks * narrow
+        biases = wide + blocks * (2 * narrow + wide) + self.head
+        single = blocks * self._narrow_bytes + 4 * (matrices + self._front * maps + biases + self.columns)
+        return single + self._sums_bytes
+
+    @property
+    def fine_inverse_shared(self) -> int:
+        """Bytes that pixel_fine_inverse takes."""
+        return self.inverse_shared + self._sums_bytes
+
+    @property
+    def _sums_bytes(self) -> int:
+        """What the inverse has in the precision of the pixels, if that is single."""
+        return self._image_bytes + 4 * self._front * (self.channels + self.wide + self.blocks * self.narrow)
+
+    @property
+    def _front(self) -> int:
+        """Pixels of a front."""
+        return round_up(-(-self.width // SKEW), 8)
+
+    def _planes_bytes(self, planes: int) -> int:
+        return 4 * round_up(planes * ((self.height + FAR) * (self.width + FAR) + FAR), 2)
+
+
+def _stride(columns: int) -> int:
+    """The distance from one row of a matrix to the next."""
+    whole = round_up(columns, 4)
+    return whole if whole % 16 else whole + 4
+
+
+def _plane(numbers: int) -> int:
+    """The distance from one map to the next."""
+    return round_up(numbers - 8, 32) + 8

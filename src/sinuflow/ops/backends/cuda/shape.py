@@ -1,0 +1,264 @@
+"""What is compiled into the kernels of a flow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...degrees import Plan, below, plan
+
+#: Warps to a block.
+WARPS = 16
+#: Threads of a warp.
+LANES = 32
+#: Rows and columns of a tile of weights.
+TILE = 16
+#: Units of a layer that the lanes of a row can take, and weights for which there is room.
+_MOST_UNITS, _MOST_INNER = 64, 7168
+#: Weights of a first layer for which there is room.
+_MOST_DIRECT = 4096
+
+
+@dataclass(frozen=True)
+class FlowShape:
+    """A flow of equal networks, but for its numbers."""
+
+    features: int
+    context: int
+    hidden: tuple[int, ...]  # all of one width
+    residual: bool
+    scales: int
+    waves: int
+    squash: float  # 0: off
+    conditional: bool  # whether the networks compute the waves, or only shifts
+    networks: int
+
+    @property
+    def outputs(self) -> int:
+        """Of a network, for each feature."""
+        return 2 + self.scales * (3 * self.waves + 1) if self.conditional else 1
+
+    @property
+    def plan(self) -> Plan:
+        """The layers of a network."""
+        return plan(self.features, self.context, self.outputs, self.hidden)
+
+    @property
+    def blocks(self) -> int:
+        """Of an upper shift, its scales and a lower shift."""
+        return self.networks // 2
+
+    @property
+    def inputs(self) -> int:
+        """Numbers that a network sees, in groups of sixteen."""
+        return round_up(self.context + self.features, 16)
+
+    @property
+    def units(self) -> int:
+        """Of a hidden layer, in groups of sixteen."""
+        return round_up(self.hidden[0], 16)
+
+    @property
+    def head(self) -> int:
+        """Numbers that a network puts out, in groups of sixteen."""
+        return round_up(self.features * self.outputs, 16)
+
+    @property
+    def biases(self) -> int:
+        """Of one network."""
+        return len(self.hidden) * self.units + self.head
+
+    @property
+    def source_bits(self) -> int:
+        """Of the 32 bits that say where a number is, those that count inside of one parameter."""
+        parameters = 2 * self.networks * (len(self.hidden) + 1) + (0 if self.conditional else 5 * self.blocks + 2)
+        return 32 - parameters.bit_length()  # there is also a zero
+
+    @property
+    def streams(self) -> bool:
+        """Whether a hidden layer adds what was two layers before it."""
+        return self.residual and len(self.hidden) > 2
+
+    @property
+    def paired(self) -> bool:
+        """Whether two warps share two rows of tiles of a hidden layer: with many rows, one each is even enough."""
+        return self.units < 2 * TILE * WARPS
+
+    @property
+    def wave_numbers(self) -> int:
+        """Of one block, as WAVE_NUMBERS in common.cuh."""
+        return 0 if self.conditional else round_up(self.scales * (4 * self.waves + 1) * self.features, 4)
+
+    def defines(self, block: Block) -> dict[str, str]:
+        """The shape as the preprocessor takes it."""
+        values = {
+            "FEATURES": self.features,
+            "CONTEXT": self.context,
+            "HIDDEN": self.hidden[0],
+            "DEPTH": len(self.hidden),
+            "RESIDUAL": int(self.residual),
+            "OUTPUTS": self.outputs,
+            "SCALES": self.scales,
+            "WAVES": self.waves,
+            "CONDITIONAL": int(self.conditional),
+            "NETWORKS": self.networks,
+            "GROUP": self.group.degrees,
+            "GROUP_UNITS": self.group.units,
+            "DEGREE_UNITS": self.group.units_of_degree,
+            "FAR_WARP": self.far_warps.start,
+            "DIRECT": int(self.direct),
+            "ROWS": block.rows,
+            "LIVE": block.live or block.rows,
+            "SPLIT": int(block.split),
+            "SLOTS": block.slots,
+            "WARPS": WARPS,
+            "PAIRED": int(self.paired),
+            "SOURCE_BITS": self.source_bits,
+        }
+        return {name: str(value) for name, value in values.items()} | {"SQUASH": f"{float(self.squash)!r}f"}
+
+    # ---------------------------------------------------------------- shared memory, as the kernels lay it out
+
+    def forward_shared(self, block: Block, tiles: int, parts: int) -> int:
+        """Bytes that flow_forward takes."""
+        operands = 2 * block.operand(self.units) + block.operand(self.inputs)
+        each = (self.head if self.conditional else 16 * parts) + 2 * self.features + self._exchange
+        constants = 2 * (self.biases + self.wave_numbers)
+        stages = len(self.hidden) + 1
+        return 4 * (block.ring + operands + block.rows * each + constants + _tables(stages, stages, tiles))
+
+    def backward_shared(self, block: Block, tiles: int, parts: int) -> int:
+        """Bytes that flow_backward takes."""
+        operands = 2 * block.operand(self.units) + block.operand(self.head)
+        each = 16 * parts + self.features + self.context + 1 + self._exchange
+        stages = len(self.hidden) + 1
+        tables = _tables(stages, stages, tiles)
+        return 4 * (block.ring + operands + block.rows * each + self.wave_numbers + tables)
+
+    def inverse_shared(self, block: Block, tiles: int, parts: int) -> int:
+        """Bytes that flow_inverse takes."""
+        depth = len(self.hidden)
+        operands = depth * block.operand(self.units) + block.operand(self.inputs)
+        group = self.group
+        residual = self.units if self.streams else 0
+        copies = 4 if block.rows == 8 else 2  # halves, also of the next group where that overlaps
+        known = copies * (depth * group.unit_stride + group.output_stride + 4) if group.degrees > 1 else residual
+        each = 16 * parts + 4 * self.features + 1 + (self.outputs if self.conditional else 0) + known
+        constants = 2 * (self.biases + self.inner_numbers) + self.wave_numbers + round_up(self.features, 4)
+        groups = len(group.ranges(self.features))
+        stages = 2 * groups - 1 if group.degrees > 1 else groups * (depth + 1 - self.direct)
+        tables = _tables(stages, stages * (depth + 1) if group.degrees > 1 else stages, tiles)
+        return 4 * (block.ring + operands + block.rows * each + constants + tables)
+
+    @property
+    def _exchange(self) -> int:
+        return 2 * WARPS * TILE if self.paired else 0
+
+    @property
+    def direct(self) -> bool:
+        """Whether the inverse computes first layers without products: with single degrees and few inputs.
+
+        Before conditional waves it would save little, and shared memory is scarce there.
+        """
+        return (
+            not self.conditional
+            and self.group.degrees == 1
+            and self.units * (self.context + self.features) <= _MOST_DIRECT
+        )
+
+    @property
+    def inner_numbers(self) -> int:
+        """Weights that the inverse reads one by one, of a group or of a first layer."""
+        return round_up(self.units * (self.context + self.features), 4) if self.direct else self.group.numbers
+
+    @property
+    def _most_units(self) -> int:
+        """Of one degree, in a hidden layer."""
+        hidden = self.plan.hidden[0].rows
+        return max(hidden[m] - below(hidden, m) for m in range(self.features))
+
+    @property
+    def far_warps(self) -> range:
+        """Warps that need not take any of four rows through a group."""
+        return range(4, WARPS)
+
+    @cached_property
+    def group(self) -> Group:
+        """The largest group of degrees that the lanes of a warp can take for the inverse."""
+        found = Group(1, 0, 0, 0, 0)
+        for degrees in range(2, min(self.features, LANES) + 1):  # a lane for every feature
+            hidden = self.plan.hidden[0].rows
+            counts = [hidden[end - 1] - below(hidden, begin) for begin, end in _ranges(self.features, degrees)]
+            group = Group(degrees, max(counts), self._most_units, len(self.hidden), degrees * self.outputs)
+            if group.units > _MOST_UNITS or group.units_of_degree > LANES or group.numbers > _MOST_INNER:
+                break
+            found = group
+        return found
+
+
+@dataclass(frozen=True)
+class Group:
+    """Degrees that ordered substitution takes together; the strides are those of inverse.cu."""
+
+    degrees: int
+    units: int  # of a layer, at most
+    units_of_degree: int  # likewise
+    depth: int
+    outputs: int
+
+    @property
+    def unit_stride(self) -> int:
+        return round_up(self.units, LANES)
+
+    @property
+    def output_stride(self) -> int:
+        return round_up(self.outputs, LANES)
+
+    @property
+    def numbers(self) -> int:
+        """Weights between the numbers of a group."""
+        if self.degrees == 1:
+            return 0
+        between = (self.depth - 1) * self.rows * self.unit_stride
+        return self.degrees * self.unit_stride + between + self.rows * self.output_stride
+
+    @property
+    def rows(self) -> int:
+        """Of a matrix between units of the group, with as many zeros at its end as a degree has units."""
+        return self.units + self.units_of_degree
+
+    def ranges(self, features: int) -> list[tuple[int, int]]:
+        """The first degree of every group, and its end."""
+        return _ranges(features, self.degrees)
+
+
+def _ranges(features: int, size: int) -> list[tuple[int, int]]:
+    return [(begin, min(begin + size, features)) for begin in range(0, features, size)]
+
+
+@dataclass(frozen=True)
+class Block:
+    """How a block of threads works."""
+
+    rows: int  # of the batch
+    split: bool  # whether activations are stored as two tf32 numbers
+    slots: int  # tiles that a warp has room for
+    live: int = 0  # rows that it takes, if not all for which there is room
+
+    @property
+    def ring(self) -> int:
+        """Numbers that travel."""
+        return WARPS * self.slots * TILE * TILE
+
+    def operand(self, numbers: int) -> int:
+        """Room for so many activations of every row."""
+        return numbers * self.rows * (2 if self.split else 1)
+
+
+def _tables(stages: int, matrices: int, tiles: int) -> int:
+    return 5 * tiles + 4 * WARPS * stages + matrices
+
+
+def round_up(number: int, multiple: int) -> int:
+    """The next multiple."""
+    return -(-number // multiple) * multiple

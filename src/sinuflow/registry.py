@@ -1,0 +1,171 @@
+"""Components that describe themselves as plain data, and the names under which they are rebuilt."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, overload
+
+from .errors import ArgumentError, StorageError
+
+Class = TypeVar("Class", bound=type)
+
+_CLASSES: dict[str, type[Component]] = {}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A component as plain data: the name of its class, and the constructor's arguments with defaults filled in.
+
+    Arguments are numbers, strings, booleans, None, lists and dictionaries of these, and further specs.
+
+    Example:
+        >>> from sinuflow.bijections import ElementwiseAffine
+        >>> ElementwiseAffine(2).spec()
+        Spec(name='ElementwiseAffine', arguments={'features': 2})
+    """
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The spec as data for JSON; the inverse of :meth:`from_json`."""
+        return {"class": self.name, "arguments": {name: _to_json(value) for name, value in self.arguments.items()}}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Spec:
+        """Read :meth:`to_json`'s data, or raise a :class:`ValueError`."""
+        if not isinstance(data, dict) or data.keys() != {"class", "arguments"}:
+            raise ValueError("a spec must have the keys class and arguments")
+        if not isinstance(data["class"], str) or not isinstance(data["arguments"], dict):
+            raise ValueError("a spec's class must be a string, and its arguments a dictionary")
+        return cls(data["class"], {name: _from_json(value) for name, value in data["arguments"].items()})
+
+
+class Component:
+    """A class whose instances know the arguments that they were constructed with.
+
+    Bijections, transformers, conditioners and base distributions are components. A subclass needs nothing but a
+    constructor whose arguments are plain data or components.
+    """
+
+    _spec: Spec
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in cls.__dict__:
+            cls.__init__ = _recording(cls.__init__)  # type: ignore[method-assign]
+
+    def spec(self) -> Spec:
+        """The component's class and arguments, as plain data."""
+        return self.__dict__.get("_spec") or Spec(_name(type(self)))
+
+
+def _recording(constructor: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that also stores its arguments, unless a subclass's constructor calls it."""
+    signature = inspect.signature(constructor)
+
+    @functools.wraps(constructor)
+    def construct(self: Component, *args: Any, **kwargs: Any) -> None:
+        constructor(self, *args, **kwargs)
+        if type(self).__init__ is construct:
+            bound = signature.bind(self, *args, **kwargs)
+            bound.apply_defaults()
+            arguments: dict[str, Any] = {}
+            for (name, value), parameter in zip(
+                list(bound.arguments.items())[1:], list(signature.parameters.values())[1:], strict=True
+            ):
+                arguments.update(value if parameter.kind is parameter.VAR_KEYWORD else {name: value})
+            plain = {name: _plain(value) for name, value in arguments.items()}
+            object.__setattr__(self, "_spec", Spec(_name(type(self)), plain))
+
+    return construct
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Component):
+        return value.spec()
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return value
+
+
+def _name(cls: type) -> str:
+    """The name under which the class is registered, or its own."""
+    return next((name for name, known in _CLASSES.items() if known is cls), cls.__name__)
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, Spec):
+        return value.to_json()
+    if isinstance(value, list):
+        return [_to_json(each) for each in value]
+    if isinstance(value, dict):
+        return {"mapping": {str(name): _to_json(each) for name, each in value.items()}}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise StorageError(
+        f"a component has an argument of type {type(value).__name__}, which no file can hold: "
+        "use numbers, strings, lists, dictionaries and registered components"
+    )
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_from_json(each) for each in value]
+    if isinstance(value, dict):
+        if value.keys() == {"mapping"} and isinstance(value["mapping"], dict):
+            return {name: _from_json(each) for name, each in value["mapping"].items()}
+        return Spec.from_json(value)
+    return value
+
+
+@overload
+def register(cls: Class, *, name: str | None = None) -> Class: ...
+@overload
+def register(cls: None = None, *, name: str | None = None) -> Callable[[Class], Class]: ...
+def register(cls: Any = None, *, name: str | None = None) -> Any:
+    """Register a component's class, so that flows that contain it can be saved and loaded.
+
+    Used as a decorator, ``@register`` or ``@register(name="mylab.Spline")``. A name belongs to one class; defining the
+    same class again, as notebooks do, replaces it.
+
+    Example:
+        >>> from sinuflow.bijections import Bijection
+        >>> @register
+        ... class Reversal(Bijection):
+        ...     def transform(self, x, context):
+        ...         return x.flip(0), x.new_zeros(x.shape[-1])
+    """
+    if cls is None:
+        return functools.partial(register, name=name)
+    key = cls.__name__ if name is None else name
+    known = _CLASSES.get(key)
+    if not (isinstance(cls, type) and issubclass(cls, Component)):
+        raise ArgumentError("only classes of bijections, transformers, conditioners and bases can be registered")
+    if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise ArgumentError(f"{key!r} is the name of {known.__module__}.{known.__qualname__}: pass another name")
+    _CLASSES[key] = cls
+    return cls
+
+
+def build(spec: Spec) -> Component:
+    """Construct the component that a spec describes, from registered classes alone; nothing is imported by name."""
+    if spec.name not in _CLASSES:
+        raise StorageError(
+            f"the class {spec.name[:100]!r} is not registered: import the module that defines it, with "
+            "@sinuflow.register before the class"
+        )
+    return _CLASSES[spec.name](**{name: _built(value) for name, value in spec.arguments.items()})
+
+
+def _built(value: Any) -> Any:
+    if isinstance(value, Spec):
+        return build(value)
+    if isinstance(value, list):
+        return [_built(each) for each in value]
+    return {name: _built(each) for name, each in value.items()} if isinstance(value, dict) else value

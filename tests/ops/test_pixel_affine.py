@@ -1,0 +1,78 @@
+"""The Triton kernels for scales of images against plain PyTorch: on a GPU if there is one, else by the interpreter."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("triton")
+
+from sinuflow.ops import pixel_affine as plain
+from sinuflow.ops.backends.triton import pixel_affine
+from tests.ops.test_triton import DEVICE, close, few, randn
+
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
+
+shapes = {
+    "features": st.sampled_from([1, 3, 64, 70]),  # more than 64 are cut into tiles
+    "rows": st.sampled_from([0, 1, 7, 70, 600]),
+    "spread": st.sampled_from([1e-3, 1.0, 30.0]),  # of numbers that say a scale: next to none, and the largest
+    "seed": st.integers(0, 10**6),
+}
+
+
+@few
+@given(**shapes)
+def test_scales_are_the_reference(features, rows, spread, seed):
+    told = (
+        randn(2 * features, rows, seed=seed)
+        * torch.tensor([3.0, spread], device=DEVICE).repeat_interleave(features)[:, None]
+    )
+    for ours, theirs in zip(pixel_affine.forward(told), plain.reference(told, features), strict=True):
+        close(ours, theirs, 1e-14)
+    grads = randn(features, rows, seed=seed + 1), randn(rows, seed=seed + 2)
+    leaf = told.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(plain.reference(leaf, features), leaf, grads)
+    close(pixel_affine.backward(told, *grads), expected, 1e-14)
+    for ours, theirs in zip(
+        pixel_affine.forward(told.float()), plain.reference(told.float().double(), features), strict=True
+    ):
+        close(ours.double(), theirs, 1e-6)
+
+
+def test_the_gradient_is_found_by_autograd_too(monkeypatch):
+    """By kernels; and a second one by the definition."""
+    monkeypatch.setattr(plain, "use_triton", lambda _: True)
+    used = []
+    monkeypatch.setattr(pixel_affine, "backward", lambda *a, inner=pixel_affine.backward: used.append(1) or inner(*a))
+    told = randn(6, 4).requires_grad_()
+
+    def slope(function, **options):
+        z, ladj = function(told)
+        return torch.autograd.grad((z.square().sum(0) + ladj.square()).sum(), told, **options)[0]
+
+    definition = partial(plain.reference, features=3)
+    expected = slope(definition, create_graph=True)
+    close(slope(lambda t: plain.scaled(t, 3)), expected.detach(), 1e-14)
+    assert used == [1]
+    second = [
+        torch.autograd.grad(slope(function, create_graph=True).square().sum(), told)[0]
+        for function in (definition, lambda t: plain.scaled(t, 3))
+    ]
+    close(second[1], second[0], 1e-14)
+    with torch.no_grad():
+        close(plain.scaled(told, 3).z, definition(told).z, 1e-14)
+        half = told.half()  # which the kernels are not for
+        assert plain.scaled(half, 3).z.equal(definition(half).z)
+
+
+def test_what_is_no_number_stays_none():
+    told = randn(6, 4)
+    told[4, 2] = torch.nan
+    z, ladj = pixel_affine.forward(told)
+    assert z.isnan().nonzero().tolist() == [[1, 2]]
+    assert ladj.isnan().tolist() == [False, False, True, False]

@@ -1,0 +1,389 @@
+"""The CUDA kernels for PixelCNNs against float64: run by an emulator on the CPU."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from sinuflow import SinusoidalFlow
+from sinuflow.bijections import image_inverse, pixel_kernels, pixel_shift
+from sinuflow.bijections.pixel_kernels import pixel_shape, tried
+from sinuflow.bijections.pixel_shift import fused_inverse, fused_shift, plain_shift
+from sinuflow.bijections.pixel_trial import agrees
+from sinuflow.conditioners.pixelcnn import PixelCNN
+from sinuflow.ops.backends.cuda.pixels.program import PixelProgram
+from sinuflow.ops.backends.cuda.pixels.shape import PixelShape
+from sinuflow.ops.pixel_affine import scaled
+from sinuflow.solvers import SolverOptions
+from tests.ops.emulator import EmulatorLauncher
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "grey": {"shape": (1, 5, 4), "channels": 5, "residual_blocks": 1},
+    "colour": {"shape": (3, 7, 7), "channels": 16, "residual_blocks": 2, "context": 2},
+    "no blocks": {"shape": (1, 8, 8), "channels": 8, "residual_blocks": 0},
+    "wide": {"shape": (2, 3, 40), "channels": 20, "residual_blocks": 1},
+    "two tiles to a warp": {"shape": (1, 16, 16), "channels": 3, "residual_blocks": 1},
+    "three tiles to a warp": {"shape": (1, 17, 17), "channels": 3, "residual_blocks": 1},
+    "many tiles to a warp": {"shape": (1, 27, 28), "channels": 3, "residual_blocks": 1},
+    "places that differ by constants": {"shape": (1, 32, 32), "channels": 3, "residual_blocks": 1},
+    "a row of four channels": {"shape": (4, 1, 33), "channels": 17, "residual_blocks": 1, "outputs": 2},
+    "one pixel": {"shape": (9, 1, 1), "channels": 9, "residual_blocks": 1, "outputs": 2},  # a head of two tiles
+    "scales": {"shape": (1, 6, 7), "channels": 5, "residual_blocks": 1, "context": 1, "outputs": 2},
+    "one column": {"shape": (1, 9, 1), "channels": 4, "residual_blocks": 1, "context": 1},
+}
+IMAGES = 2
+
+
+@pytest.fixture(autouse=True)
+def _fine_gradients(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+def emulated(name: str) -> tuple[PixelCNN, PixelCNN, PixelProgram]:
+    """A network, the same in float64, and its kernels."""
+    network = PixelCNN(**NETWORKS[name])
+    for parameter in network.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    shape = pixel_shape(network)
+    masks = [layer.mask for layer in network.layers]
+    program = PixelProgram(shape, masks, torch.device("cpu"), EmulatorLauncher(shape))
+    return network, copy.deepcopy(network).double(), program
+
+
+def draw(network: PixelCNN, images: int = IMAGES) -> tuple[torch.Tensor, torch.Tensor | None]:
+    channels, height, width = network.shape
+    context = torch.randn(network.context, images) if network.context else None
+    return torch.randn(channels * height * width, images), context
+
+
+def error(ours: torch.Tensor, exact: torch.Tensor) -> float:
+    assert ours.shape == exact.shape
+    return float((ours.detach() - exact.detach()).abs().max() / (1 + exact.detach().abs().max()))
+
+
+def finds_out_errors(program, network) -> None:
+    """Whichever of the kernels errs, the trial fails; it changes a network's numbers, so that it gets copies."""
+    assert agrees(program, copy.deepcopy(network))
+
+    def one_wrong(tensor, which=0):
+        tensor[which, which] += 0.1
+        return tensor
+
+    wrong = [
+        ("forward", lambda plain: lambda *a: one_wrong(plain(*a))),
+        ("forward", lambda plain: lambda *a: one_wrong(plain(*a), -1)),  # of a scale, if there is one
+        ("check", lambda plain: lambda *a: (one_wrong(plain(*a)[0], -1), plain(*a)[1])),
+        ("learn", lambda plain: lambda *a: plain(*a)._replace(told=1.1 * plain(*a).told)),
+        ("backward", lambda plain: lambda *a: plain(*a)._replace(x=1.1 * plain(*a).x)),
+        ("inverse", lambda plain: lambda *a: one_wrong(plain(*a))),
+        ("check", lambda plain: lambda *a: (one_wrong(plain(*a)[0]), plain(*a)[1])),
+        ("check", lambda plain: lambda *a: (plain(*a)[0], 1.1 * plain(*a)[1])),
+    ]
+    for name, spoiled in wrong:
+        setattr(program, name, spoiled(getattr(program, name)))
+        assert not agrees(program, copy.deepcopy(network)), name
+        delattr(program, name)
+    assert agrees(program, copy.deepcopy(network))
+
+
+@pytest.mark.parametrize(("reverse", "rough"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_shift_and_its_gradients(name, reverse, rough, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", rough)
+    network, exact, program = emulated(name)
+    assert program.shape.rough == rough
+    x, context = draw(network)
+    leaves = [t.requires_grad_() for t in (x, context) if t is not None]
+    doubles = [t.detach().double().requires_grad_() for t in leaves]
+    z = fused_shift(program, network, x, context, reverse)
+    given = doubles[1] if context is not None else None
+    truth = plain_shift(doubles[0], given, exact.numbers(), exact.shape, reverse)
+    assert error(z, truth) < (1e-3 if rough else 1e-6)
+    grad = torch.randn_like(z)
+    found = torch.autograd.grad(z, [*leaves, *network.parameters()], grad)
+    expected = torch.autograd.grad(truth, [*doubles, *exact.parameters()], grad.double())
+    if not rough:
+        assert max(error(ours, theirs) for ours, theirs in zip(found, expected, strict=True)) < 1e-5
+        return
+    # Of a unit next to zero, rounding decides whether it is active: so all are judged together.
+    ours, theirs = (torch.cat([t.flatten().double() for t in tensors]) for tensors in (found, expected))
+    assert 1e-5 < (ours - theirs).norm() / theirs.norm() < 0.03
+
+
+@pytest.mark.parametrize("rough", [False, True])
+def test_without_gradients_it_is_exact_and_nothing_is_kept(rough, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", rough)
+    network, exact, program = emulated("grey")
+    x, _ = draw(network)
+    program.learn = None
+    with torch.no_grad():
+        z = fused_shift(program, network, x, None, False)
+    assert error(z, plain_shift(x.double(), None, exact.numbers(), exact.shape, False)) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["colour", "one pixel"])
+def test_masked_weights_have_no_effect_and_get_no_gradient(name):
+    network, _, program = emulated(name)
+    x, context = draw(network)
+    z = fused_shift(program, network, x, context, False)
+    z.square().sum().backward()
+    for layer in network.layers:
+        assert (layer.weight.grad[layer.mask == 0] == 0).all()
+        layer.weight.data[layer.mask == 0] = torch.nan
+    assert fused_shift(program, network, x, context, False).equal(z)
+
+
+@pytest.mark.parametrize("name", ["grey", "scales"])
+def test_second_derivatives_are_those_of_the_definition(name):
+    network, exact, program = emulated(name)
+    x, c = draw(network, 1)
+    given = None if c is None else c.double()
+
+    def penalty(shift, x):
+        (slope,) = torch.autograd.grad(shift(x).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), x)[0]
+
+    found = penalty(lambda x: fused_shift(program, network, x, c, True), x.clone().requires_grad_())
+    expected = penalty(lambda x: plain_shift(x, given, exact.numbers(), exact.shape, True), x.double().requires_grad_())
+    assert error(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["colour", "many tiles to a warp", "one pixel"])
+def test_a_check_tells_the_largest_unit(name):
+    network, exact, program = emulated(name)
+    x, context = draw(network, 3)
+    units: list[torch.Tensor] = []
+    given = None if context is None else context.double()
+    told = plain_shift(x.double(), given, exact.numbers(), network.shape, False, units)
+    packed = program.pack([*(la.weight for la in network.layers), *(la.bias for la in network.layers)], "invert")
+    added = None if context is None else pixel_shift.added_maps(program.shape, context, network.context_maps)
+    ours, largest = program.check(packed, x, added)
+    assert error(ours, told) < 1e-6
+    expected = torch.stack([u.amax((1, 2, 3)) for u in units]).amax(0).detach()
+    torch.testing.assert_close(largest.double(), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", ["colour", "scales"])
+def test_certificates_are_exact_even_while_training_is_rough(name, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    network, exact, program = emulated(name)
+    assert program.shape.rough
+    x, context = draw(network)
+    z = scaled(plain_shift(x.double(), context.double(), exact.numbers(), exact.shape, False), len(x)).z.float()
+    monkeypatch.setattr(image_inverse, "inverting_kernels_for", lambda *_: program)
+    with torch.no_grad():
+        found = image_inverse.image_inverse(network, z, context, SolverOptions())
+    assert found.converged.all()
+    assert found.residual.max() < 1e-5
+
+
+def test_rough_numbers_are_rounded_and_not_cut_off(monkeypatch):
+    """What is cut off makes all shifts smaller by some 3e-4, always; what is rounded leaves noise."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    shrinkage = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        network, exact, program = emulated("many tiles to a warp")
+        x, _ = draw(network, 4)
+        z = fused_shift(program, network, x.requires_grad_(), None, False).detach().double()
+        truth = plain_shift(x.detach().double(), None, exact.numbers(), exact.shape, False).detach()
+        ours, theirs = (t - x.detach() for t in (z, truth))
+        ours, theirs = ours - ours.mean(), theirs - theirs.mean()
+        shrinkage.append(1 - float((ours * theirs).sum() / theirs.square().sum()))
+    assert abs(sum(shrinkage) / 3) < 1.5e-4
+
+
+def test_only_training_is_rough(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    network = PixelCNN((1, 4, 4), channels=4)
+    assert pixel_shape(network).rough
+    assert not pixel_shape(network.eval()).rough
+    with torch.no_grad():
+        assert pixel_shape(network) == pixel_shape(network.train())  # the same kernels: they are exact there
+
+
+@pytest.mark.parametrize(("name", "numbers"), [("grey", 20), ("scales", 84)])
+def test_an_empty_batch_is_an_empty_answer(name, numbers):
+    network, _, program = emulated(name)
+    x, c = draw(network, 0)
+    assert fused_shift(program, network, x.requires_grad_(), c, False).shape == (numbers, 0)
+
+
+def test_three_outputs_are_not_known():
+    network = PixelCNN((1, 4, 4), channels=4, residual_blocks=1, outputs=3)
+    shape, masks = pixel_shape(network), [layer.mask for layer in network.layers]
+    assert not PixelProgram(shape, masks, torch.device("cpu"), EmulatorLauncher(shape)).fits()
+
+
+@pytest.mark.parametrize("name", ["one column", "scales"])
+@pytest.mark.parametrize("rough", [False, True])
+def test_kernels_that_err_are_found_out(rough, name, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", rough)
+    network, _, program = emulated(name)
+    finds_out_errors(program, network)
+
+
+@pytest.mark.parametrize("layer", range(5))
+def test_what_is_no_number_stays_none_however_rough(layer, monkeypatch):
+    """The NaN of a GPU has all bits set, and would become zero by rounding up."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    network, _, program = emulated("grey")
+    assert len(network.layers) == 5
+    nan = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
+    weight = network.layers[layer].weight
+    weight.data.view(-1)[int(network.layers[layer].mask.flatten().nonzero()[0])] = nan
+    x, _ = draw(network)
+    assert fused_shift(program, network, x.requires_grad_(), None, False).isnan().any()
+    with torch.no_grad():
+        assert fused_shift(program, network, x, None, False).isnan().any()
+
+
+def test_tf32_may_be_forbidden_in_the_new_way_too(monkeypatch):
+    class Told:
+        @property
+        def allow_tf32(self):
+            raise RuntimeError("mix of the legacy and new APIs")
+
+        conv = type("conv", (), {"fp32_precision": "ieee"})
+
+    network = PixelCNN((1, 4, 4), channels=4)
+    monkeypatch.setattr(torch.backends, "cudnn", Told())
+    assert not pixel_shape(network).rough
+
+
+def test_images_that_are_too_large_for_a_block_are_left_to_plain_pytorch():
+    network = PixelCNN((3, 64, 64))
+    shape = PixelShape(3, 64, 64, 16, 2)
+    masks = [layer.mask for layer in network.layers]
+    assert not PixelProgram(shape, masks, torch.device("cpu"), EmulatorLauncher(shape)).fits()
+    cifar = PixelShape(3, 32, 32, 16, 2)
+    assert PixelProgram(cifar, masks, torch.device("cpu"), EmulatorLauncher(cifar)).fits()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_inverse_is_the_inverse(name):
+    network, exact, program = emulated(name)
+    x, context = draw(network)
+    given = None if context is None else context.double()
+    with torch.no_grad():
+        z = scaled(plain_shift(x.double(), given, exact.numbers(), exact.shape, False), len(x)).z.float()
+        found = fused_inverse(program, z, context, network.numbers())[0]
+        again = scaled(plain_shift(found.double(), given, exact.numbers(), exact.shape, False), len(x)).z
+    assert error(again, z.double()) < 1e-6
+    assert error(found, x.double()) < 1e-5
+
+
+@pytest.mark.parametrize("conditioning", ["shift", "affine"])
+def test_a_flow_goes_through_the_kernels(conditioning, monkeypatch):
+    """Scores, gradients and certified samples of a flow of which every network is by kernels."""
+    sizes = {"blocks": 2, "scales": 2, "waves": 2, "channels": 5, "residual_blocks": 1}
+    flow = SinusoidalFlow.image((2, 5, 6), context=2, conditioning=conditioning, **sizes)
+    for name, parameter in flow.named_parameters():
+        parameter.data += (0.1 if "conditioner" in name else 0.3) * torch.randn_like(parameter)
+    exact, plain = copy.deepcopy(flow).double(), copy.deepcopy(flow)
+    ours = [m for m in flow.modules() if isinstance(m, PixelCNN)]
+    shape, masks = pixel_shape(ours[0]), [layer.mask for layer in ours[0].layers]
+    program = PixelProgram(shape, masks, torch.device("cpu"), EmulatorLauncher(shape))
+    used = []
+
+    def kernels_for(network, x):
+        if not any(network is mine for mine in ours):
+            return None
+        used.append(network)
+        return program
+
+    monkeypatch.setattr(pixel_kernels, "kernels_for", kernels_for)
+    monkeypatch.setattr(image_inverse, "inverting_kernels_for", kernels_for)
+    x, c = torch.randn(3, 60), torch.randn(3, 2)
+    truth = exact(c.double()).log_prob(x.double())
+    found = flow(c).log_prob(x)
+    assert len(used) == 4
+    assert error(found, truth) < 1e-5
+    grads = torch.autograd.grad(found.sum(), list(flow.parameters()))
+    for g, w in zip(grads, torch.autograd.grad(truth.sum(), list(exact.parameters())), strict=True):
+        assert error(g, w) < 1e-4
+    z, _ = exact.bijection(x.double(), c.double())
+    back = flow.invert(z.float(), c)
+    assert back.converged.all()
+    assert error(back.x, x.double()) < 1e-4
+    expected = plain.invert(z.float(), c)
+    for g, w in zip(
+        torch.autograd.grad(back.x.sum(), list(flow.parameters()), allow_unused=True),
+        torch.autograd.grad(expected.x.sum(), list(plain.parameters()), allow_unused=True),
+        strict=True,
+    ):
+        assert (g is None) == (w is None)
+        assert g is None or error(g, w) < 1e-3
+
+
+def test_kernels_are_tried_in_any_mode_and_leave_no_trace():
+    shape = PixelShape(1, 4, 4, maps=4, blocks=1)
+    torch.manual_seed(3)
+    expected = torch.randn(2)
+    try:
+        torch.set_default_dtype(torch.float64)
+        torch.manual_seed(3)
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            assert tried(shape, torch.device("cpu"), 2, EmulatorLauncher(shape)) is not None
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.randn(2).equal(expected)
+
+
+def test_autocast_does_not_reach_the_kernels():
+    network, _, program = emulated("one column")
+    x, context = draw(network)
+    with torch.no_grad():
+        expected = fused_shift(program, network, x, context, False)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert fused_shift(program, network, x, context, False).equal(expected)
+
+
+def test_a_network_of_many_blocks_is_trained_by_kernels_and_inverted_without():
+    network = PixelCNN((3, 32, 32), residual_blocks=3)
+    shape = pixel_shape(network)
+    program = PixelProgram(
+        shape, [layer.mask for layer in network.layers], torch.device("cpu"), EmulatorLauncher(shape)
+    )
+    assert program.fits()
+    assert not program.inverts()
+
+
+@pytest.mark.parametrize("rough", [False, True])
+def test_networks_without_room_in_a_block_get_other_kernels(rough, monkeypatch):
+    """Triton's: for the inverse always, and for the shift if gradients may be rough, or nobody wants any."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", rough)
+    network, _, small = emulated("grey")
+    x = torch.empty(20, 1)
+    others = object()
+    monkeypatch.setattr(pixel_kernels, "_may_have_kernels", lambda *_: True)
+    monkeypatch.setattr(pixel_kernels, "_triton_kernels", lambda *_: others)
+    monkeypatch.setattr(pixel_kernels, "_cuda_kernels", lambda *_: None)
+    assert pixel_kernels.inverting_kernels_for(network, x) is others
+    assert pixel_kernels.kernels_for(network, x) is (others if rough else None)
+    assert pixel_kernels.kernels_for(network.eval(), x) is None
+    with torch.no_grad():
+        assert pixel_kernels.kernels_for(network, x) is others
+    monkeypatch.setattr(pixel_kernels, "_cuda_kernels", lambda *_: small)
+    assert pixel_kernels.kernels_for(network, x) is pixel_kernels.inverting_kernels_for(network, x) is small
+    monkeypatch.setattr(small, "inverts", lambda: False)
+    assert pixel_kernels.kernels_for(network, x) is small
+    assert pixel_kernels.inverting_kernels_for(network, x) is others
+
+
+def test_triton_has_kernels_for_single_numbers_and_tensor_cores_alone(monkeypatch):
+    network, x = PixelCNN((1, 5, 4), channels=5, residual_blocks=1), torch.empty(20, 1)
+    monkeypatch.setattr(pixel_kernels, "use_triton", lambda _: True)
+    monkeypatch.setattr(pixel_kernels, "_wide_program", lambda *_: "kernels")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert pixel_kernels._triton_kernels(network, x) == "kernels"
+    assert pixel_kernels._triton_kernels(network, x.double()) is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert pixel_kernels._triton_kernels(network, x) is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 4))  # another maker's
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert pixel_kernels._triton_kernels(network, x) is None

@@ -1,0 +1,332 @@
+"""The CUDA kernels for whole flows against float64: run by an emulator on the CPU."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from looks_trained import look_trained
+from sinuflow import SinusoidalFlow
+from sinuflow.bijections.base import CERTIFIED
+from sinuflow.bijections.whole_flow import WholeFlow, agrees, anatomy, gradients_agree
+from sinuflow.ops.backends.cuda import program
+from sinuflow.ops.backends.cuda.program import Program
+from tests.ops.emulator import EmulatorLauncher
+
+FLOWS = {
+    "shift": {"features": 5, "blocks": 2, "hidden": (40, 40)},
+    "one hidden layer, many features": {
+        "features": 19, "blocks": 2, "hidden": (70,), "scales": 2, "waves": 3, "squash": 3.0,
+    },
+    "many scales": {"features": 2, "blocks": 1, "hidden": (16,), "scales": 19, "waves": 2},
+    "full": {"features": 5, "conditioning": "full", "blocks": 3, "hidden": (40, 40), "residual": True},
+    "context": {
+        "features": 4, "conditioning": "full", "blocks": 2, "hidden": (24, 24, 24), "context": 3, "waves": 3,
+        "scales": 3,
+    },
+    "many features": {"features": 18, "conditioning": "full", "blocks": 2, "hidden": (100, 100), "residual": True},
+    "one feature": {"features": 1, "conditioning": "full", "blocks": 2, "hidden": (20, 20)},
+    "wide": {
+        "features": 3, "conditioning": "full", "blocks": 1, "hidden": (512, 512), "residual": True, "scales": 1,
+        "waves": 2,
+    },
+    "far groups": {"features": 50, "blocks": 1, "hidden": (250,), "scales": 1, "waves": 1},
+    "fewer units than features": {"features": 20, "blocks": 1, "hidden": (8, 8), "scales": 1, "waves": 2},
+    "many units to a degree": {"features": 4, "blocks": 1, "hidden": (72, 72), "scales": 1, "waves": 2},
+    "single degrees": {"features": 3, "blocks": 1, "hidden": (120, 120), "scales": 1, "waves": 2, "squash": 2.0},
+    "many inputs": {"features": 9, "blocks": 1, "hidden": (460,), "scales": 1, "waves": 1},
+    "residual": {"features": 9, "blocks": 1, "hidden": (60, 60), "residual": True, "scales": 1, "waves": 2},
+    "two features": {"features": 2, "blocks": 1, "hidden": (16, 16), "scales": 1, "waves": 1},
+}  # fmt: skip
+#: Emulated with blocks of one size only.
+SLOW = ("wide", "many units to a degree", "single degrees", "many inputs", "residual")
+BATCH = 21
+
+
+def emulated(
+    name: str, processors: int, options: dict[str, Any] | None = None
+) -> tuple[SinusoidalFlow, SinusoidalFlow, WholeFlow]:
+    """A flow, the same in float64, and its kernels; few processors make blocks of more rows."""
+    options = options or FLOWS[name]
+    flow = look_trained(SinusoidalFlow(**options))
+    found = anatomy(flow.bijection)
+    assert found is not None
+    kernels = Program(found.shape, found.offsets, torch.device("cpu"), EmulatorLauncher(found.shape, processors))
+    exact = SinusoidalFlow(**options).double()
+    exact.load_state_dict(flow.state_dict())
+    whole = WholeFlow(flow.bijection, found, kernels)
+    whole._learns = True  # the tests compare gradients themselves
+    return flow, exact, whole
+
+
+def draw(flow: SinusoidalFlow, batch: int = BATCH) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A batch, feature-major."""
+    return torch.randn(flow.features, batch), torch.randn(flow.context, batch) if flow.context else None
+
+
+def double(t: torch.Tensor | None) -> torch.Tensor | None:
+    return None if t is None else t.double()
+
+
+def error(ours: torch.Tensor, exact: torch.Tensor) -> float:
+    assert ours.shape == exact.shape
+    ours, exact = ours.detach(), exact.detach()
+    return float((ours - exact).abs().max() / (1 + exact.abs().max())) if exact.numel() else 0.0
+
+
+def compare(flow: SinusoidalFlow, exact: SinusoidalFlow, whole: WholeFlow) -> None:
+    """The map, its log-determinant, and the gradients of both, with float64."""
+    x, context = draw(flow)
+    leaves = [t.requires_grad_() for t in (x, context) if t is not None]
+    z, ladj = whole.transform(x, context)
+    grads = torch.randn_like(z), torch.randn_like(ladj)
+    found = torch.autograd.grad((z, ladj), [*leaves, *flow.parameters()], grads)
+    rough = [t.detach().double().requires_grad_() for t in leaves]
+    truth = exact.bijection.layer_by_layer(rough[0], rough[1] if context is not None else None)
+    expected = torch.autograd.grad(truth, [*rough, *exact.parameters()], [g.double() for g in grads])
+    assert error(z, truth[0]) < 1e-5
+    assert error(ladj, truth[1]) < 1e-5
+    for ours, theirs in zip(found, expected, strict=True):
+        assert error(ours, theirs) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "processors"), [(n, p) for n in FLOWS for p in (132, 2, 1) if n not in SLOW or p == 132]
+)
+def test_the_map_and_its_gradients(name, processors):
+    flow, exact, whole = emulated(name, processors)
+    compare(flow, exact, whole)
+
+
+def test_long_sums_are_as_exact_as_in_float32():
+    """Tensor cores truncate: over hundreds of units, that would be several times the error of plain float32."""
+    flow, exact, whole = emulated("wide", 132)
+    x, _ = draw(flow, 100)
+    with torch.no_grad():
+        truth = exact.bijection.layer_by_layer(x.double(), None)[1]
+        ours, plain = whole.transform(x, None)[1], flow.bijection.layer_by_layer(x, None)[1]
+    assert (ours - truth).abs().mean() <= 2 * (plain - truth).abs().mean()
+
+
+@pytest.mark.parametrize("name", ["shift", "context"])
+def test_gradients_of_many_rows_come_in_two_parts(name, monkeypatch):
+    monkeypatch.setattr(program, "_MANY_ROWS", 1)
+    options = {**FLOWS[name], "blocks": 3 if name == "shift" else 5}
+    flow, exact, whole = emulated(name, 132, options)
+    assert len(whole.program._backward_parts(BATCH)) == 2
+    compare(flow, exact, whole)
+
+
+def test_parameters_may_lie_in_any_order_and_change_after_the_forward_pass():
+    """Kernels read addresses: what backward needs of the parameters must have been copied by then."""
+    flow, exact, whole = emulated("shift", 132)
+    for parameter in flow.parameters():
+        parameter.data = parameter.data.mT.contiguous().mT if parameter.ndim > 1 else parameter.data
+    x, _ = draw(flow)
+    found = whole.transform(x, None)[1]
+    expected = torch.autograd.grad(
+        exact.bijection.layer_by_layer(x.double(), None)[1].sum(), list(exact.parameters()), allow_unused=True
+    )
+    for parameter in flow.parameters():
+        parameter.data.add_(0.5)
+    grads = torch.autograd.grad(found.sum(), list(flow.parameters()))
+    for ours, theirs in zip(grads, expected, strict=True):
+        assert error(ours, torch.zeros_like(ours).double() if theirs is None else theirs) < 1e-4
+
+
+def test_activations_go_with_the_gradients():
+    flow, _, whole = emulated("full", 132)
+    x, _ = draw(flow)
+    kept = []
+    plain = whole.program.forward
+    whole.program.forward = lambda *a, **k: kept.append(weakref.ref((found := plain(*a, **k)).kept.hidden)) or found
+    loss = whole.transform(x, None)[1].sum()
+    assert kept[0]() is not None
+    loss.backward()
+    assert kept[0]() is None
+
+
+@pytest.mark.parametrize("name", ["shift", "full"])
+def test_little_shared_memory_is_enough(name):
+    """Blocks that store activations as they are, and have less room for weights on their way."""
+    flow, exact, whole = emulated(name, 132)
+    x, _ = draw(flow)
+    launcher, seen = whole.program._launcher, set()
+    plain = launcher.launch
+
+    def launch(name, block, *others):
+        if name.startswith("flow"):
+            seen.add((block.rows, block.split, block.slots))
+        plain(name, block, *others)
+
+    launcher.launch = launch
+    for launcher.shared_bytes in range(50_000, 160_000, 10_000):
+        if not whole.program.fits():
+            continue
+        with torch.no_grad():
+            z, _ = whole.transform(x, None)
+            back = whole.invert(z, None, limit=200)
+            assert error(z, exact.bijection.layer_by_layer(x.double(), None)[0]) < 1e-5
+            assert error(back.x, x.double()) < 1e-4
+    assert {slots for _, _, slots in seen} == {2, 3, 4}
+    assert {split for _, split, _ in seen} == ({False, True} if name == "full" else {False})
+
+
+@pytest.mark.parametrize("batch", [BATCH, 75])
+@pytest.mark.parametrize("name", ["shift", "full"])
+def test_the_log_density_and_its_gradient_in_one_go(name, batch):
+    """What the training loop uses: no gradients from outside, and memory that is its own."""
+    flow, exact, whole = emulated(name, 132)
+    x, _ = draw(flow, batch)
+    packed = whole.program.pack(whole.parameters(), learning=True)
+    scored = whole.program.forward(packed, x, None, keep=True)
+    expected = exact().log_prob(x.mT.double())
+    assert error(scored.log_density, expected) < 1e-5
+    out = torch.zeros(sum(p.numel() for p in flow.parameters()))
+    whole.program.backward(packed, scored.z, scored.kept, None, None, nll_scale=1 / batch, out=out)
+    truth = torch.autograd.grad(-expected.mean(), list(exact.parameters()))
+    assert error(out, torch.cat([g.reshape(-1) for g in truth])) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "processors"), [(n, p) for n in FLOWS for p in (132, 3, 1) if n not in SLOW or p == 132]
+)
+def test_the_inverse_is_certified(name, processors):
+    flow, exact, whole = emulated(name, processors)
+    x, context = draw(flow)
+    with torch.no_grad():
+        z = exact.bijection.layer_by_layer(x.double(), double(context))[0].float()
+        again, ladj, certificate = exact.bijection.certified(z.double(), double(context), CERTIFIED)
+        found = whole.invert(z, context, limit=200)
+    assert error(found.x, again) < 2e-5
+    assert error(found.ladj, ladj) < 1e-4
+    assert bool(found.converged.all())
+    assert found.iterations.shape == certificate.iterations.shape
+    assert int(found.iterations.max()) < 20
+    assert float(found.residual.max()) < 1e-5
+
+
+def test_what_cannot_be_inverted_is_said_row_by_row():
+    flow, _, whole = emulated("full", 132)
+    z, _ = draw(flow)
+    z[2, 3], z[0, 11] = math.nan, math.inf
+    found = whole.invert(z, None, limit=200)
+    assert found.converged.all(0).tolist() == [n not in (3, 11) for n in range(BATCH)]
+    hurried = whole.invert(draw(flow)[0], None, limit=1)
+    assert not bool(hurried.converged.all(0).any())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_context_that_is_no_number_spoils_its_own_row_and_no_other(bad):
+    flow, _, whole = emulated("context", 132)
+    x, context = draw(flow)
+    context[1, 4] = bad
+    with torch.no_grad():
+        z, ladj = whole.transform(x, context)
+        back = whole.invert(x, context, limit=200)
+    others = [n for n in range(BATCH) if n != 4]
+    assert bool(ladj[4].isnan())
+    assert bool(z[:, others].isfinite().all())
+    assert back.converged.all(0).tolist() == [n != 4 for n in range(BATCH)]
+
+
+def test_weights_that_are_no_numbers_are_not_overlooked():
+    flow, _, whole = emulated("full", 132)
+    with torch.no_grad():
+        flow.bijection.bijections[0].conditioner.layers[1].weight.fill_(math.nan)
+        _, ladj = whole.transform(draw(flow)[0], None)
+        back = whole.invert(draw(flow)[0], None, limit=200)
+    assert bool(ladj.isnan().all())
+    assert not bool(back.converged.all(0).any())
+
+
+@pytest.mark.parametrize(("mean", "log_scale"), [(0.0, -110.0), (0.0, -100.0), (0.0, 100.0), (3.0, -50.0)])
+def test_an_affine_map_that_collapses_all_draws_is_not_certified(mean, log_scale):
+    flow, _, whole = emulated("shift", 132)
+    z, _ = draw(flow)
+    assert whole.invert(z, None, limit=200).converged.all()
+    affine = flow.bijection.bijections[-1]
+    affine.mean.data[2], affine.log_scale.data[2] = mean, log_scale
+    found = whole.invert(z, None, limit=200)
+    assert not found.converged[0].any()
+    assert found.residual[0].isinf().all()
+
+
+def test_flows_that_are_too_large_for_a_block_are_left_to_the_layers():
+    flow = SinusoidalFlow(3, blocks=1, hidden=(4096, 4096))
+    found = anatomy(flow.bijection)
+    assert not Program(found.shape, found.offsets, torch.device("cpu"), EmulatorLauncher(found.shape)).fits()
+
+
+def test_an_empty_batch_is_an_empty_answer():
+    flow, _, whole = emulated("full", 132)
+    z, ladj = whole.transform(torch.zeros(flow.features, 0), None)
+    assert z.shape == (flow.features, 0)
+    assert ladj.shape == (0,)
+
+
+def test_second_derivatives_go_layer_by_layer():
+    flow, exact, whole = emulated("shift", 132)
+    x, _ = draw(flow, 3)
+    x.requires_grad_()
+    parameters = list(flow.parameters())
+
+    def penalty(transform, x, parameters):
+        z, ladj = transform(x, None)
+        (slope,) = torch.autograd.grad(z.sum() + ladj.sum(), x, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), [x, *parameters], allow_unused=True)
+
+    found = penalty(whole.transform, x, parameters)
+    other = x.detach().double().requires_grad_()
+    expected = penalty(exact.bijection.layer_by_layer, other, list(exact.parameters()))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            assert error(ours, theirs) < 1e-2
+
+
+def test_kernels_that_err_are_found_out():
+    _alive, _, whole = emulated("full", 132)
+    assert agrees(whole)
+    with torch.no_grad():
+        honest = whole.chain.layer_by_layer
+        whole.chain.layer_by_layer = lambda x, context: (1.1 * honest(x, context)[0], honest(x, context)[1])
+    assert not agrees(whole)
+
+
+@pytest.mark.parametrize("name", ["shift", "context"])
+def test_gradients_are_tried_when_they_are_first_wanted(name):
+    flow, _, whole = emulated(name, 132)
+    assert gradients_agree(whole)
+    whole._learns = None
+    plain = whole.program.backward
+
+    def wrong(*arguments, **options):
+        found = plain(*arguments, **options)
+        return found._replace(parameters=1.1 * found.parameters)
+
+    whole.program.backward = wrong
+    x, context = draw(flow)
+    with pytest.warns(UserWarning, match="other gradients"):
+        _, ladj = whole.transform(x, context)
+    right = torch.autograd.grad(flow.bijection.layer_by_layer(x, context)[1].sum(), list(flow.parameters())[:4])
+    for ours, theirs in zip(torch.autograd.grad(ladj.sum(), list(flow.parameters())[:4]), right, strict=True):
+        torch.testing.assert_close(ours, theirs)  # by layers
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"activation": "tanh"},
+        {"hidden": (32, 48)},
+        {"context": 2},
+        {"conditioning": "none"},
+        {"scales": 33, "waves": 2},
+    ],
+)
+def test_other_flows_are_left_to_the_layers(options):
+    assert anatomy(SinusoidalFlow(**{"features": 3, "blocks": 1, "hidden": (32, 32), **options}).bijection) is None

@@ -1,0 +1,364 @@
+"""Triton's kernels for wide PixelCNNs against float64: on a GPU if there is one, else by Triton's interpreter."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from functools import partial
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from triton.runtime.errors import OutOfResources
+
+from sinuflow import SinusoidalFlow
+from sinuflow.bijections import image_inverse, pixel_kernels, pixel_shift
+from sinuflow.bijections.pixel_shift import fused_inverse, fused_shift, plain_shift
+from sinuflow.conditioners.pixelcnn import PixelCNN
+from sinuflow.ops.backends.cuda.pixels.shape import PixelShape
+from sinuflow.ops.backends.triton import wide_pixels
+from sinuflow.ops.backends.triton.wide_pixels import WideProgram, WideShape
+from sinuflow.ops.pixel_affine import scaled
+from sinuflow.ops.pixelcnn import pixel_network
+from sinuflow.solvers import SolverOptions
+from tests.ops.test_pixel_kernels import error, finds_out_errors
+from tests.ops.test_triton import compiled_by
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "grey": {"shape": (1, 4, 2), "channels": 5, "residual_blocks": 1},
+    "colour": {"shape": (3, 2, 4), "channels": 20, "residual_blocks": 2, "context": 2},
+    "many maps": {"shape": (3, 2, 2), "channels": 64, "residual_blocks": 1},
+    "deep": {"shape": (1, 3, 3), "channels": 17, "residual_blocks": 3, "context": 1},
+    "a row of four channels": {"shape": (4, 1, 5), "channels": 16, "residual_blocks": 1},
+    "one column": {"shape": (2, 4, 1), "channels": 4, "residual_blocks": 1, "context": 1},
+    "one pixel": {"shape": (2, 1, 1), "channels": 2, "residual_blocks": 1},
+    "grey, with scales": {"shape": (1, 3, 2), "channels": 6, "residual_blocks": 2, "outputs": 2},
+    "colour, with scales": {"shape": (3, 2, 3), "channels": 17, "residual_blocks": 1, "context": 2, "outputs": 2},
+}
+IMAGES = 3
+
+
+@pytest.fixture(autouse=True)
+def _few_programs(monkeypatch):
+    """The interpreter runs one after the other."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr(wide_pixels, "_SPLITS", 3)
+
+
+def built(name: str) -> tuple[PixelCNN, PixelCNN, WideProgram]:
+    """A network, the same in float64, and its kernels."""
+    network = PixelCNN(**NETWORKS[name])
+    for parameter in network.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return network.to(DEVICE), copy.deepcopy(network).double(), program_of(network)
+
+
+def decided(*networks: PixelCNN) -> None:
+    """Keep all units away from zero, where rounding would decide whether they are active."""
+    for network in networks:
+        for layer in network.layers[:-1]:
+            layer.bias.data += 6 * (-1) ** torch.arange(len(layer.bias)).to(layer.bias)
+
+
+def program_of(network: PixelCNN) -> WideProgram:
+    shape = WideShape(*network.shape, network.channels, len(network.blocks), network.outputs)
+    return WideProgram(shape, [layer.mask for layer in network.layers], torch.device(DEVICE))
+
+
+def draw(network: PixelCNN, images: int = IMAGES) -> tuple[torch.Tensor, torch.Tensor | None]:
+    channels, height, width = network.shape
+    context = torch.randn(network.context, images).to(DEVICE) if network.context else None
+    return torch.randn(channels * height * width, images).to(DEVICE), context
+
+
+def doubled(context: torch.Tensor | None) -> torch.Tensor | None:
+    return None if context is None else context.double()
+
+
+#: In the last case, more of them than a tile has.
+CASES = [*((name, IMAGES) for name in NETWORKS), ("one column", 70), ("grey, with scales", 70)]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("name", "images"), CASES)
+def test_the_shift_and_its_gradients(name, images, reverse):
+    network, exact, program = built(name)
+    decided(network, exact)
+    x, context = draw(network, images)
+    leaves = [t.requires_grad_() for t in (x, context) if t is not None]
+    doubles = [t.detach().double().requires_grad_() for t in leaves]
+    z = fused_shift(program, network, x, context, reverse)
+    given = doubles[1] if context is not None else None
+    truth = plain_shift(doubles[0], given, exact.numbers(), exact.shape, reverse)
+    assert error(z, truth) < 2e-3
+    grad = torch.randn_like(z)
+    found = torch.autograd.grad(z, [*leaves, *network.parameters()], grad)
+    expected = torch.autograd.grad(truth, [*doubles, *exact.parameters()], grad.double())
+    for ours, theirs in zip(found, expected, strict=True):
+        assert error(ours, theirs) < 5e-3
+        assert (ours - theirs).norm() <= 1e-2 * (0.1 + theirs.norm())
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", NETWORKS)
+@torch.no_grad()
+def test_without_gradients_it_is_exact_and_nothing_is_kept(name, reverse):
+    network, exact, program = built(name)
+    x, context = draw(network)
+    program.learn = None
+    z = fused_shift(program, network, x, context, reverse)
+    assert error(z, plain_shift(x.double(), doubled(context), exact.numbers(), exact.shape, reverse)) < 1e-6
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@torch.no_grad()
+def test_the_inverse_is_the_inverse(name):
+    network, exact, program = built(name)
+    x, context = draw(network)
+    told = plain_shift(x.double(), doubled(context), exact.numbers(), exact.shape, False)
+    z = scaled(told, len(x)).z.float()
+    found, again, _ = fused_inverse(program, z, context, network.numbers())
+    true = plain_shift(found.double(), doubled(context), exact.numbers(), exact.shape, False)
+    assert error(scaled(true, len(x)).z, z.double()) < 1e-6
+    assert error(again, told) < 2e-6
+    assert error(found, x.double()) < 1e-5
+
+
+def test_images_beside_do_not_matter():
+    """Also if they are more than a tile has."""
+    network, _, program = built("one column")
+    x, context = draw(network, 70)
+    last = context[:, -1:]
+    alone = x[:, -1:].clone().requires_grad_()
+    together = x.clone().requires_grad_()
+    with torch.no_grad():
+        z = fused_shift(program, network, x, context, False)
+        torch.testing.assert_close(z[:, -1:], fused_shift(program, network, alone, last, False))
+        found = fused_inverse(program, z, context, network.numbers())[0]
+    torch.testing.assert_close(found, x, rtol=1e-5, atol=1e-5)
+    both = ((together, context), (alone, last))
+    of_last = [fused_shift(program, network, each, given, False)[:, -1].square().sum() for each, given in both]
+    wanted = ([t, *network.parameters()] for t in (together, alone))
+    grads = [torch.autograd.grad(loss, leaves) for loss, leaves in zip(of_last, wanted, strict=True)]
+    assert (grads[0][0][:, :-1] == 0).all()
+    for ours, theirs in zip((grads[0][0][:, -1:], *grads[0][1:]), grads[1], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_gradients_may_be_tiny_or_huge():
+    """Half precision would lose the one and not hold the other."""
+    network, _, program = built("one column")
+    x, context = draw(network)
+    z = fused_shift(program, network, x.requires_grad_(), context, False)
+    grad, leaves = torch.randn_like(z), [x, *network.parameters()]
+    usual = torch.autograd.grad(z, leaves, grad, retain_graph=True)
+    for largest in (1e-12, 1e12):
+        scaled = torch.autograd.grad(z, leaves, largest * grad, retain_graph=True)
+        for ours, theirs in zip(scaled, usual, strict=True):
+            assert (ours / largest - theirs).norm() <= 1e-2 * theirs.norm()
+
+
+def test_a_gradient_of_nothing_is_nothing():
+    network, _, program = built("grey")
+    x, _ = draw(network)
+    z = fused_shift(program, network, x.requires_grad_(), None, False)
+    for found in torch.autograd.grad(z, [x, *network.parameters()], torch.zeros_like(z)):
+        assert (found == 0).all()
+
+
+def test_masked_weights_have_no_effect_and_get_no_gradient():
+    network, _, program = built("one column")
+    x, context = draw(network)
+    with torch.no_grad():
+        exact = fused_shift(program, network, x, context, False)
+    z = fused_shift(program, network, x, context, False)
+    z.square().sum().backward()
+    for layer in network.layers:
+        assert (layer.weight.grad[layer.mask == 0] == 0).all()
+        layer.weight.data[layer.mask == 0] = torch.nan
+    assert fused_shift(program, network, x, context, False).equal(z)
+    with torch.no_grad():
+        assert fused_shift(program, network, x, context, False).equal(exact)
+
+
+@pytest.mark.parametrize("layer", range(7))
+@torch.no_grad()
+def test_a_check_tells_the_largest_unit(layer):
+    """Whichever layer it is in: here, of the first convolution, or of those of two bottlenecks."""
+    network, exact, program = built("colour")
+    for each in (network, exact):
+        each.layers[layer].weight *= 100
+        each.layers[layer + 1].weight *= 0.001
+    x, context = draw(network)
+    units: list[torch.Tensor] = []
+    seen = pixel_shift.to_images(x.double(), network.shape)
+    shift = pixel_network(seen, context.double().mT, exact.numbers(), units)
+    packed = program.pack([*(la.weight for la in network.layers), *(la.bias for la in network.layers)], "invert")
+    z, largest = program.check(packed, x, pixel_shift.added_maps(program.shape, context, network.context_maps))
+    assert error(z, x.double() + pixel_shift.from_images(shift)) < 1e-6
+    expected = torch.stack([u.amax((1, 2, 3)) for u in units]).amax(0)
+    torch.testing.assert_close(largest.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["deep", "colour, with scales"])
+def test_an_empty_batch_is_an_empty_answer(name):
+    network, _, program = built(name)
+    x, context = draw(network, 0)
+    told = fused_shift(program, network, x.requires_grad_(), context, False)
+    assert told.shape == (network.outputs * len(x), 0)
+    found = torch.autograd.grad(told.sum(), [x, *network.parameters()])
+    assert found[0].shape == x.shape
+    assert all((g == 0).all() for g in found)
+    with torch.no_grad():
+        assert fused_inverse(program, x, context, network.numbers())[0].shape == x.shape
+
+
+def test_kernels_that_err_are_found_out():
+    network, _, program = built("one pixel")
+    finds_out_errors(program, network)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # by NumPy, for the interpreter
+@pytest.mark.parametrize(
+    ("name", "layer", "which"), [*(("grey", k, 0) for k in range(5)), ("grey, with scales", 7, -1)]
+)
+def test_what_is_no_number_stays_none(name, layer, which, monkeypatch):
+    """Also in the scale alone."""
+    network, _, program = built(name)
+    assert layer < len(network.layers)
+    weight = network.layers[layer].weight
+    weight.data.view(-1)[int(network.layers[layer].mask.flatten().nonzero()[which])] = torch.nan
+    x, _ = draw(network)
+    assert fused_shift(program, network, x.requires_grad_(), None, False).isnan().any()
+    monkeypatch.setattr(image_inverse, "inverting_kernels_for", lambda *_: program)
+    with torch.no_grad():
+        assert fused_shift(program, network, x, None, False).isnan().any()
+        assert not image_inverse.image_inverse(network, x, None, SolverOptions()).converged.any()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # by NumPy, for the interpreter
+def test_what_half_precision_cannot_hold_is_seen():
+    """So that the step is not made."""
+    network, _, program = built("grey")
+    network.layers[0].bias.data[0] = 1e6
+    x, _ = draw(network)
+    z = fused_shift(program, network, x.requires_grad_(), None, False)
+    assert not z.isfinite().all()
+    with torch.no_grad():
+        assert fused_shift(program, network, x, None, False).isfinite().all()
+
+
+def test_gradients_are_the_same_again_however_they_come():
+    network, _, program = built("one column")
+    x, context = draw(network)
+    grad = torch.randn_like(x)
+    found = []
+    for each, of_each in ((x, grad), (x.mT.contiguous().mT, grad.mT.contiguous().mT)):
+        z = fused_shift(program, network, each.requires_grad_(), context, True)
+        found.append(torch.autograd.grad(z, [each, *network.parameters()], of_each))
+    for first, *others in zip(*found, strict=True):
+        assert all(other.equal(first) for other in others)
+
+
+def test_too_many_maps_are_left_to_others():
+    assert not program_of(PixelCNN((1, 4, 4), channels=65, residual_blocks=1)).fits()
+    assert not program_of(PixelCNN((1, 4, 4), channels=8, residual_blocks=0)).fits()
+    assert not program_of(PixelCNN((6, 4, 4), channels=8, residual_blocks=1)).fits()
+    assert program_of(PixelCNN((5, 4, 4), channels=64, residual_blocks=4)).fits()
+
+
+@pytest.mark.parametrize("conditioning", ["shift", "affine"])
+def test_a_flow_goes_through_the_kernels(conditioning, monkeypatch):
+    """Its training, scores and certified samples."""
+    size = {"blocks": 2, "scales": 2, "waves": 2, "channels": 5, "residual_blocks": 1}
+    flow = SinusoidalFlow.image((2, 2, 2), context=2, conditioning=conditioning, **size)
+    for name, parameter in flow.named_parameters():
+        parameter.data += (0.1 if "conditioner" in name else 0.3) * torch.randn_like(parameter)
+    exact, flow = copy.deepcopy(flow).double().to(DEVICE), flow.to(DEVICE)
+    ours = [m for m in flow.modules() if isinstance(m, PixelCNN)]
+    program, used = program_of(ours[0]), []
+
+    def kernels_for(network, x):
+        if not any(network is mine for mine in ours) or x.dtype != torch.float32:
+            return None
+        used.append(network)
+        return program
+
+    monkeypatch.setattr(pixel_kernels, "kernels_for", kernels_for)
+    monkeypatch.setattr(image_inverse, "inverting_kernels_for", kernels_for)
+    x, c = torch.randn(3, 8).to(DEVICE), torch.randn(3, 2).to(DEVICE)
+    truth = exact(c.double()).log_prob(x.double())
+    found = flow(c).log_prob(x)
+    assert len(used) == 4
+    assert error(found, truth) < 1e-2
+    with torch.no_grad():
+        assert error(flow(c).log_prob(x), truth) < 1e-5
+    grads = torch.autograd.grad(found.sum(), list(flow.parameters()))
+    expected = torch.autograd.grad(truth.sum(), list(exact.parameters()))
+    flat = [torch.cat([g.flatten().double() for g in each]) for each in (grads, expected)]
+    assert (flat[0] - flat[1]).norm() < 0.02 * flat[1].norm()
+    z, _ = exact.bijection(x.double(), c.double())
+    back = flow.invert(z.float(), c)
+    assert back.converged.all()
+    assert error(back.x, x.double()) < 1e-4
+
+
+def test_only_kernels_that_run_and_are_right_are_used(monkeypatch):
+    program = partial(pixel_kernels._wide_program.__wrapped__, device=torch.device(DEVICE), context=2)
+    assert program(PixelShape(1, 3, 2, maps=4, blocks=1)) is not None
+    tried = partial(program, PixelShape(1, 3, 2, maps=4, blocks=1, outputs=2))
+    assert tried() is not None
+    monkeypatch.setattr(pixel_kernels, "agrees", lambda *_: False)
+    with pytest.warns(UserWarning, match="gave other numbers than plain PyTorch"):
+        assert tried() is None
+    failures = OutOfResources(300_000, 232_448, "shared memory"), RuntimeError("PassManager::run failed\nand more")
+    for failure in failures:
+        monkeypatch.setattr(pixel_kernels, "agrees", Mock(side_effect=failure))
+        with pytest.warns(UserWarning, match="others will be: .*(shared memory|failed$)"):
+            assert tried() is None
+    monkeypatch.setattr(pixel_kernels, "agrees", Mock(side_effect=torch.OutOfMemoryError("none left")))
+    with pytest.raises(torch.OutOfMemoryError):
+        tried()
+
+
+@pytest.mark.parametrize("name", ["one column", "grey, with scales"])
+@torch.no_grad()
+def test_an_inverse_that_errs_is_not_certified(name, monkeypatch):
+    network, exact, program = built(name)
+    x, context = draw(network)
+    z = scaled(plain_shift(x.double(), doubled(context), exact.numbers(), exact.shape, False), len(x)).z.float()
+    monkeypatch.setattr(image_inverse, "inverting_kernels_for", lambda *_: program)
+    found = image_inverse.image_inverse(network, z, context, SolverOptions())
+    assert found.converged.all()
+    inverse = program.inverse
+    off = torch.zeros_like(z)
+    off[5, 1] = 1e-3
+    monkeypatch.setattr(program, "inverse", lambda *a: inverse(*a) + off)
+    found = image_inverse.image_inverse(network, z, context, SolverOptions())
+    assert found.converged.tolist() == [True, False, True]
+
+
+@torch.no_grad()
+def test_tiles_may_be_of_any_size(monkeypatch):
+    """What fits into a tile on one GPU need not on another."""
+    network, exact, program = built("one column")
+    x, context = draw(network)
+    truth = plain_shift(x.double(), doubled(context), exact.numbers(), exact.shape, False)
+    monkeypatch.setattr(wide_pixels, "_EXACT_TILE", {"ROWS": 16, "num_warps": 4})
+    monkeypatch.setattr(wide_pixels, "_CHUNK", 16)
+    z = fused_shift(program, network, x, context, False)
+    assert error(z, truth) < 1e-6
+    assert error(fused_inverse(program, z, context, network.numbers())[0], x.double()) < 1e-5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
+def test_every_kernel_compiles_for_a_gpu():
+    """The interpreter takes much that the compiler does not."""
+    assert len(compiled_by("compile_wide_pixels.py")) == 30
