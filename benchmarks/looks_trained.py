@@ -14,11 +14,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from sinuflow.bijections import AutoregressiveWaves, SinusoidalScale
+from sinuflow import bijections
+from sinuflow.bijections import AutoregressiveWaves
 from sinuflow.conditioners.made import MADE, MaskedLinear
 from sinuflow.ops.waves import ALPHA_MAX, FREQUENCY_MIN
 
 Flow = TypeVar("Flow", bound=nn.Module)
+SinusoidalLayer = getattr(bijections, "SinusoidalLayer", None) or bijections.SinusoidalScale  # its name in 0.1
 
 
 def look_trained(
@@ -56,7 +58,7 @@ def look_trained(
             elif isinstance(module, nn.Linear):
                 module.weight.copy_(normal(module.weight.shape, gain / math.sqrt(module.in_features)))
                 module.bias.copy_(normal(module.bias.shape, 0.1))
-            elif isinstance(module, SinusoidalScale):
+            elif isinstance(module, SinusoidalLayer):
                 module.frequency.copy_(free_frequency(module.frequency.shape))
                 module.phase.copy_(uniform(module.phase.shape, -3, 3))
                 module.weight.copy_(normal(module.weight.shape))

@@ -16,7 +16,7 @@ from sinuflow.bijections import (
     ElementwiseAffine,
     LDUBlock,
     LowerShift,
-    SinusoidalScale,
+    SinusoidalLayer,
     UpperShift,
 )
 
@@ -25,7 +25,7 @@ CONDITIONINGS = ["shift", "full", "none"]
 #: One constructor per bijection: one test body serves them all.
 BIJECTIONS: dict[str, Callable[[int, int], Bijection]] = {
     "affine": lambda d, c: ElementwiseAffine(d),
-    "scale": lambda d, c: SinusoidalScale(d, scales=2, waves=3, context=c),
+    "scale": lambda d, c: SinusoidalLayer(d, scales=2, waves=3, context=c),
     "lower": lambda d, c: LowerShift(d, c, hidden=(11, 7)),
     "upper": lambda d, c: UpperShift(d, c, hidden=(9, 9), residual=True),
     "lower without hidden layers": lambda d, c: LowerShift(d, c, hidden=()),

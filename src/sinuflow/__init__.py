@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 from .errors import ArgumentError, DataError, InversionError, SinuflowError, StorageError, TrainingError
 
 if TYPE_CHECKING:
-    from .flows.inversion import Inversion
     from .flows.sinusoidal import SinusoidalFlow
     from .models.image import ImageModel
     from .models.image_fitting import fit_images
     from .models.loading import load
     from .models.table import TableModel
     from .models.table_fitting import fit_table
+    from .solvers import Inversion
     from .training import FitResult, fit
 
 __version__ = "0.1.0"
@@ -42,7 +42,7 @@ __all__ = [
 _MODULES = {
     "FitResult": "training",
     "ImageModel": "models.image",
-    "Inversion": "flows.inversion",
+    "Inversion": "solvers",
     "SinusoidalDensity": "models.estimator",
     "SinusoidalFlow": "flows.sinusoidal",
     "TableModel": "models.table",

@@ -9,6 +9,7 @@ import torch
 
 from sinuflow.bijections.image import ImageAffine, ImageLDUBlock, ImageShift
 from sinuflow.conditioners.pixelcnn import MaskedConvolution, PixelCNN
+from sinuflow.ops.pixelcnn_fused import pixelcnn_outputs
 from tests.builders import trained
 
 DOUBLE = torch.float64
@@ -45,6 +46,11 @@ def build(kind, shape, context=0, dtype=DOUBLE, **options):
         ),
     }
     return look_trained(makers[kind](), dtype=dtype)
+
+
+def outputs(layer, x):
+    """x + c(x), and below it the free log-scales, feature-major."""
+    return pixelcnn_outputs(layer.conditioner.network(), x, None, layer.reverse)
 
 
 def raster(shape) -> torch.Tensor:

@@ -15,12 +15,12 @@ from sinuflow.bijections import (
     ElementwiseAffine,
     LDUBlock,
     LowerShift,
-    SinusoidalScale,
+    SinusoidalLayer,
     UpperShift,
 )
-from sinuflow.bijections.base import Certificate
+from sinuflow.bijections.base import raise_unless_converged
 from sinuflow.ops.waves import ALPHA_MAX
-from sinuflow.solvers import SolverOptions
+from sinuflow.solvers import Inversion, SolverOptions
 from tests.builders import BIJECTIONS, batch, jacobian, trained
 
 DOUBLE = torch.float64
@@ -71,8 +71,10 @@ def test_algorithm_1_agrees_with_the_certified_solver(name, context):
     bijection, context = build(name, 5, context, strength=0.9)
     x, c = batch(5, context)
     rows, given_c, _ = bijection.feature_major(bijection(x, c)[0], c, "z")
-    certified, ladj, certificate = bijection.certified(rows, given_c, SolverOptions())
-    other, other_ladj, other_certificate = bijection.certified(rows, given_c, FIXED_POINT)
+    certificate = bijection.certified(rows, given_c, SolverOptions())
+    certified, ladj = certificate.x, certificate.ladj
+    other_certificate = bijection.certified(rows, given_c, FIXED_POINT)
+    other, other_ladj = other_certificate.x, other_certificate.ladj
     assert certificate.converged.all()
     assert other_certificate.converged.all()
     torch.testing.assert_close(other, certified, rtol=0, atol=1e-8)
@@ -157,7 +159,7 @@ def test_a_fresh_bijection_is_the_identity(name):
 def test_jacobians_have_the_shapes_of_the_papers_table(features, seed, context):
     lower = trained(LowerShift(features, context, hidden=(32, 32)), seed)
     upper = trained(UpperShift(features, context, hidden=(32, 32)), seed)
-    scale = trained(SinusoidalScale(features, context=context), seed)
+    scale = trained(SinusoidalLayer(features, context=context), seed)
     x, c = batch(features, context, rows=1, seed=seed)
     jac = {
         name: jacobian(lambda t, b=b: b(t, None if c is None else c[0])[0], x[0])
@@ -179,7 +181,7 @@ def test_jacobians_have_the_shapes_of_the_papers_table(features, seed, context):
 @given(seed=st.integers(0, 10**6), scale=st.sampled_from([1e-2, 1.0, 100.0]))
 def test_proposition_1_g_is_a_contraction(seed, scale):
     """‖G(u) − G(v)‖₁ ≤ M ‖u − v‖₁ with M = max |α| < 1, for each transformer of the chain."""
-    one = trained(SinusoidalScale(4, scales=1), seed, strength=0.999, frequency=(1e-3, 10.0))
+    one = trained(SinusoidalLayer(4, scales=1), seed, strength=0.999, frequency=(1e-3, 10.0))
     u, _ = batch(4, rows=50, seed=seed, scale=scale)
     v, _ = batch(4, rows=50, seed=seed + 1, scale=scale)
     g_u, g_v = one(u)[0] - u, one(v)[0] - v
@@ -191,10 +193,10 @@ def test_proposition_1_g_is_a_contraction(seed, scale):
 
 def test_defaults_of_the_blocks():
     assert LDUBlock(2, hidden=(4,)).bijections[1].frequency.shape == (4, 2, 4)
-    assert SinusoidalScale(2).frequency.shape == (4, 2, 4)
+    assert SinusoidalLayer(2).frequency.shape == (4, 2, 4)
     layer = AutoregressiveWaves(2, hidden=(4,))
     assert (layer.transformer.scales, layer.transformer.waves) == (2, 4)
-    assert SinusoidalScale(2, context=1).network[0].out_features == 64
+    assert SinusoidalLayer(2, context=1).network[0].out_features == 64
 
 
 def test_ldu_is_lower_after_scale_after_upper():
@@ -230,10 +232,10 @@ def test_conditional_waves_have_bounded_scales():
 
 
 def test_context_changes_the_waves_of_a_scale():
-    scale = trained(SinusoidalScale(2, context=3))
+    scale = trained(SinusoidalLayer(2, context=3))
     x, c = batch(2, 3)
     assert not torch.allclose(scale(x, c)[0], scale(x, c + 1)[0])
-    again = SinusoidalScale(2, context=3, hidden=(5, 6))
+    again = SinusoidalLayer(2, context=3, hidden=(5, 6))
     assert [m.out_features for m in again.network if hasattr(m, "out_features")][:2] == [5, 6]
 
 
@@ -307,11 +309,11 @@ def test_parameters_that_are_not_finite_are_named():
 def test_a_layer_cannot_certify_what_is_not_finite(x, ladj):
     class AlwaysConverged(ElementwiseAffine):
         def invert(self, z, context, options):
-            (honest,) = super().invert(z, context, options)
+            honest = super().invert(z, context, options)
             of_x, of_ladj = (torch.tensor([0.0, value]) for value in (x, ladj))
-            return [honest._replace(x=honest.x + of_x, ladj=honest.ladj + of_ladj)]
+            return honest._replace(x=honest.x + of_x, ladj=honest.ladj + of_ladj)
 
-    _, _, certificate = Chain([AlwaysConverged(3)]).certified(torch.zeros(3, 2), None, SolverOptions())
+    certificate = Chain([AlwaysConverged(3)]).certified(torch.zeros(3, 2), None, SolverOptions())
     assert certificate.converged.tolist() == [[True, False]]
     with pytest.raises(InversionError, match="for 1 of 2 samples"):
         Chain([AlwaysConverged(3)]).inverse(torch.zeros(2, 3))
@@ -336,7 +338,7 @@ def test_chain_refuses_what_does_not_fit():
 
 
 def test_bad_input_says_what_was_expected_and_what_came():
-    scale = SinusoidalScale(3)
+    scale = SinusoidalLayer(3)
     with pytest.raises(ArgumentError, match=r"x must have shape \(\.\.\., 3\); got \(5, 4\)"):
         scale(torch.zeros(5, 4))
     with pytest.raises(ArgumentError, match=r"z must have shape \(\.\.\., 3\); got \(\)"):
@@ -349,7 +351,7 @@ def test_bad_input_says_what_was_expected_and_what_came():
         scale([1.0, 2.0, 3.0])
     with pytest.raises(ArgumentError, match=r"a context of shape \(5, 2\) was given, but .* context=0"):
         scale(torch.zeros(5, 3), torch.zeros(5, 2))
-    conditional = SinusoidalScale(3, context=2)
+    conditional = SinusoidalLayer(3, context=2)
     with pytest.raises(ArgumentError, match=r"a context of shape \(\.\.\., 2\) is needed, and none was given"):
         conditional(torch.zeros(5, 3))
     with pytest.raises(ArgumentError, match=r"context must have shape \(\.\.\., 2\); got \(5, 3\)"):
@@ -358,7 +360,7 @@ def test_bad_input_says_what_was_expected_and_what_came():
         conditional(torch.zeros(5, 3), torch.zeros(5, 2, dtype=DOUBLE))
     with pytest.raises(ArgumentError, match=r"shape \(5, 3\) and context of shape \(4, 2\)"):
         conditional(torch.zeros(5, 3), torch.zeros(4, 2))
-    for wrong in (lambda: SinusoidalScale(0), lambda: SinusoidalScale(2, context=-1)):
+    for wrong in (lambda: SinusoidalLayer(0), lambda: SinusoidalLayer(2, context=-1)):
         with pytest.raises(ArgumentError, match="must be at least"):
             wrong()
     with pytest.raises(ArgumentError, match="scales and waves must be at least 1; got 0 and 4"):
@@ -371,23 +373,26 @@ def test_a_failed_inverse_raises_and_says_where():
     z[4, 1] = torch.nan
     with pytest.raises(InversionError, match=r"layer 'lower' .* 1 of 10 samples: they are NaN or infinite"):
         block.inverse(z)
-    chain = Chain([SinusoidalScale(3).double(), block])
+    chain = Chain([SinusoidalLayer(3).double(), block])
     with pytest.raises(InversionError, match=r"layer '1\.lower'"):
         chain.inverse(z)
-    assert list(chain.layer_names()) == ["1.lower", "1.scale", "1.upper", "0.SinusoidalScale"]
+    assert list(chain.layer_names()) == ["1.lower", "1.scale", "1.upper", "0.SinusoidalLayer"]
 
 
 def test_the_message_names_the_first_layer_that_failed():
     yes, no = torch.tensor([True, True]), torch.tensor([True, False])
-    certificate = Certificate(
-        ("a", "b", "c"),
+    result = Inversion(
+        torch.zeros(1, 2),
+        torch.zeros(2),
         torch.tensor([[3, 3], [7, 9], [1, 1]]),
         torch.tensor([[0.0, 0.0], [1e-9, 0.125], [0.0, torch.nan]]),
         torch.stack([yes, no, no]),
     )
-    with pytest.raises(InversionError, match=r"layer 'b' .* for 1 of 2 samples: after 9 iterations .* by up to 0\.125"):
-        certificate.demand()
-    certificate._replace(converged=torch.stack([yes, yes, yes])).demand()
+    with pytest.raises(
+        InversionError, match=r"layer 'b' .* for 1 of 2 samples: after 9 iterations .* residual is 0\.125"
+    ):
+        raise_unless_converged(result, "abc")
+    raise_unless_converged(result._replace(converged=torch.stack([yes, yes, yes])), "abc")
 
 
 def test_no_inverse_while_dropout_is_active():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sinuflow import ArgumentError
-from sinuflow.bijections import Chain, SinusoidalScale
+from sinuflow.bijections import Chain, SinusoidalLayer
 from sinuflow.bijections.image import ImageLDUBlock, ImageShift, image_chain, image_shape
 from sinuflow.bijections.whole_flow import anatomy
 from sinuflow.ops.pixelcnn_inverse import SKEW, fronts
@@ -13,6 +13,7 @@ from tests.bijections.image_layers import (
     build,
     every_kind,
     every_shape,
+    outputs,
     raster,
     with_and_without_context,
 )
@@ -81,12 +82,12 @@ def test_scales_are_on_the_diagonal_and_see_what_is_before_alone(shape):
         matrix = jacobian(lambda t, s=affine: s(t)[0], x[0])[order][:, order]
         triangular = matrix.tril() if kind.startswith("lower") else matrix.triu()
         assert torch.equal(matrix, triangular)
-        told = affine.told(x.mT, None).squeeze(1)
+        told = outputs(affine, x.mT).squeeze(1)
         scale = torch.exp(2 * torch.tanh(told[len(order) :] / 2))
         assert scale.unique().numel() > len(order) // 2
         torch.testing.assert_close(matrix.diagonal(), scale[order])
         # Both the shift and the scale have an effect of their own, also between the channels of a pixel.
-        of_scale = jacobian(lambda t, s=affine: s.told(t.unsqueeze(1), None)[len(order) :, 0], x[0])[order][:, order]
+        of_scale = jacobian(lambda t, s=affine: outputs(s, t.unsqueeze(1))[len(order) :, 0], x[0])[order][:, order]
         assert of_scale.count_nonzero() > len(order)
         seen = of_scale if kind.startswith("lower") else of_scale.mT
         assert torch.equal(seen, seen.tril(-1))
@@ -110,8 +111,7 @@ def test_no_pixel_depends_on_its_own_front_or_a_later_one():
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.abs_()  # no rectifier is shut
-    x = torch.rand(1, *shape, dtype=DOUBLE)
-    jac = jacobian(network, x).view(72, 72)
+    jac = jacobian(lambda x: network(x.unsqueeze(1))[:, 0, 0], torch.rand(72, dtype=DOUBLE))
     time = (SKEW * torch.arange(8).unsqueeze(1) + torch.arange(9)).flatten()
     assert (time.unsqueeze(1) > time)[jac != 0].all()
     assert ((time.unsqueeze(1) == time + 1) & (jac != 0)).any()  # so no smaller skew would do
@@ -135,7 +135,7 @@ def test_the_block_is_lower_after_scale_after_upper():
     block = build("ldu", (1, 4, 4))
     upper, scale, lower = block
     assert (upper.reverse, lower.reverse) == (True, False)
-    assert isinstance(scale, SinusoidalScale)
+    assert isinstance(scale, SinusoidalLayer)
     x, _ = batch(16)
     torch.testing.assert_close(block(x)[0], lower(scale(upper(x)[0])[0])[0])
     assert list(block.layer_names()) == ["lower", "scale", "upper"]

@@ -106,7 +106,8 @@ def test_a_compiled_inverse_marks_what_it_cannot_raise():
 
 def test_the_operators_are_well_formed():
     """PyTorch's own checks: schema, fake tensors, autograd registration."""
-    from sinuflow.bijections.inverse_ops import scale_inverse_op, triangular_inverse_op
+    from sinuflow.ops.stack_inverse import STACK
+    from sinuflow.solvers.implicit import inverse_op
 
     flow = small("shift", context=2)
     upper, scale, _ = flow.bijection.bijections[0]
@@ -114,9 +115,7 @@ def test_the_operators_are_well_formed():
     c = torch.randn(2, 5, dtype=torch.float64)
     waves = [t.detach() for t in scale.constrained(c)]
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
-    torch.library.opcheck(scale_inverse_op, (z, *waves, "certified", 1e-12, 1e-12, 200), test_utils=checks)
-    layers = [*upper.conditioner.layers, upper.conditioner.head]
-    weights = [layer.weight.detach() for layer in layers]
-    biases = [layer.bias.detach() for layer in layers]
-    arguments = (z, c, weights, biases, upper.structure, "certified", 1e-12, 1e-12, 200)
-    torch.library.opcheck(triangular_inverse_op, arguments, test_utils=checks)
+    rest = ("certified", 1e-12, 1e-12, 200)
+    torch.library.opcheck(inverse_op, (z, None, waves, STACK.key, *rest), test_utils=checks)
+    parameters = [p.detach() for p in upper.parameters()]
+    torch.library.opcheck(inverse_op, (z, c, parameters, upper.key, *rest), test_utils=checks)

@@ -6,7 +6,7 @@ import torch
 
 import sinuflow
 from sinuflow import ArgumentError, InversionError, SinuflowError, SinusoidalFlow
-from sinuflow.bijections import AutoregressiveWaves, ElementwiseAffine, LDUBlock, SinusoidalScale
+from sinuflow.bijections import AutoregressiveWaves, ElementwiseAffine, LDUBlock, SinusoidalLayer
 from tests.builders import CONDITIONINGS, batch, trained_flow
 
 DOUBLE = torch.float64
@@ -53,7 +53,7 @@ def test_defaults_of_full_conditioning():
 def test_no_conditioning_is_scales_alone():
     flow = SinusoidalFlow(2, conditioning="none", blocks=3)
     *scales, last = flow.bijection
-    assert [type(s) for s in scales] == [SinusoidalScale] * 3
+    assert [type(s) for s in scales] == [SinusoidalLayer] * 3
     assert isinstance(last, ElementwiseAffine)
 
 
@@ -139,7 +139,7 @@ def test_invert_raises_or_returns():
     assert not cut.converged.all()
     assert (cut.residual[~cut.converged] > 1e-9).all()
     assert cut.iterations.max() <= 2
-    with pytest.raises(InversionError, match=r"after 2 iterations they are off by up to .*on_failure='return'"):
+    with pytest.raises(InversionError, match=r"after 2 iterations the largest residual is .*on_failure='return'"):
         flow.invert(z, solver="fixed_point", max_iterations=2)
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from looks_trained import look_trained
 from sinuflow import SinusoidalFlow
-from sinuflow.bijections import ElementwiseAffine, SinusoidalScale
-from sinuflow.bijections.autoregressive import AutoregressiveLayer
+from sinuflow.bijections import ElementwiseAffine, SinusoidalLayer
+from sinuflow.conditioners import MADE
 from sinuflow.conditioners.made import MaskedLinear
 from sinuflow.conditioners.pixelcnn import MaskedConvolution, PixelCNN
 
@@ -94,9 +94,9 @@ def _parameters_as_if_trained(flow: SinusoidalFlow, seed: int) -> None:
 
 
 def _damage(flow: SinusoidalFlow, damage: str, dice: random.Random) -> None:
-    heads = [m.conditioner.head.bias.view(m.features, -1) for m in flow.modules() if isinstance(m, AutoregressiveLayer)]
+    heads = [m.head.bias.view(m.features, -1) for m in flow.modules() if isinstance(m, MADE)]
     full = flow.config.get("conditioning") == "full"
-    scales = [m for m in flow.modules() if isinstance(m, SinusoidalScale)]
+    scales = [m for m in flow.modules() if isinstance(m, SinusoidalLayer)]
     parameters = list(flow.parameters())
     if damage == "log-scale":
         size = dice.choice((50.0, -50.0, 8.0, -8.0, dice.uniform(-120, 120)))

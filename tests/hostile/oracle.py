@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
 from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from sinuflow.bijections import Bijection, Chain, ElementwiseAffine
-from sinuflow.bijections.autoregressive import AutoregressiveLayer
-from sinuflow.bijections.base import LayerInverse
+from sinuflow.bijections import Autoregressive, Bijection, Chain, ElementwiseAffine
 from sinuflow.bijections.image import ImageLayer
 from sinuflow.ops.activations import squash
 from sinuflow.ops.conditional_waves import constrained
 from sinuflow.ops.pixelcnn import PixelWeights, pixel_network
-from sinuflow.solvers import SolverOptions
+from sinuflow.solvers import Inversion, SolverOptions
 
 #: Rounding errors that sums over a layer's units, and a few transformers of slope up to 2, may add up.
 _SLACK = 512.0
@@ -33,11 +33,12 @@ class Verdict(NamedTuple):
 
 def judge(bijection: Bijection, z: Tensor, context: Tensor | None, options: SolverOptions, layers: bool) -> Verdict:
     """Invert feature-major noise, and check what is certified; ``layers``: also layer by layer."""
-    inverses: list[LayerInverse] = []
-    invert = bijection.invert
-    with patch.object(bijection, "invert", lambda *given: inverses.extend(invert(*given)) or inverses):
-        x, ladj, certificate = bijection.certified(z, context, options)
-    certified = certificate.converged.all(0)
+    inverses: list[Inversion] = []
+    with ExitStack() as stack:
+        for layer in _leaves(bijection) if layers else ():
+            stack.enter_context(patch.object(layer, "invert", partial(_kept, inverses, layer.invert)))
+        x, ladj, _, _, converged = bijection.certified(z, context, options)
+    certified = converged.all(0)
     finite = x.isfinite().all(0) & ladj.isfinite()
     agrees = torch.ones_like(certified)
     if layers:
@@ -46,6 +47,11 @@ def judge(bijection: Bijection, z: Tensor, context: Tensor | None, options: Solv
             agrees &= _agrees(layer, inverse.x, z, given, options).all(0)
             z = inverse.x
     return Verdict(certified, finite, agrees)
+
+
+def _kept(results: list[Inversion], invert: Callable[..., Inversion], *arguments: object) -> Inversion:
+    results.append(invert(*arguments))
+    return results[-1]
 
 
 def _leaves(bijection: Bijection) -> Iterator[Bijection]:
@@ -76,24 +82,24 @@ def _tolerance(layer: Bijection, x: Tensor, z: Tensor, context: Tensor | None, o
     if isinstance(layer, ElementwiseAffine):
         shifted = x.double().abs() + layer.mean.double().abs().unsqueeze(-1)
         allowed = allowed + eps * shifted * torch.exp(-layer.log_scale.double()).unsqueeze(-1)
-    elif isinstance(layer, AutoregressiveLayer):
-        allowed = allowed + _of_network(layer, x, context, eps)
     elif isinstance(layer, ImageLayer):
         flipped = x.flip(0) if layer.reverse else x
         images = flipped.double().abs().mT.reshape(-1, *layer.conditioner.shape)
-        numbers = PixelWeights(*([t.double().abs() for t in part] for part in layer.conditioner.numbers()))
+        numbers = PixelWeights(*([t.double().abs() for t in part] for part in layer.conditioner.weights()))
         given = None if context is None else context.double().abs().mT
         largest = pixel_network(images, given, numbers).flatten(1).amax(1).nan_to_num(torch.inf) + size.amax(0)
         # A unit of this size moves a shift by rounding, and a log-scale, which multiplies up to e^2 by it.
-        allowed = allowed + eps * largest * (8.0 if layer.outputs == 1 else 8.0 * (1 + size.amax(0)))
+        allowed = allowed + eps * largest * (8.0 if layer.conditioner.outputs == 1 else 8.0 * (1 + size.amax(0)))
+    elif isinstance(layer, Autoregressive):
+        allowed = allowed + _of_network(layer, x, context, eps)
     return allowed
 
 
-def _of_network(layer: AutoregressiveLayer, x: Tensor, context: Tensor | None, eps: float) -> Tensor:
+def _of_network(layer: Autoregressive, x: Tensor, context: Tensor | None, eps: float) -> Tensor:
     """A bound on the effect of a masked network's rounding on z, from the magnitudes of its sums."""
     flipped = x.flip(0) if layer.reverse else x
     head = _sizes(layer, flipped, context)
-    if not layer.transformer.parameters > 1:
+    if not layer.transformer.num_parameters > 1:
         moved = eps * head.squeeze(1)
     else:
         shift, log_scale, waves = constrained(layer.conditioner(flipped, context).double(), layer.transformer.shape)
@@ -106,7 +112,7 @@ def _of_network(layer: AutoregressiveLayer, x: Tensor, context: Tensor | None, e
     return (moved.flip(0) if layer.reverse else moved).nan_to_num(torch.inf)
 
 
-def _sizes(layer: AutoregressiveLayer, x: Tensor, context: Tensor | None) -> Tensor:
+def _sizes(layer: Autoregressive, x: Tensor, context: Tensor | None) -> Tensor:
     """The transformer parameters (D, P, B) if all terms were positive: a bound, as activations do not increase it."""
     made = layer.conditioner
     h = squash(x, made.squash).double().abs()

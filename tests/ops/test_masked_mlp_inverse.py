@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sinuflow.ops.degrees import plan
-from sinuflow.ops.masked_mlp_inverse import MaskedNetwork, ordered_adjoint, ordered_substitution
+from sinuflow.ops.masked_mlp_inverse import MaskedNetwork, incremental, ordered_adjoint, substitute_shift
 from sinuflow.ops.staircase import staircase_mask
-from sinuflow.solvers import parallel_sweeps
+from sinuflow.solvers import Root, SolverOptions, parallel_sweeps, substitute
 
 DOUBLE = torch.float64
 
@@ -47,7 +47,7 @@ def test_substitution_inverts_a_shift(shape, seed, activation):
     net = network(*shape, seed=seed, activation=activation)
     x, c = data(*shape[:2], seed=seed)
     z = x + net.outputs(x, c)[:, 0]
-    torch.testing.assert_close(ordered_substitution(net, z, c), x, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(substitute_shift(net, z, c), x, rtol=1e-10, atol=1e-10)
 
 
 @given(shape=SHAPES, seed=st.integers(0, 1000))
@@ -58,13 +58,15 @@ def test_substitution_inverts_whatever_has_a_scalar_inverse(shape, seed):
     z = x * torch.exp(0.1 * parameters[:, 0]) + parameters[:, 1]
     order = []
 
-    def invert(i, p, target):
-        order.append(i)
-        assert p.shape == (2, 4)
-        return (target - p[1]) * torch.exp(-0.1 * p[0])
+    def invert(target, p, options):
+        order.append(p.shape)
+        scale = torch.exp(0.1 * p[:, 0])
+        return Root.exact((target - p[:, 1]) / scale, scale)
 
-    torch.testing.assert_close(ordered_substitution(net, z, c, invert), x, rtol=1e-10, atol=1e-10)
-    assert order == list(range(shape[0]))
+    result = substitute(incremental(net, z, c), invert, z, SolverOptions())
+    torch.testing.assert_close(result.x, x, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(result.ladj, -0.1 * parameters[:, 0].sum(0))
+    assert order == [(1, 2, 4)] * shape[0]
 
 
 def test_each_unit_is_computed_once():

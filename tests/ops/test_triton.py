@@ -19,16 +19,16 @@ import triton
 import triton.language as tl
 
 import sinuflow.ops.backends.triton
-from sinuflow.bijections import inverse_ops
-from sinuflow.bijections.transformers import ConditionalWaves
 from sinuflow.ops import conditional_waves as plain_conditional
 from sinuflow.ops import constrain as plain_constrain
 from sinuflow.ops import scale_stack as plain_stack
+from sinuflow.ops import stack_inverse
 from sinuflow.ops.backends.triton import arithmetic, conditional_waves, constrain, scale_stack
 from sinuflow.ops.conditional_waves import Shape
-from sinuflow.ops.stack_inverse import invert_stack
+from sinuflow.ops.stack_inverse import STACK, invert_stack
 from sinuflow.ops.waves import Waves
 from sinuflow.solvers import SolverOptions
+from sinuflow.transformers import ConditionalWaves
 from tests.processes import unmeasured
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -133,14 +133,12 @@ def test_the_inverse_of_the_stack_is_certified(scales, size, waves, seed):
         assert float(residual.max()) <= 1e-13 * (1 + z.abs().max().item())
 
 
-def test_gradients_of_the_inverse_as_an_operator(monkeypatch):
-    """What a compiled graph calls; its results may not share memory."""
-    x, numbers = randn(3, 9), shared_waves(2, 3, 4, 0)
+def test_gradients_of_the_inverse(monkeypatch):
+    x, waves = randn(3, 9), shared_waves(2, 3, 4, 0)
     grad_x, grad_ladj = randn(3, 9, seed=1), randn(9, seed=2)
-    expected = inverse_ops._scale_inverse_backward(x, *numbers, grad_x, grad_ladj)
-    monkeypatch.setattr(inverse_ops, "wave_kernels", lambda *_: sinuflow.ops.backends.triton)
-    found = inverse_ops.scale_inverse_backward_op(x, *numbers, grad_x, grad_ladj)
-    for ours, theirs in zip(found, expected, strict=True):
+    expected = STACK.pull_back(x, None, waves, grad_x, grad_ladj)
+    monkeypatch.setattr(stack_inverse, "wave_kernels", lambda *_: sinuflow.ops.backends.triton)
+    for ours, theirs in zip(STACK.pull_back(x, None, waves, grad_x, grad_ladj), expected, strict=True):
         close(ours, theirs, 1e-9)
 
 

@@ -1,21 +1,36 @@
 """Bijections z = T⁻¹(x), from data to noise, with exact log-determinants and certified inverses."""
 
+import warnings
+from typing import Any
+
 from .affine import ElementwiseAffine
-from .autoregressive import AutoregressiveWaves
-from .base import Bijection, Certificate, Chain, LayerInverse
+from .autoregressive import Autoregressive, AutoregressiveWaves
+from .base import Bijection, Chain
+from .image import ImageAffine, ImageLDUBlock, ImageShift
 from .ldu import LDUBlock
+from .linear import Linear
 from .shift import LowerShift, UpperShift
-from .sinusoidal import SinusoidalScale
+from .sinusoidal import SinusoidalLayer
 
 __all__ = [
+    "Autoregressive",
     "AutoregressiveWaves",
     "Bijection",
-    "Certificate",
     "Chain",
     "ElementwiseAffine",
+    "ImageAffine",
+    "ImageLDUBlock",
+    "ImageShift",
     "LDUBlock",
-    "LayerInverse",
+    "Linear",
     "LowerShift",
-    "SinusoidalScale",
+    "SinusoidalLayer",
     "UpperShift",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SinusoidalScale":
+        warnings.warn("SinusoidalScale is called SinusoidalLayer", DeprecationWarning, stacklevel=2)
+        return SinusoidalLayer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

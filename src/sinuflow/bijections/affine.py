@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError
 from ..registry import register
-from ..solvers import SolverOptions
-from .base import Bijection, LayerInverse
+from ..solvers import Inversion, SolverOptions
+from .base import Bijection
 
 #: Standard deviations from the mean within which practically all draws lie: the fraction outside is 1e-15.
 _PLAUSIBLE = 8.0
@@ -43,11 +43,11 @@ class ElementwiseAffine(Bijection):
         z = (x - self.mean.unsqueeze(-1)) * torch.exp(-log_scale).unsqueeze(-1)
         return z, -log_scale.sum().expand(x.shape[-1])
 
-    def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> list[LayerInverse]:
+    def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
         mean, log_scale = self.mean.to(z.dtype), self.log_scale.to(z.dtype)
         x = torch.addcmul(mean.unsqueeze(-1), z, torch.exp(log_scale).unsqueeze(-1))
         usable = _resolved(self.mean.detach(), self.log_scale.detach()).all()
-        return [LayerInverse.exact(x, log_scale.sum().expand(z.shape[-1]), usable)]
+        return Inversion.exact(x, log_scale.sum().expand(z.shape[-1]), usable)
 
     @torch.no_grad()
     def initialize(self, x: Tensor, context: Tensor | None) -> Tensor:

@@ -1,74 +1,188 @@
-"""Autoregressive layers: a masked network, and what its outputs do to each feature."""
+"""Autoregressive bijections: a transformer whose parameters a conditioner computes."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ..conditioners import MADE
+from ..conditioners import MADE, Conditioner
 from ..errors import ArgumentError
 from ..registry import register
-from ..solvers import SolverOptions
-from .base import Bijection, LayerInverse
-from .inverse_ops import Structure, triangular_inverse
+from ..solvers import Inversion, SolverOptions, parallel_sweeps, substitute
+from ..solvers.implicit import enter, implicit_inverse
+from ..transformers import ConditionalWaves, Transformer
+from .base import Bijection, with_parameters
 from .sinusoidal import initial_waves
-from .transformers import ConditionalWaves
 
-
-class AutoregressiveLayer(Bijection):
-    r"""The map :math:`z_i = F(x_i; c_i(x_{<i}))`, or with ``reverse``, :math:`c_i(x_{>i})`.
-
-    F shifts if ``scales`` is 0, and is a :class:`~sinuflow.bijections.transformers.ConditionalWaves`
-    otherwise. The conditioner c is a :class:`~sinuflow.conditioners.MADE`, which takes ``options``.
-    """
-
-    def __init__(
-        self,
-        features: int,
-        context: int = 0,
-        *,
-        scales: int,
-        waves: int,
-        reverse: bool,
-        **options: Any,
-    ) -> None:
-        super().__init__(features, context)
-        self.reverse = reverse
-        structure = Structure(features, context, (), (), "relu", None, scales, waves)
-        self.transformer = structure.transformer
-        self.conditioner = MADE(features, self.transformer.parameters, context=context, **options)
-        made = self.conditioner
-        hidden = tuple(len(layer.reach) for layer in made.plan.hidden)
-        self.structure = Structure(
-            features, context, hidden, made.skips, made.activation, made.squash, scales, waves
-        ).encode()
-
-    def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        x = x.flip(0) if self.reverse else x
-        z, ladj = self.transformer.forward(x, self.conditioner(x, context))
-        return (z.flip(0) if self.reverse else z), ladj
-
-    def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> list[LayerInverse]:
-        z = z.flip(0) if self.reverse else z
-        layers = [*self.conditioner.layers, self.conditioner.head]
-        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-        answer = triangular_inverse(z, context, weights, biases, self.structure, options)
-        return [answer._replace(x=answer.x.flip(0)) if self.reverse else answer]
+Order = Literal["forward", "reverse"] | Sequence[int]
 
 
 @register
-class AutoregressiveWaves(AutoregressiveLayer):
-    r"""Conditional waves: every parameter of the sinusoidal transformers computed by the network.
+class Autoregressive(Bijection):
+    r"""The map :math:`z_i = \tau(x_i; c_i(x_{<i}, \text{context}))` with a transformer τ and a conditioner c.
 
-    The paper's Eq. "integral", :math:`[h_i, d_i] = c_i(x_{<i})`, with a bounded log-scale beside:
+    The Jacobian is triangular. The inverse is ordered substitution over the conditioner's steps, at about the cost of
+    one forward pass if the conditioner is incremental; its gradients are implicit.
+
+    Args:
+        transformer: the scalar map.
+        conditioner: computes the transformer's parameters.
+        order: of the features in the conditioner: ``"forward"``, ``"reverse"``, or a permutation, whose i-th entry is
+            the i-th feature.
+
+    Example:
+        >>> from sinuflow.transformers import Affine
+        >>> layer = Autoregressive(Affine(), MADE(features=3, outputs=2, hidden=(16,)), order=[2, 0, 1])
+        >>> x = torch.randn(7, 3)
+        >>> z, ladj = layer(x)
+        >>> torch.allclose(layer.inverse(z)[0], x, atol=1e-5)
+        True
+    """
+
+    key: int
+    transformer: Transformer
+    conditioner: Conditioner
+    permutation: Tensor | None
+    inverse_permutation: Tensor | None
+
+    def __init__(self, transformer: Transformer, conditioner: Conditioner, order: Order = "forward") -> None:
+        super().__init__(conditioner.features, conditioner.context)
+        if conditioner.outputs != transformer.num_parameters:
+            raise ArgumentError(
+                f"the conditioner has outputs={conditioner.outputs}, but {type(transformer).__name__} needs "
+                f"{transformer.num_parameters} parameters per feature"
+            )
+        self.transformer = transformer
+        self.conditioner = conditioner
+        self.reverse = order == "reverse"
+        permutation = None
+        if not isinstance(order, str):
+            permutation = torch.tensor(list(order), dtype=torch.long)
+            if sorted(permutation.tolist()) != list(range(self.features)):
+                raise ArgumentError(f"order must be a permutation of the {self.features} features; got {order!r}")
+        elif order not in ("forward", "reverse"):
+            raise ArgumentError(f"order must be 'forward', 'reverse' or a permutation; got {order!r}")
+        self.register_buffer("permutation", permutation, persistent=False)
+        inverse = None if permutation is None else permutation.argsort()
+        self.register_buffer("inverse_permutation", inverse, persistent=False)
+        enter(self)
+
+    def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if self.permutation is None:
+            fused = self.conditioner.fused_forward(self.transformer, x, context, self.reverse)
+            if fused is not None:
+                return fused  # type: ignore[no-any-return]
+        x = self._ordered(x, self.permutation)
+        z, ladj = self.transformer(x, self.conditioner(x, context))
+        return self._ordered(z, self.inverse_permutation), None if self.transformer.unimodular else ladj
+
+    def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
+        z = self._ordered(z, self.permutation)
+        result = implicit_inverse(self, z, context, list(self.parameters()), options)
+        return result._replace(x=self._ordered(result.x, self.inverse_permutation))
+
+    def solve(
+        self, z: Tensor, context: Tensor | None, parameters: Sequence[Tensor], options: SolverOptions
+    ) -> Inversion:
+        """The inverse of a feature-major batch in the conditioner's order, without gradients."""
+        with torch.no_grad():
+            if all(p is q for p, q in zip(parameters, self.parameters(), strict=True)):
+                return self._solve(z, context, options)
+            return with_parameters(self, parameters, self._solve, z, context, options)  # type: ignore[no-any-return]
+
+    def _solve(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
+        rows = z.shape[-1]
+        size = self.conditioner.rows_at_once or max(1, rows)
+        parts = []
+        for start in range(0, max(1, rows), size):
+            here = slice(start, start + size)
+            part = None if context is None else context[:, here]
+            parts.append(self._solve_part(z[:, here].contiguous(), part, options))
+        if len(parts) == 1:
+            return parts[0]
+        return Inversion(*(torch.cat(each, dim=-1) for each in zip(*parts, strict=True)))
+
+    def _solve_part(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
+        if options.method != "certified":
+            return self._sweep(z, context, options)
+        fused = self.conditioner.fused_inverse(self.transformer, z, context, options)
+        if fused is not None:
+            return fused
+        return substitute(self.conditioner.incremental(z, context), self.transformer.inverse, z, options)
+
+    def _sweep(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
+        rtol, atol = options.tolerances(z.dtype)
+
+        def evaluate(x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+            h = self.conditioner(x, None if context is None else context[:, rows])
+            return self.transformer(x, h)[0], h
+
+        def solve(target: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+            root = self.transformer.inverse(target, h, options)
+            return root.x, root.converged.all(0)
+
+        root = parallel_sweeps(evaluate, solve, z, rtol=rtol, atol=atol, max_iterations=options.limit)
+        _, ladj = self.transformer(root.x, self.conditioner(root.x, context))
+        return Inversion(root.x, -ladj, root.iterations.amax(0), root.residual.amax(0), root.converged.all(0))
+
+    def pull_back(
+        self, x: Tensor, context: Tensor | None, parameters: Sequence[Tensor], grad_x: Tensor, grad_ladj: Tensor
+    ) -> list[Tensor]:
+        r"""Gradients through :meth:`solve` with respect to z, the parameters, and the context if there is one.
+
+        By the implicit function theorem, from :math:`\tau(x; h) = z` and the log-determinant
+        :math:`-\sum_i \log \tau'(x_i; h_i)`.
+        """
+        # The parameters of the call that is differentiated, as leaves.
+        leaves = [p.detach().requires_grad_() for p in parameters]
+        return with_parameters(self, leaves, self._pull_back, x, context, grad_x, grad_ladj)  # type: ignore[no-any-return]
+
+    def _pull_back(self, x: Tensor, context: Tensor | None, grad_x: Tensor, grad_ladj: Tensor) -> list[Tensor]:
+        h = self.conditioner(x, context)
+        slope, z_by_h = self.transformer.gradients(x, h, torch.ones_like(x), torch.zeros_like(grad_ladj))
+        ladj_by_x, ladj_by_h = self.transformer.gradients(x, h, torch.zeros_like(x), grad_ladj)
+
+        def local(features: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+            grad_z = (grad - ladj_by_x[features]) / slope[features]
+            return grad_z, -torch.addcmul(ladj_by_h[features], grad_z.unsqueeze(-2), z_by_h[features])
+
+        adjoint = self.conditioner.adjoint(x, context, grad_x, local)
+        grads = dict(zip(map(id, self.conditioner.parameters()), adjoint.parameters, strict=True))
+        own = list(self.transformer.parameters())
+        if own:
+            with torch.enable_grad():
+                outputs = self.transformer(x, h)
+            pulled = torch.autograd.grad(outputs, own, (-adjoint.z, -grad_ladj), allow_unused=True)
+            grads |= {id(p): torch.zeros_like(p) if g is None else g for p, g in zip(own, pulled, strict=True)}
+        return [
+            adjoint.z,
+            *(grads[id(p)] for p in self.parameters()),
+            *([] if adjoint.context is None else [adjoint.context]),
+        ]
+
+    def _ordered(self, x: Tensor, permutation: Tensor | None) -> Tensor:
+        if permutation is not None:
+            return x[permutation]
+        return x.flip(0) if self.reverse else x
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        enter(self)  # a copy is another problem
+
+
+@register
+class AutoregressiveWaves(Autoregressive):
+    r"""Conditional waves: every parameter of the sinusoidal transformers computed by a masked network.
+
+    The paper's Eq. "integral", :math:`[h_i, d_i] = c_i(x_{<i})`, with a bounded log-scale:
 
     .. math:: z_i = \tau_n \circ \dots \circ \tau_1 (e^{s_i} x_i + d_i),
         \qquad [s_i, d_i, a_i, b_i, w_i, \alpha_i] = c_i(x_{<i}).
 
-    The Jacobian is triangular. The layer starts as the identity. Its inverse is ordered
-    substitution with a safeguarded Newton iteration for each feature.
+    It starts as the identity. ``options`` are those of :class:`~sinuflow.conditioners.MADE`.
 
     Example:
         >>> layer = AutoregressiveWaves(features=3, hidden=(32, 32))
@@ -86,11 +200,10 @@ class AutoregressiveWaves(AutoregressiveLayer):
         reverse: bool = False,
         **options: Any,
     ) -> None:
-        if scales < 1 or waves < 1:
-            raise ArgumentError(f"scales and waves must be at least 1; got {scales} and {waves}")
-        super().__init__(features, context, scales=scales, waves=waves, reverse=reverse, **options)
-        assert isinstance(self.transformer, ConditionalWaves)
+        transformer = ConditionalWaves(scales, waves)
+        conditioner = MADE(features, transformer.num_parameters, context=context, **options)
+        super().__init__(transformer, conditioner, "reverse" if reverse else "forward")
         frequency, phase = initial_waves(features, scales * waves)
         with torch.no_grad():
-            bias = self.conditioner.head.bias.view(features, -1)
+            bias = conditioner.head.bias.view(features, -1)
             bias[:, 2 : 2 + 2 * scales * waves] = torch.cat([frequency, phase], dim=-1)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from ..errors import ArgumentError, InversionError, SinuflowError
 from ..registry import Component, register
-from ..solvers import SolverOptions
+from ..solvers import Inversion, SolverOptions
 from .batch_splitting import split_if_out_of_memory
 
 if TYPE_CHECKING:
@@ -20,69 +21,48 @@ if TYPE_CHECKING:
 CERTIFIED = SolverOptions()
 
 
-class LayerInverse(NamedTuple):
-    """One layer's inverse for a batch (D, B), with its certificate row by row, all of shape (B,)."""
-
-    x: Tensor  # (D, B)
-    ladj: Tensor
-    iterations: Tensor
-    residual: Tensor
-    converged: Tensor
-
-    @classmethod
-    def exact(cls, x: Tensor, ladj: Tensor, usable: Tensor | None = None) -> LayerInverse:
-        """An inverse in closed form; samples fail if it is not finite, or if the parameters are not ``usable``."""
-        residual = (x.detach() * 0).sum(0).abs_()  # 0, or NaN if a number is not finite
-        if usable is not None:
-            residual = torch.where(usable, residual, torch.nan)
-        return cls(x, ladj, torch.ones_like(ladj, dtype=torch.int32), residual, residual == 0)
-
-    def to(self, dtype: torch.dtype) -> LayerInverse:
-        """The same, rounded; what is too large for that has failed."""
-        x, ladj, residual = (t.to(dtype) for t in (self.x, self.ladj, self.residual))
-        return LayerInverse(x, ladj, self.iterations, residual, self.converged & x.isfinite().all(0))
-
-
-class Certificate(NamedTuple):
-    """The layers' certificates, in the order in which they were inverted."""
-
-    names: tuple[str, ...]
-    iterations: Tensor  # (layers, B)
-    residual: Tensor
-    converged: Tensor
-
-    def demand(self) -> None:
-        """Raise an :class:`InversionError` unless every layer met its tolerance for every sample."""
-        if bool(self.converged.all()):
-            return
-        failed = ~self.converged
-        layer = int(failed.any(1).nonzero()[0])
-        residual = self.residual[layer][failed[layer]]
-        numbers = residual[residual.isfinite()]
-        where = f"layer {self.names[layer]!r} could not be inverted for {int(failed[layer].sum())} of {failed.shape[1]}"
-        if not len(numbers):
-            raise InversionError(
-                f"{where} samples: they are NaN or infinite, or the layer's parameters are degenerate. Look for such "
-                "values in the input and the parameters (flow.bijection.check_parameters() names them), or get the "
-                "result in any case with flow.invert(..., on_failure='return')."
-            )
+def raise_unless_converged(result: Inversion, names: Sequence[str]) -> None:
+    """Raise an :class:`InversionError` unless every layer, of these names, met its tolerance for every sample."""
+    if bool(result.converged.all()):
+        return
+    iterations, residual, converged = (t if t.dim() == 2 else t.unsqueeze(0) for t in result[2:])
+    failed = ~converged
+    layer = int(failed.any(1).nonzero()[0])
+    residuals = residual[layer][failed[layer]]
+    residuals = residuals[residuals.isfinite()]
+    where = f"layer {names[layer]!r} could not be inverted for {int(failed[layer].sum())} of {failed.shape[1]}"
+    if not len(residuals):
         raise InversionError(
-            f"{where} samples: after {int(self.iterations[layer].max())} iterations they are off by up to "
-            f"{float(numbers.max()):.3g}. Try float64 or more iterations, or take what there is with "
-            "flow.invert(..., on_failure='return')."
+            f"{where} samples: they are NaN or infinite, or the layer's parameters are degenerate. Look for such "
+            "values in the input and the parameters (flow.bijection.check_parameters() names them), or get the "
+            "result in any case with flow.invert(..., on_failure='return')."
         )
+    raise InversionError(
+        f"{where} samples: after {int(iterations[layer].max())} iterations the largest residual is "
+        f"{float(residuals.max()):.3g}. Try float64 or more iterations, or get the result in any case with "
+        "flow.invert(..., on_failure='return')."
+    )
 
 
 class Bijection(Component, nn.Module):
-    r"""An invertible map :math:`z = T^{-1}(x)` of vectors, possibly given a context.
+    r"""An invertible map :math:`z = T^{-1}(x)` of vectors, possibly with a context.
 
     ``forward`` is the paper's :math:`T^{-1}`, from data to noise; ``inverse`` is :math:`T`. Both
     return the result and the logarithm of the absolute Jacobian determinant of the map that they
     compute. Tensors have shape ``(..., features)``, the context ``(..., context)``, with any batch
     dimensions.
 
-    Inside, tensors are feature-major, ``(features, rows)``; the results are views of such tensors,
-    so that a chain never has to copy. Subclasses implement :meth:`transform` and :meth:`invert`.
+    Subclasses implement :meth:`transform` and :meth:`invert` for feature-major tensors, ``(features, rows)``: a
+    feature's values are contiguous, and a parameter of a feature broadcasts along the fast axis.
+
+    Example:
+        >>> class Reversal(Bijection):
+        ...     def transform(self, x, context):
+        ...         return x.flip(0), x.new_zeros(x.shape[-1])
+        ...     def invert(self, z, context, options):
+        ...         return Inversion.exact(z.flip(0), z.new_zeros(z.shape[-1]))
+        >>> Reversal(features=2).inverse(torch.tensor([[1.0, 2.0]]))[0]
+        tensor([[2., 1.]])
     """
 
     def __init__(self, features: int, context: int = 0) -> None:
@@ -94,16 +74,16 @@ class Bijection(Component, nn.Module):
         self.features = features
         self.context = context
 
-    def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        """z of shape (D, B) and the log-determinant of shape (B,)."""
+    def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """z of shape (D, B), and the log-determinant of shape (B,) or None if it is 0 everywhere."""
         raise NotImplementedError
 
-    def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> list[LayerInverse]:
-        """The inverse, layer by layer, last layer first; the final ``x`` is the last entry's."""
+    def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
+        """The inverse with its certificate; :meth:`Inversion.exact` makes one for a closed form."""
         raise NotImplementedError
 
     def initialize(self, x: Tensor, context: Tensor | None) -> Tensor:
-        """Set whatever depends on data from the batch (D, B), and return what ``transform`` makes of it."""
+        """Initialize parameters from the batch (D, B), where they depend on data, and return z."""
         return self.transform(x, context)[0]
 
     def check_parameters(self) -> None:
@@ -129,12 +109,13 @@ class Bijection(Component, nn.Module):
         """
 
     def layer_names(self) -> Iterator[str]:
-        """Names of the entries that :meth:`invert` returns, in its order."""
+        """Names of the layers in the order in which :meth:`invert` inverts them."""
         yield type(self).__name__
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         rows, given, shape = self.feature_major(x, context, "x")
         z, ladj = self.transform(rows, given)
+        ladj = z.new_zeros(z.shape[-1]) if ladj is None else ladj
         return from_feature_major(z, shape), ladj.reshape(shape)
 
     def inverse(self, z: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -146,39 +127,26 @@ class Bijection(Component, nn.Module):
         A compiled graph cannot raise; there, a sample that fails is NaN.
         """
         rows, given, shape = self.feature_major(z, context, "z")
-        x, ladj, certificate = self.certified(rows, given, CERTIFIED)
+        result = self.certified(rows, given, CERTIFIED)
+        x, ladj = result.x, result.ladj
         if torch.compiler.is_compiling():
-            converged = certificate.converged.all(0)
+            converged = result.converged.all(0)
             x, ladj = torch.where(converged, x, torch.nan), torch.where(converged, ladj, torch.nan)
         else:
-            certificate.demand()
+            raise_unless_converged(result, list(self.layer_names()))
         return from_feature_major(x, shape), ladj.reshape(shape)
 
-    def certified(
-        self, z: Tensor, context: Tensor | None, options: SolverOptions
-    ) -> tuple[Tensor, Tensor, Certificate]:
-        """The inverse of a feature-major batch, with its log-determinant and certificate.
+    def certified(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
+        """The inverse of a feature-major batch, with one row of evidence for each layer, (layers, B).
 
-        On every backend, a sample whose x or log-determinant is not finite has not converged: the certificate's last
-        layer, which computed x, fails for it.
+        Whatever the layer or backend, a sample whose x or log-determinant is not finite has not converged: the
+        last layer, which computed x, fails for it.
         """
         self.refuse_dropout()
-        x, ladj, iterations, residual, converged = self._solve(z, context, options)
-        converged[-1].logical_and_(_finite_samples(x, ladj))
-        return x, ladj, Certificate(tuple(self.layer_names()), iterations, residual, converged)
-
-    def _solve(
-        self, z: Tensor, context: Tensor | None, options: SolverOptions
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """x, its log-determinant, and iterations, residuals and converged flags (layers, B), all new tensors."""
-        layers = self.invert(z, context, options)
-        return (
-            layers[-1].x,
-            torch.stack([layer.ladj for layer in layers]).sum(0),
-            torch.stack([layer.iterations for layer in layers]),
-            torch.stack([layer.residual for layer in layers]).detach(),
-            torch.stack([layer.converged for layer in layers]),
-        )
+        result = Inversion.stack([self.invert(z, context, options)])
+        converged = result.converged.clone()
+        converged[-1].logical_and_(_finite_samples(result.x, result.ladj))
+        return result._replace(converged=converged)
 
     def refuse_dropout(self) -> None:
         """With dropout active the map is not a function, and has no inverse."""
@@ -256,6 +224,23 @@ def from_feature_major(x: Tensor, shape: torch.Size) -> Tensor:
     return x.reshape(x.shape[0], *shape).movedim(0, -1)
 
 
+class _Call(nn.Module):
+    """A function of a module, as a module."""
+
+    def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module, self.function = module, function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def with_parameters(module: nn.Module, parameters: Sequence[Tensor], function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function of the module while its parameters are replaced by these, in the order of ``parameters()``."""
+    names = (f"module.{name}" for name, _ in module.named_parameters())
+    return functional_call(_Call(module, function), dict(zip(names, parameters, strict=True)), args)
+
+
 def log_normal(z: Tensor) -> Tensor:
     """The standard normal log-density of feature-major z."""
     return -0.5 * (z * z).sum(0) - 0.5 * z.shape[0] * math.log(2 * math.pi)
@@ -294,19 +279,13 @@ class Chain(Bijection):
         return self.layer_by_layer(x, context) if whole is None else whole.transform(x, context)
 
     def layer_by_layer(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What :meth:`transform` does, in any case one bijection after the other."""
-        total = x.new_zeros(x.shape[-1])
+        """:meth:`transform` without fused kernels for the whole chain."""
+        total: Tensor | None = None
         for bijection in self:
             x, ladj = bijection.transform(x, context if bijection.context else None)
-            total = total + ladj
-        return x, total
-
-    def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> list[LayerInverse]:
-        layers: list[LayerInverse] = []
-        for bijection in reversed(list(self)):
-            layers += bijection.invert(z, context if bijection.context else None, options)
-            z = layers[-1].x
-        return layers
+            if ladj is not None:
+                total = ladj if total is None else total + ladj
+        return x, x.new_zeros(x.shape[-1]) if total is None else total
 
     @split_if_out_of_memory
     def log_density(self, x: Tensor, context: Tensor | None) -> Tensor:
@@ -318,13 +297,19 @@ class Chain(Bijection):
         return log_normal(z) + ladj
 
     @split_if_out_of_memory
-    def _solve(
-        self, z: Tensor, context: Tensor | None, options: SolverOptions
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
         whole = self._at_once(z) if options.method == "certified" else None
         if whole is None or self._needs_gradients(z, context):
-            return super()._solve(z, context, options)
-        return whole.invert(z, context, options.limit)
+            return self.invert_layer_by_layer(z, context, options)
+        return Inversion(*whole.invert(z, context, options.limit))
+
+    def invert_layer_by_layer(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
+        """:meth:`invert` without fused kernels for the whole chain."""
+        layers: list[Inversion] = []
+        for bijection in reversed(list(self)):
+            layers.append(bijection.invert(z, context if bijection.context else None, options))
+            z = layers[-1].x
+        return Inversion.stack(layers)
 
     def _needs_gradients(self, x: Tensor, context: Tensor | None) -> bool:
         if not torch.is_grad_enabled():

@@ -8,14 +8,14 @@ from typing import Any
 from ..registry import register
 from .base import Chain
 from .shift import LowerShift, UpperShift
-from .sinusoidal import SinusoidalScale
+from .sinusoidal import SinusoidalLayer
 
 
 @register
 class LDUBlock(Chain):
     r"""The paper's :math:`T_l^{-1} = L_l^{-1} \circ D_l^{-1} \circ U_l^{-1}`.
 
-    An upper shift, a :class:`SinusoidalScale`, a lower shift: the Jacobian is dense, and its
+    An upper shift, a :class:`SinusoidalLayer`, a lower shift: the Jacobian is dense, and its
     determinant is that of the diagonal factor alone (Table "ldu").
 
     Example:
@@ -29,7 +29,7 @@ class LDUBlock(Chain):
         super().__init__(
             [
                 UpperShift(features, context, **options),
-                SinusoidalScale(features, scales, waves, context),
+                SinusoidalLayer(features, scales, waves, context),
                 LowerShift(features, context, **options),
             ]
         )

@@ -1,15 +1,17 @@
-"""L and U: autoregressive shifts."""
+"""L and U of the paper: autoregressive shifts."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from ..conditioners import MADE
 from ..registry import register
-from .autoregressive import AutoregressiveLayer
+from ..transformers import Shift
+from .autoregressive import Autoregressive
 
 
 @register
-class LowerShift(AutoregressiveLayer):
+class LowerShift(Autoregressive):
     r"""The paper's :math:`L_l^{-1}`: :math:`z_i = x_i + c_i(x_{<i})`, with a lower unitriangular Jacobian.
 
     Example:
@@ -21,11 +23,11 @@ class LowerShift(AutoregressiveLayer):
     """
 
     def __init__(self, features: int, context: int = 0, **options: Any) -> None:
-        super().__init__(features, context, scales=0, waves=0, reverse=False, **options)
+        super().__init__(Shift(), MADE(features, context=context, **options))
 
 
 @register
-class UpperShift(AutoregressiveLayer):
+class UpperShift(Autoregressive):
     r"""The paper's :math:`U_l^{-1}`: :math:`z_i = x_i + c_i(x_{>i})`, with an upper unitriangular Jacobian.
 
     Example:
@@ -37,4 +39,4 @@ class UpperShift(AutoregressiveLayer):
     """
 
     def __init__(self, features: int, context: int = 0, **options: Any) -> None:
-        super().__init__(features, context, scales=0, waves=0, reverse=True, **options)
+        super().__init__(Shift(), MADE(features, context=context, **options), "reverse")

@@ -1,4 +1,4 @@
-"""D: the sinusoidal scale, where the expressiveness of the flow comes from."""
+"""D of the paper: sinusoidal transformers of each feature, whose parameters do not depend on x."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from ..errors import ArgumentError
 from ..flow_config import CONTEXT_HIDDEN
 from ..ops.constrain import constrain
 from ..ops.scale_stack import scale_stack
+from ..ops.stack_inverse import STACK
 from ..ops.waves import Waves
 from ..registry import register
-from ..solvers import SolverOptions
-from .base import Bijection, LayerInverse
-from .inverse_ops import scale_inverse
+from ..solvers import Inversion, SolverOptions
+from ..solvers.implicit import implicit_inverse
+from .base import Bijection
 
 
 def initial_waves(*shape: int) -> tuple[Tensor, Tensor]:
-    """Free frequencies and phases to start from: periods from 1 to 60, phases all around."""
+    """Initial unconstrained frequencies and phases: periods from 1 to 60, phases over the whole circle."""
     return torch.empty(shape).uniform_(-3, 3), torch.empty(shape).uniform_(-3, 3)
 
 
 @register
-class SinusoidalScale(Bijection):
+class SinusoidalLayer(Bijection):
     r"""The paper's :math:`D_l^{-1}`: a chain of sinusoidal transformers in every feature.
 
     Each of the ``scales`` transformers is (Eq. "residual_fun")
@@ -39,13 +40,13 @@ class SinusoidalScale(Bijection):
     :math:`\tau - \mathrm{id}` is a contraction (Prop. 1) and the Jacobian is diagonal. It starts as the
     identity, :math:`\alpha = d = 0`. The paper leaves α off the constant term; d absorbs the difference.
 
-    With a ``context``, a small network adds to the free parameters of every transformer what it
-    computes from the context. That keeps the contraction, because the context is not x.
+    With a ``context``, a small network adds its outputs for the context to the unconstrained parameters of every
+    transformer. The contraction holds, because the context is not x.
 
     Example:
-        >>> scale = SinusoidalScale(features=3)
-        >>> z, ladj = scale(torch.randn(7, 3))
-        >>> x, _ = scale.inverse(z)
+        >>> layer = SinusoidalLayer(features=3)
+        >>> z, ladj = layer(torch.randn(7, 3))
+        >>> x, _ = layer.inverse(z)
     """
 
     def __init__(
@@ -84,5 +85,5 @@ class SinusoidalScale(Bijection):
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         return scale_stack(x, self.constrained(context))
 
-    def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> list[LayerInverse]:
-        return [scale_inverse(z, self.constrained(context), options)]
+    def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
+        return implicit_inverse(STACK, z, None, self.constrained(context), options)

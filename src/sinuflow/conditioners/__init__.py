@@ -1,5 +1,7 @@
-"""The networks that compute a transformer's parameters from the features before it."""
+"""Networks that compute a transformer's parameters from the features before it."""
 
+from .base import Adjoint, Conditioner, Local
 from .made import MADE
+from .pixelcnn import PixelCNN
 
-__all__ = ["MADE"]
+__all__ = ["MADE", "Adjoint", "Conditioner", "Local", "PixelCNN"]

@@ -1,9 +1,9 @@
-"""MADE: a network whose outputs for feature i depend on the features before it alone."""
+"""MADE: a masked network whose outputs for feature i depend on the features before it alone."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,17 +12,21 @@ from ..flow_config import check_residual
 from ..ops.activations import check_activation, squash
 from ..ops.degrees import Layer, plan
 from ..ops.masked_mlp import Network, masked_network
+from ..ops.masked_mlp_inverse import MaskedNetwork, incremental, ordered_adjoint, substitute_shift
 from ..ops.staircase import staircase_mask
+from ..registry import register
+from ..solvers import Inversion, SolverOptions, Step
+from ..transformers import Transformer
+from .base import Adjoint, Conditioner, Local
 
-#: Rows of a mask that are made at a time.
+#: Rows of a mask that are computed at a time.
 _ROWS = 256
 
 
 class MaskedLinear(nn.Module):
-    r"""The numbers of a map :math:`(M \odot W) h + b` of column vectors, with a staircase mask M.
+    r"""The parameters of :math:`(M \odot W) h + b`, with a staircase mask M.
 
-    The mask is applied whenever the weight is used: whatever number an optimiser or a user writes
-    into the masked entries has no effect.
+    The mask is applied whenever the weight is used, so that values written into masked entries have no effect.
     """
 
     mask: Tensor
@@ -48,22 +52,24 @@ def _mask(reach: Sequence[int], columns: int) -> Tensor:
     return mask
 
 
-class MADE(nn.Module):
+@register
+class MADE(Conditioner):
     r"""The masked autoregressive network of Germain et al. (2015), feature-major.
 
-    It maps features ``(D, B)``, and a context ``(C, B)``, to ``(D, P, B)``: the P outputs for
-    feature i are a function :math:`c_i(x_{<i}, \text{context})`. The context enters the first
-    layer unmasked. With ``residual``, the first hidden layer is followed by residual blocks of
-    two layers each instead of single layers: :math:`h + W_2 f(W_1 f(h) + b_1) + b_2`. Dropout acts on what the
-    hidden layers put out; in residual blocks, on what is between their two layers.
+    It maps features ``(D, B)``, and a context ``(C, B)``, to ``(D, P, B)``: the P outputs for feature i are a function
+    :math:`c_i(x_{<i}, \text{context})`. The context enters the first layer unmasked. With ``residual``, the first
+    hidden layer is followed by residual blocks of two layers each instead of single layers: :math:`h + W_2 f(W_1 f(h) +
+    b_1) + b_2`. Dropout acts on the outputs of the hidden layers; in residual blocks, between their two layers.
 
-    The head starts at zero, so that every conditioner starts as the constant ``head.bias``.
+    The head starts at zero, so that every network starts as the constant ``head.bias``.
 
     Example:
         >>> made = MADE(features=3, outputs=2, hidden=(16, 16))
         >>> made(torch.randn(3, 5)).shape
         torch.Size([3, 2, 5])
     """
+
+    rows_at_once = 2048
 
     def __init__(
         self,
@@ -76,7 +82,7 @@ class MADE(nn.Module):
         dropout: float = 0.0,
         squash_width: float | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(features, outputs, context)
         hidden = tuple(hidden)
         check_residual(residual, hidden)
         widths = hidden[:1] + tuple(w for w in hidden[1:] for _ in range(2)) if residual else hidden
@@ -102,3 +108,30 @@ class MADE(nn.Module):
             [layer.mask for layer in layers],
         )
         return out.view(self.plan.features, self.plan.outputs, out.shape[-1])
+
+    def incremental(self, like: Tensor, context: Tensor | None = None) -> Iterator[Step]:
+        return incremental(self._network(), like, context)
+
+    def adjoint(self, x: Tensor, context: Tensor | None, grad: Tensor, local: Local) -> Adjoint:
+        layers = [*self.layers, self.head]
+        if any(name not in layer._parameters for layer in layers for name in ("weight", "bias")):
+            return super().adjoint(x, context, grad, local)  # parametrized: weights are computed from other tensors
+        grads = ordered_adjoint(self._network(masked=True), x, context, grad, local)
+        of_weights = [g.mul_(layer.mask) for g, layer in zip(grads.weights, layers, strict=True)]
+        pairs = zip(of_weights, grads.biases, strict=True)
+        return Adjoint(grads.z, [g for pair in pairs for g in pair], grads.context)
+
+    def fused_inverse(
+        self, transformer: Transformer, z: Tensor, context: Tensor | None, options: SolverOptions
+    ) -> Inversion | None:
+        if transformer.kind != "shift":
+            return None
+        x = substitute_shift(self._network(), z, context)
+        return Inversion.exact(x, z.new_zeros(z.shape[-1]))
+
+    def _network(self, masked: bool = False) -> MaskedNetwork:
+        """The network for evaluation degree by degree, which never reads masked weights, or with weights masked."""
+        layers = [*self.layers, self.head]
+        weights = [torch.where(layer.mask > 0, layer.weight, 0.0) if masked else layer.weight for layer in layers]
+        biases = [layer.bias for layer in layers]
+        return MaskedNetwork(self.plan, weights, biases, self.skips, self.activation, self.squash)

@@ -1,31 +1,46 @@
-"""PixelCNN: a network whose output for a pixel depends on the pixels before it alone."""
+"""PixelCNN: a masked network whose outputs for a pixel depend on the pixels before it alone."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
 from ..flow_config import check_channels
+from ..ops.pixel_affine import scaled
 from ..ops.pixelcnn import PixelWeights, pixel_network
+from ..ops.pixelcnn_fused import (
+    Network,
+    from_images,
+    fused_inverse,
+    inverse_kernels,
+    pixelcnn_outputs,
+    reference_outputs,
+    to_images,
+)
+from ..ops.pixelcnn_inverse import Activations, PixelNetwork, certified, incremental, pixelcnn_adjoint
+from ..registry import register
+from ..solvers import Inversion, SolverOptions, Step, substitute
+from ..transformers import Transformer
+from .base import Adjoint, Conditioner, Local
 
 Shape = tuple[int, int, int]
-#: How far the first convolution looks, in every direction: its kernel is 7x7.
+#: Reach of the first convolution in every direction: its kernel is 7x7.
 _FAR = 3
 
 
 class MaskedConvolution(nn.Module):
-    r"""The numbers of a convolution :math:`(M \odot W) * h + b` that sees nothing after the centre, in raster order.
+    r"""The parameters of a convolution :math:`(M \odot W) * h + b` that sees nothing after the centre, in raster order.
 
-    Both sides' maps belong to one of the image's ``channels`` each, spread evenly; those of the outputs in so many
-    ``groups``, each of which is spread over all channels. At the centre, kind
-    ``"A"`` lets a map of channel g see those of channels below g, and ``"B"`` those of channels up to g.
-    What comes before the centre is seen whole. The rows of the kernel below the centre, which
-    the mask would remove, are not even stored; the mask of the others is applied whenever the weight is
-    used, so that whatever number is written into a masked entry has no effect.
+    Every map, of inputs and outputs, belongs to one of the image's ``channels``, spread evenly; output maps in
+    ``groups`` that are each spread over all channels. At the centre, a map of channel g sees the channels below g
+    (kind ``"A"``), or up to g (kind ``"B"``). Places before the centre are seen whole. The kernel's rows below the
+    centre are not stored. The mask is applied whenever the weight is used, so that values written into masked entries
+    have no effect.
     """
 
     mask: Tensor
@@ -59,12 +74,12 @@ class MaskedConvolution(nn.Module):
 
     @property
     def masked_weight(self) -> Tensor:
-        """What is used of the weight."""
+        """The weight with masked entries set to zero."""
         return self.mask * self.weight
 
 
 class ContextMap(nn.Module):
-    """The numbers of a linear map of the context, without a bias, to what it adds to every feature map."""
+    """The matrix that maps the context to a term added to every feature map."""
 
     def __init__(self, context: int, maps: int) -> None:
         super().__init__()
@@ -73,7 +88,7 @@ class ContextMap(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    r"""The numbers of a bottleneck, :math:`h + W_3 f(W_2 * f(W_1 f(h)) + V k)` with a rectifier f and the context k."""
+    r"""The parameters of a bottleneck, :math:`h + W_3 f(W_2 * f(W_1 f(h)) + V k)`, with f = relu and the context k."""
 
     def __init__(self, channels: int, maps: int, context: int) -> None:
         super().__init__()
@@ -83,38 +98,40 @@ class ResidualBlock(nn.Module):
         self.given = ContextMap(context, maps) if context else None
 
 
-class PixelCNN(nn.Module):
-    r"""A miniature of the PixelCNN of van den Oord et al. (2016), which the paper's image flows use.
+@register
+class PixelCNN(Conditioner):
+    r"""A small PixelCNN (van den Oord et al., 2016), as in the paper's image flows.
 
-    It maps images ``(B, C, H, W)``, and a context ``(B, K)``, to ``(B, C, H, W)``, or to as many numbers for
-    each channel of each pixel as there are ``outputs``, ``(B, outputs * C, H, W)``: the output for channel
-    c of pixel (i, j) is a function of the pixels before (i, j) in raster order, of the channels before c of
-    that pixel, and of the context. A 7x7 convolution makes ``2 * channels`` feature maps,
-    ``residual_blocks`` bottlenecks with a 3x3 convolution over ``channels`` maps follow, and a 1x1
-    head, which starts at zero. The context is added, by linear maps without bias, to the
-    maps of the first convolution and of the 3x3 convolution of every block.
+    It maps images, flattened as (C, H, W) to D = CHW features, to P = ``outputs`` parameters for every channel of every
+    pixel: those for channel c of pixel (i, j) are functions of the pixels before (i, j) in raster order, of the
+    channels before c of that pixel, and of the context. A 7x7 convolution to ``2 * channels`` feature maps is followed
+    by ``residual_blocks`` bottlenecks with a 3x3 convolution over ``channels`` maps, and a 1x1 head that starts at
+    zero. Linear maps of the context, without bias, are added to the maps of the first convolution and of the 3x3
+    convolution of every block.
 
     Args:
         shape: (C, H, W).
-        context: the dimension K of the context; 0 for none.
+        context: the dimension of the context; 0 for none.
         channels: feature maps inside a bottleneck, at least C.
-        residual_blocks: how many.
-        outputs: numbers for each channel of each pixel: those of the first kind for all channels, then of the next.
+        residual_blocks: how many bottlenecks.
+        outputs: parameters for each channel of each pixel.
 
     Example:
         >>> network = PixelCNN(shape=(3, 8, 8), context=10)
-        >>> network(torch.randn(5, 3, 8, 8), torch.randn(5, 10)).shape
-        torch.Size([5, 3, 8, 8])
+        >>> network(torch.randn(192, 5), torch.randn(10, 5)).shape
+        torch.Size([192, 1, 5])
     """
 
     def __init__(
         self, shape: Shape, context: int = 0, channels: int = 16, residual_blocks: int = 2, outputs: int = 1
     ) -> None:
-        super().__init__()
+        super().__init__(math.prod(shape), outputs, context)
         check_channels(channels, shape[0])
         if residual_blocks < 0:
             raise ArgumentError(f"residual_blocks must be at least 0; got {residual_blocks}")
-        self.shape, self.context, self.channels, self.outputs = shape, context, channels, outputs
+        channels_, height, width = shape
+        self.shape: Shape = (channels_, height, width)
+        self.channels = channels
         self.first = MaskedConvolution("A", shape[0], shape[0], 2 * channels, reach=_FAR)
         self.given = ContextMap(context, 2 * channels) if context else None
         self.blocks = nn.ModuleList(ResidualBlock(shape[0], channels, context) for _ in range(residual_blocks))
@@ -123,29 +140,90 @@ class PixelCNN(nn.Module):
         )
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        return pixel_network(x, context, self.numbers())
+        h = pixel_network(to_images(x, self.shape), None if context is None else context.mT, self.weights())
+        return from_images(h).view(self.outputs, self.features, -1).transpose(0, 1)
+
+    def incremental(self, like: Tensor, context: Tensor | None = None) -> Iterator[Step]:
+        return incremental(self._network(context), like)
+
+    def adjoint(self, x: Tensor, context: Tensor | None, grad: Tensor, local: Local) -> Adjoint:
+        parameters = list(self.parameters())
+        active: list[Tensor] = []
+        with torch.enable_grad():
+            given = None if context is None else context.detach().requires_grad_()
+            images = to_images(x.detach(), self.shape)
+            outputs = from_images(pixel_network(images, None if given is None else given.mT, self.weights(), active))
+        masks = [(t.detach() > 0).flatten(2).permute(1, 2, 0).contiguous() for t in active]
+        with torch.inference_mode():  # makes small operations about twice as fast
+            pattern = Activations(masks[::3], masks[1::3], masks[2::3])
+            grad_z, grad_h = pixelcnn_adjoint(self._network(None), pattern, grad, local)
+        grad_z, grad_h = grad_z.clone(), grad_h.clone()
+        leaves = [*parameters, *([] if given is None else [given])]
+        wanted = [t for t in leaves if t.requires_grad]
+        flat = grad_h.transpose(0, 1).reshape(outputs.shape)
+        grads = iter(torch.autograd.grad(outputs, wanted, flat) if wanted else ())
+        results = [next(grads) if t.requires_grad else torch.zeros_like(t) for t in leaves]
+        return Adjoint(grad_z, results[: len(parameters)], None if given is None else results[-1])
+
+    def fused_forward(self, transformer: Transformer, x: Tensor, context: Tensor | None, reverse: bool) -> Any:
+        if transformer.kind not in ("shift", "affine"):
+            return None
+        z, ladj = scaled(pixelcnn_outputs(self.network(), x, context, reverse), len(x))
+        return z, None if transformer.kind == "shift" else ladj
+
+    def fused_inverse(
+        self, transformer: Transformer, z: Tensor, context: Tensor | None, options: SolverOptions
+    ) -> Inversion | None:
+        if transformer.kind not in ("shift", "affine"):
+            return None
+        kernels = inverse_kernels(self.network(), z)
+        if kernels is not None:
+            return certified(z, *fused_inverse(kernels, z, context, self.weights()), torch.float32)
+        x = substitute(self.incremental(z, context), transformer.inverse, z, options).x
+        active: list[Tensor] = []
+        with torch.inference_mode():
+            outputs = reference_outputs(x, context, self.weights(), self.shape, False, active)
+            largest = torch.stack([t.amax((1, 2, 3)) for t in active]).amax(0)
+        return certified(z, x, outputs.clone(), largest.clone(), z.dtype)
 
     @property
     def layers(self) -> list[MaskedConvolution]:
-        """All convolutions, in the order in which they are used."""
+        """All convolutions, in the order in which they are applied."""
         inner = [layer for b in self._residual_blocks for layer in (b.shrink, b.look, b.grow)]
         return [self.first, *inner, self.head]
 
     @property
     def context_maps(self) -> list[Tensor]:
         """The matrices for the context: of the first convolution and of every block; none without a context."""
-        given = (self.given, *(block.given for block in self._residual_blocks))
-        return [g.weight for g in given if g is not None]
+        maps = (self.given, *(block.given for block in self._residual_blocks))
+        return [m.weight for m in maps if m is not None]
 
     @property
     def _residual_blocks(self) -> list[ResidualBlock]:
         return [block for block in self.blocks if isinstance(block, ResidualBlock)]
 
-    def numbers(self) -> PixelWeights:
-        """The masked weights and the rest, in the order in which they are used."""
+    def weights(self) -> PixelWeights:
+        """The masked weights, biases and context matrices, in the order in which they are used."""
         layers = self.layers
         masked = [layer.masked_weight for layer in layers]
         return PixelWeights(masked, [layer.bias for layer in layers], self.context_maps)
+
+    def network(self) -> Network:
+        """The network as plain data for the fused kernels."""
+        layers = self.layers
+        return Network(
+            size=self.shape,
+            channels=self.channels,
+            outputs=self.outputs,
+            training=self.training,
+            weights=[layer.weight for layer in layers],
+            biases=[layer.bias for layer in layers],
+            context_weights=self.context_maps,
+            masks=[layer.mask for layer in layers],
+        )
+
+    def _network(self, context: Tensor | None) -> PixelNetwork:
+        return PixelNetwork.of(self.shape, self.weights(), None if context is None else context.mT)
 
 
 def owners(maps: int, channels: int) -> Tensor:

@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from ..bijections import Bijection
-from ..bijections.base import CERTIFIED, Certificate, from_feature_major
+from ..bijections.base import CERTIFIED, from_feature_major, raise_unless_converged
 from ..errors import ArgumentError, InversionError
-from ..solvers import SolverOptions
+from ..solvers import Inversion, SolverOptions
 
 #: What is certified of a draw: each layer's inverse by itself, or also the round trip through the whole flow.
 Certify = Literal["layers", "end-to-end"]
-
-
-@dataclass(frozen=True)
-class Inversion:
-    r"""An inverse with the evidence for it, sample by sample.
-
-    ``residual`` is measured end to end: :math:`\max_i |T^{-1}(x)_i - z_i|`. ``iterations`` is the
-    largest number that any layer took. ``converged`` says whether every layer met its tolerance,
-    and, for the certified solver, whether the residual is within
-    :math:`\text{atol} + \text{rtol} \max_i |z_i|`.
-    """
-
-    x: Tensor
-    ladj: Tensor
-    iterations: Tensor
-    residual: Tensor
-    converged: Tensor
 
 
 class RoundTrip(NamedTuple):
@@ -86,12 +68,13 @@ def round_trip(
 
 def inverse_with_certificate(
     bijection: Bijection, z: Tensor, context: Tensor | None, options: SolverOptions = CERTIFIED
-) -> tuple[Tensor, Tensor, Certificate]:
-    """x of shape (..., D) and the log-determinant (...), with the certificates of the layers; does not raise."""
+) -> Inversion:
+    """x of shape (..., D) and the log-determinant (...), with the layers' certificates (layers, B); does not raise."""
     rows, given, shape = bijection.feature_major(z, context, "z")
-    x, ladj, certificate = bijection.certified(rows, given, options)
+    result = bijection.certified(rows, given, options)
     # Contiguous, so that the round trip rounds exactly as it would for the tensor that the caller gets.
-    return from_feature_major(x, shape).contiguous(), ladj.reshape(shape), certificate
+    x = from_feature_major(result.x, shape).contiguous()
+    return result._replace(x=x, ladj=result.ladj.reshape(shape))
 
 
 def certified_inverse(
@@ -124,18 +107,18 @@ def inverse_with_fallback(bijection: Bijection, z: Tensor, context: Tensor | Non
     tolerance = SolverOptions(rtol=relative, atol=absolute)
     measured = certify == "end-to-end"
     with torch.no_grad():
-        x, _, certificate = inverse_with_certificate(bijection, z, context)
-        trip = round_trip(bijection, x, z, context, tolerance) if measured else None
-        good = certificate.converged.all() & (True if trip is None else trip.accurate.all())
+        result = inverse_with_certificate(bijection, z, context)
+        trip = round_trip(bijection, result.x, z, context, tolerance) if measured else None
+        good = result.converged.all() & (True if trip is None else trip.accurate.all())
         if z.dtype != torch.float64 and not bool(good):
             precise, z = copy.deepcopy(bijection).double(), z.double()
             context = None if context is None else context.double()
-            x, _, certificate = inverse_with_certificate(precise, z, context)
-            trip = round_trip(precise, x, z, context, tolerance)
-    certificate.demand()
+            result = inverse_with_certificate(precise, z, context)
+            trip = round_trip(precise, result.x, z, context, tolerance)
+    raise_unless_converged(result, list(bijection.layer_names()))
     if trip is not None:
         trip.demand(_LAYERS_ONLY if measured else None)
-    return Drawn(x, float(trip.residual.max()) if trip is not None and measured else None)
+    return Drawn(result.x, float(trip.residual.max()) if trip is not None and measured else None)
 
 
 def check_certify(certify: str) -> None:

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..bijections import AutoregressiveWaves, Bijection, Chain, ElementwiseAffine, LDUBlock, SinusoidalScale
+from ..bijections import AutoregressiveWaves, Bijection, Chain, ElementwiseAffine, LDUBlock, SinusoidalLayer
+from ..bijections.base import raise_unless_converged
 from ..bijections.image import image_chain
 from ..errors import ArgumentError, StorageError
 from ..flow_config import Conditioning, FlowConfig, ImageConditioning, ImageFlowConfig, flow_config
-from ..solvers import SolverOptions
+from ..solvers import Inversion, SolverOptions
 from ..solvers.options import Method
 from .distribution import FlowDistribution
-from .inversion import Inversion, inverse_with_certificate, round_trip
+from .inversion import inverse_with_certificate, round_trip
 from .storage import Model, write_model
 from .transform import FlowTransform
 
@@ -96,7 +97,7 @@ class SinusoidalFlow(nn.Module):
         elif conditioning == "shift":
             layers = [LDUBlock(*size, scales, waves, **network) for _ in range(number)]
         else:
-            layers = [SinusoidalScale(config.features, scales, waves, config.context) for _ in range(number)]
+            layers = [SinusoidalLayer(config.features, scales, waves, config.context) for _ in range(number)]
         if conditioning != "full":
             layers.append(ElementwiseAffine(config.features))
         self.bijection = Chain(layers)
@@ -211,18 +212,15 @@ class SinusoidalFlow(nn.Module):
         if on_failure not in ("raise", "return"):
             raise ArgumentError(f"on_failure must be 'raise' or 'return'; got {on_failure!r}")
         options = SolverOptions(solver, rtol, atol, max_iterations)
-        x, ladj, certificate = inverse_with_certificate(self.bijection, z, context, options)
-        trip = round_trip(self.bijection, x, z, context, options)
+        result = inverse_with_certificate(self.bijection, z, context, options)
+        trip = round_trip(self.bijection, result.x, z, context, options)
         if on_failure == "raise":
-            certificate.demand()
+            raise_unless_converged(result, list(self.bijection.layer_names()))
             trip.demand("pass a larger rtol, or on_failure='return'")
-        return Inversion(
-            x,
-            ladj,
-            certificate.iterations.amax(0).reshape(ladj.shape),
-            trip.residual,
-            certificate.converged.all(0).reshape(ladj.shape) & trip.accurate,
-        )
+        shape = result.ladj.shape
+        converged = result.converged.all(0).reshape(shape) & trip.accurate
+        iterations = result.iterations.amax(0).reshape(shape)
+        return Inversion(result.x, result.ladj, iterations, trip.residual, converged)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the flow to one safetensors file, atomically; :func:`sinuflow.load` reads it.

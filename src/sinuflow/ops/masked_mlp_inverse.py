@@ -1,23 +1,23 @@
-r"""Ordered substitution: inverting an autoregressive map at the cost of about one pass.
+r"""A masked network evaluated degree by degree, forwards to invert an autoregressive map, and backwards.
 
-The map is :math:`z_i = F(y_i; c_i(y_{<i}))` with a masked network c. Once :math:`y_1 \dots y_m`
-are known, so are the network's units of degree m, and with them the parameters of feature m + 1,
-which a scalar inverse turns into :math:`y_{m+1}`. So every unit is computed once, when its degree
-is reached. Degrees are taken in blocks: what earlier blocks contribute to a block is one matrix
-product per layer, and only what happens inside a block is done degree by degree.
+The map is :math:`z_i = \tau(x_i; c_i(x_{<i}))` with a masked network c. Once :math:`x_1 \dots x_m` are known, so are
+the network's units of degree m, and with them the parameters of feature m + 1. Every unit is computed once, when its
+degree is reached. Degrees are taken in blocks: what earlier blocks contribute to a block is one matrix product per
+layer, and only what happens inside a block is done degree by degree.
 
-:func:`ordered_adjoint` runs the same order backwards, and gives the gradients that the implicit
-function theorem asks for, again at the cost of about one pass and without an unrolled graph.
+:func:`ordered_adjoint` takes the same order backwards, for the gradients that the implicit function theorem asks for,
+again at the cost of about one pass and without an unrolled graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..solvers import Step
 from .activations import activate, activation_slope, squash, squash_slope
 from .degrees import Plan, below
 from .workspace import WORKSPACE
@@ -52,44 +52,47 @@ class MaskedNetwork(NamedTuple):
         return out.view(self.plan.features, self.plan.outputs, -1)
 
 
-def ordered_substitution(
-    network: MaskedNetwork,
-    z: Tensor,
-    context: Tensor | None,
-    invert: Callable[[int, Tensor, Tensor], Tensor] | None = None,
-) -> Tensor:
-    """Solve for y, feature by feature; ``invert(i, parameters, z_i)`` is the scalar inverse of F.
+def incremental(network: MaskedNetwork, like: Tensor, context: Tensor | None) -> Iterator[Step]:
+    """The parameters of one feature after the other; ``like`` is any tensor of shape (D, B).
 
-    ``z`` has shape (D, B), ``parameters`` (P, B). Without ``invert``, F shifts: y_i = z_i - c_i(y_<i).
+    The parameters of a step are valid until the next one.
     """
+    seen = like.new_empty((network.plan.context + network.plan.features, like.shape[-1]))
+    buffers = [WORKSPACE.take(f"layer {i}", (len(b), like.shape[-1]), like) for i, b in enumerate(network.biases)]
+    outputs, inputs = network.plan.outputs, seen[network.plan.context :]
+    for m in _advance(network, context, [b.unsqueeze(-1) for b in network.biases], buffers, seen):
+        step = Step(slice(m, m + 1), buffers[-1][outputs * m : outputs * (m + 1)].unsqueeze(0))
+        yield step
+        inputs[m] = squash(step.solution[0], network.squash)
+
+
+def substitute_shift(network: MaskedNetwork, z: Tensor, context: Tensor | None) -> Tensor:
+    """Solve :math:`z_i = x_i + c_i(x_{<i})` for x: the head writes x = z - c where the network reads it."""
     seen = z.new_empty((network.plan.context + network.plan.features, z.shape[-1]))
-    y = torch.empty_like(z) if network.squash else seen[network.plan.context :]
-    with torch.inference_mode():  # half of the time goes into small calls, which are cheaper so
-        _substitute(network, z, context, invert, seen, y)
-    return y.clone() if network.plan.context else y  # not the tail end of a larger tensor
+    x = torch.empty_like(z) if network.squash else seen[network.plan.context :]
+    with torch.inference_mode():  # makes small operations about twice as fast
+        buffers = [WORKSPACE.take(f"layer {i}", (len(b), z.shape[-1]), z) for i, b in enumerate(network.biases[:-1])]
+        biases = [*(b.unsqueeze(-1) for b in network.biases[:-1]), z - network.biases[-1].unsqueeze(-1)]
+        negated = network._replace(weights=[*network.weights[:-1], -network.weights[-1]])
+        for m in _advance(negated, context, biases, [*buffers, x], seen):
+            if network.squash:
+                seen[network.plan.context + m] = squash(x[m], network.squash)
+    return x.clone() if network.plan.context else x  # not the tail end of a larger tensor
 
 
-def _substitute(
-    network: MaskedNetwork,
-    z: Tensor,
-    context: Tensor | None,
-    invert: Callable[[int, Tensor, Tensor], Tensor] | None,
-    seen: Tensor,
-    y: Tensor,
-) -> None:
-    """Write what the network sees of the context and of y to ``seen``, and the solution to ``y``."""
+def _advance(
+    network: MaskedNetwork, context: Tensor | None, biases: list[Tensor], before: list[Tensor], seen: Tensor
+) -> Iterator[int]:
+    """Compute the units of one degree after the other, before their activations; yields the feature that is next.
+
+    ``seen`` is the network's input, context first. When a feature has been yielded, its input must be written there.
+    """
     plan, weights, skips = network.plan, network.weights, network.skips
-    outputs, rows = plan.outputs, z.shape[-1]
     if context is not None:
         seen[: plan.context] = context
-    biases = [b.unsqueeze(-1) for b in network.biases]
-    before = [WORKSPACE.take(f"layer {i}", (len(b), rows), z) for i, b in enumerate(biases)]
     overwrite = not any(skips)  # without residual blocks, an activation may replace its input
     after = [seen, *(b if overwrite else torch.empty_like(b) for b in before[:-1])]
     head = len(before) - 1
-    if invert is None:  # then the head can write y itself, as z - c
-        weights = [*weights[:-1], -weights[-1]]
-        biases[-1], before[-1] = z - biases[-1], y
     for block in plan.blocks:
         for i, span, columns in block.known:
             torch.addmm(biases[i][span], weights[i][span, columns], after[i][columns], out=before[i][span])
@@ -106,14 +109,11 @@ def _substitute(
                     result = activate(network.activation, part, inplace=overwrite)
                     if result is not part:
                         after[i + 1][span] = result
-            if invert is not None:
-                y[m] = invert(m, before[head][outputs * m : outputs * (m + 1)], z[m])
-            if network.squash:
-                seen[plan.context + m] = squash(y[m], network.squash)
+            yield m
 
 
-class NetworkGradients(NamedTuple):
-    """Gradients of everything that went into the network, and of what came out of the inverse."""
+class Adjoint(NamedTuple):
+    """Gradients with respect to z, the context, the weights and the biases."""
 
     z: Tensor
     context: Tensor | None
@@ -127,11 +127,11 @@ def ordered_adjoint(
     context: Tensor | None,
     grad_y: Tensor,
     local: Callable[[int, Tensor], tuple[Tensor, Tensor]],
-) -> NetworkGradients:
-    r"""Gradients through :func:`ordered_substitution`, at its solution ``y``.
+) -> Adjoint:
+    r"""Gradients through the inverse of an autoregressive map, at its solution ``y``.
 
-    ``local(i, g)`` is the chain rule through the scalar inverse: from the whole gradient g with
-    respect to :math:`y_i` it gives those with respect to :math:`z_i` and to the parameters (P, B).
+    ``local(i, g)`` is the chain rule through the scalar inverse: from the total gradient g with respect to
+    :math:`y_i` it gives those with respect to :math:`z_i` and to the parameters (P, B).
     """
     plan, layers = network.plan, network.plan.layers
     features, outputs, head = plan.features, plan.outputs, len(layers) - 1
@@ -174,4 +174,4 @@ def ordered_adjoint(
                     of_layer[i][span] += of_layer[i + 2][span]
     of_context = None if context is None else network.weights[0][:, : plan.context].mT @ of_layer[0]
     of_weights = [g @ h.mT for g, h in zip(of_layer, inputs, strict=True)]
-    return NetworkGradients(grad_z, of_context, of_weights, [g.sum(-1) for g in of_layer])
+    return Adjoint(grad_z, of_context, of_weights, [g.sum(-1) for g in of_layer])

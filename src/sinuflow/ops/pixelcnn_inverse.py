@@ -1,18 +1,16 @@
-r"""Ordered substitution for images: inverting the map of a PixelCNN at the cost of about one pass.
+r"""A PixelCNN evaluated front by front, forwards to invert an autoregressive map of images, and backwards.
 
-The map is :math:`z = x + c(x)`, or :math:`z = e^{s(x)} (x + c(x))`, and the network sees only what comes before, in
-raster order. One row up it sees at most three columns to the right, and any further row up adds one. So the pixels
-(i, j) of one front, those of equal :math:`4 i + j`, do not depend on each other, and once all earlier fronts are known,
-so is what they see. Front by front, every unit of the network is computed once, for all pixels of the front and all
-images together.
+The network sees only what comes before, in raster order. One row up it sees at most three columns to the right, and any
+further row up adds one. So the pixels (i, j) of one front, those of equal :math:`4 i + j`, do not depend on each other,
+and once all earlier fronts are known, so are their inputs. Front by front, every unit of the network is computed once,
+for all pixels of the front and all images together.
 
-:func:`ordered_pixels_adjoint` takes the fronts backwards, for the gradients that the implicit function theorem
-asks for.
+:func:`pixelcnn_adjoint` takes the fronts backwards, for the gradients that the implicit function theorem asks for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -20,15 +18,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .pixel_affine import log_scale
+from ..solvers import Inversion, Step
+from .pixel_affine import unscaled
 from .pixelcnn import PixelWeights
 
+#: Rounding error to allow for, in ulps of the largest value: outputs are sums of hundreds of products, which the
+#: forward map adds in another order.
+_ULPS = 32.0
 #: Pixels of a front are one row and this many columns apart.
 SKEW = 4
 
 
 class Convolution(NamedTuple):
-    """A masked convolution's numbers, by the places that it looks at."""
+    """The parameters of a masked convolution, by the places of its kernel."""
 
     places: Tensor  # (outputs, inputs, places before the centre)
     centre: Tensor  # (outputs, inputs)
@@ -53,7 +55,7 @@ class Block(NamedTuple):
 
 
 class PixelNetwork(NamedTuple):
-    """A PixelCNN's structure and numbers."""
+    """A PixelCNN's shape and parameters."""
 
     shape: tuple[int, int, int]
     first: Convolution
@@ -124,18 +126,20 @@ def fronts(height: int, width: int, device: torch.device) -> list[Front]:
     return found
 
 
-def ordered_pixels(network: PixelNetwork, z: Tensor) -> Tensor:
-    """Solve z = x + c(x), or z = e^s(x) (x + c(x)), for x, both of shape (C, H * W, B)."""
+def incremental(network: PixelNetwork, like: Tensor) -> Iterator[Step]:
+    """The parameters of one front and channel after the other; ``like`` is any tensor of shape (D, B).
+
+    The features of a step are the pixels of a front in one channel.
+    """
     channels, height, width = network.shape
-    images, blocks = z.shape[-1], network.blocks
+    images, blocks, size = like.shape[-1], network.blocks, height * width
     first, looks = _before(network.first), [_before(block.look) for block in blocks]
-    x = _empty_maps(z, channels)
-    looked_at = [_empty_maps(z, len(block.look.bias)) for block in blocks]  # by the 3x3 convolutions
-    for front in fronts(height, width, z.device):
+    x = _empty_maps(like, channels, size)
+    looked_at = [_empty_maps(like, len(block.look.bias), size) for block in blocks]  # by the 3x3 convolutions
+    for front in fronts(height, width, like.device):
         count = len(front.pixels)
-        target = z.index_select(1, front.pixels).view(channels, count * images)
-        now = torch.empty_like(target)
-        # What the places before give is known for all feature maps; the centre follows channel by channel.
+        now = like.new_empty(channels, count * images)
+        # The contributions of earlier places are known for all feature maps; the centre follows channel by channel.
         h = _look_back(network.first, first, x, front.far, count)
         inner = [
             _look_back(block.look, matrix, maps, front.near, count)
@@ -155,46 +159,50 @@ def ordered_pixels(network: PixelNetwork, z: Tensor) -> Tensor:
                 inner[k][narrow].addmm_(look.centre[narrow, few], small[k][few]).relu_()
                 h[wide].addmm_(grow.centre[wide, few], inner[k][few]).add_(grow.bias[wide])
                 torch.clamp(h[wide], min=0, out=active[k + 1][wide])
-            mine = slice(c, None, channels)  # the head's outputs for this channel
-            told = torch.addmm(network.head.bias[mine], network.head.centre[mine, known], active[-1][known])
-            y = target[c] if len(told) == 1 else target[c] * torch.exp(-log_scale(told[1]))
-            torch.sub(y, told[0], out=now[c])
+            own = slice(c, None, channels)  # the head's outputs for this channel
+            outputs = torch.addmm(network.head.bias[own], network.head.centre[own, known], active[-1][known])
+            step = Step(c * size + front.pixels, outputs.view(len(outputs), count, images).transpose(0, 1))
+            yield step
+            now[c] = step.solution.flatten()
         _put(x, front.pixels, now)
         for maps, units in zip(looked_at, small, strict=True):
             _put(maps, front.pixels, units)
-    return x[:, :-1]
 
 
 class Activations(NamedTuple):
-    """Which units are active, all of shape (maps, H * W, B): the rest of them pass no gradient on."""
+    """Which units are active, all of shape (maps, H * W, B): the others pass no gradient on."""
 
     wide: list[Tensor]  # before every block, and before the head
     small: list[Tensor]  # before the 3x3 convolution of every block
     inner: list[Tensor]  # after it
 
 
-def ordered_pixels_adjoint(
-    network: PixelNetwork, active: Activations, grad: Tensor, gain: Tensor | None = None
-) -> Tensor:
-    r"""Solve :math:`v + J^T v = g` for v, both of shape (C, H * W, B), where J is the Jacobian of c.
+def pixelcnn_adjoint(
+    network: PixelNetwork,
+    active: Activations,
+    grad: Tensor,
+    local: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+) -> tuple[Tensor, Tensor]:
+    """Gradients through the inverse of an autoregressive map, with respect to z (D, B) and the parameters (D, P, B).
 
-    With a ``gain`` k of the same shape, for a network with a second output r,
-    :math:`v + J^T v + J_r^T (k \odot v) = g`.
-
-    Backwards, what a unit passes on is known once all that see it are done: the later fronts, and in its
-    own pixel the later channels.
+    ``local(features, g)`` is the chain rule through the scalar inverse of some features, (n, B) to (n, B) and (n, P,
+    B). Backwards, the gradient of a unit is known once all units that see it are done: those of later fronts, and of
+    later channels of its own pixel.
     """
     channels, height, width = network.shape
-    images, blocks = grad.shape[-1], network.blocks
+    images, blocks, size = grad.shape[-1], network.blocks, height * width
+    outputs = len(network.head.bias) // channels
     first, looks = _after(network.first), [_after(block.look) for block in blocks]
-    v = _empty_maps(grad, channels)
-    of_start = _empty_maps(grad, len(network.first.bias))
-    of_inner = [_empty_maps(grad, len(block.look.bias)) for block in blocks]
+    of_x = _empty_maps(grad, channels, size)
+    of_x[:, :-1] = grad.view(channels, size, images)
+    grad_z, grad_h = torch.empty_like(grad), grad.new_empty(len(grad), outputs, images)
+    of_start = _empty_maps(grad, len(network.first.bias), size)
+    of_inner = [_empty_maps(grad, len(block.look.bias), size) for block in blocks]
     for front in reversed(fronts(height, width, grad.device)):
         count = len(front.pixels)
         # The gradients at the pixels of this front, so far those from later ones.
-        now = torch.mm(first, _gather(of_start, front.far_after, count)).add_(_gather(grad, front.pixels, count))
-        gains = None if gain is None else _gather(gain, front.pixels, count)
+        now = torch.mm(first, _gather(of_start, front.far_after, count)).add_(_gather(of_x, front.pixels, count))
+        of_head = grad.new_zeros(outputs * channels, count * images)
         start = grad.new_empty(len(network.first.bias), count * images)
         small = [torch.mm(m, _gather(t, front.near_after, count)) for m, t in zip(looks, of_inner, strict=True)]
         inner = [torch.empty_like(t) for t in small]
@@ -207,10 +215,11 @@ def ordered_pixels_adjoint(
             seeing, few = slice(wide.start, None), slice(narrow.start, None)  # the maps of the channels from c on
             if c + 1 < channels:
                 now[c : c + 1].addmm_(network.first.centre[wide.stop :, c : c + 1].mT, start[wide.stop :])
-            h = torch.mm(network.head.centre[c:channels, wide].mT, now[c:])
-            if gains is not None:
-                h.addmm_(network.head.centre[channels + c :, wide].mT, gains[c:] * now[c:])
-            h.neg_().mul_(wide_mask[-1][wide])
+            features = c * size + front.pixels
+            grad_z[features], of_outputs = local(features, now[c].view(count, images))
+            grad_h[features] = of_outputs
+            of_head[c::channels] = of_outputs.transpose(0, 1).reshape(outputs, -1)
+            h = torch.mm(network.head.centre[:, wide].mT, of_head).mul_(wide_mask[-1][wide])
             for k in reversed(range(len(blocks))):
                 shrink, look, grow = blocks[k]
                 outer[k][wide] = h
@@ -219,11 +228,25 @@ def ordered_pixels_adjoint(
                 small[k][narrow].addmm_(look.centre[few, narrow].mT, inner[k][few]).mul_(small_mask[k][narrow])
                 h.add_(torch.mm(shrink.centre[few, wide].mT, small[k][few]).mul_(wide_mask[k][wide]))
             start[wide] = h
-        _put(v, front.pixels, now)
         _put(of_start, front.pixels, start)
         for maps, units in zip(of_inner, inner, strict=True):
             _put(maps, front.pixels, units)
-    return v[:, :-1]
+    return grad_z, grad_h
+
+
+def certified(z: Tensor, x: Tensor, outputs: Tensor, largest: Tensor, units: torch.dtype) -> Inversion:
+    """The inverse with a certificate: its residual must be within rounding in the dtype of the network's units.
+
+    ``outputs`` are :mod:`sinuflow.ops.pixel_affine`'s at x, and ``largest`` is the largest hidden unit of every image.
+    The residual is that of y = x + c(x), in the units of x; with log-scales, z is divided by the scale. Scales are as
+    exact as the units, so that far from the data, where y and units are large, a right answer may be refused. To allow
+    for the product of both would accept wrong answers elsewhere.
+    """
+    y, ladj = unscaled(z, outputs)
+    residual = (outputs[: len(z)] - y).abs().amax(0)
+    involved = torch.maximum(torch.maximum(x.abs().amax(0), y.abs().amax(0)), largest)
+    converged = involved.isfinite() & (residual <= _ULPS * torch.finfo(units).eps * involved)
+    return Inversion(x, ladj, torch.ones_like(residual, dtype=torch.int32), residual, converged)
 
 
 def _before(convolution: Convolution) -> Tensor:
@@ -236,9 +259,9 @@ def _after(convolution: Convolution) -> Tensor:
     return convolution.places.transpose(0, 1).flatten(1)
 
 
-def _empty_maps(like: Tensor, maps: int) -> Tensor:
-    """Zeros for all pixels, and one place more for what lies outside and stays zero."""
-    return like.new_zeros(maps, like.shape[1] + 1, like.shape[2])
+def _empty_maps(like: Tensor, maps: int, pixels: int) -> Tensor:
+    """Zeros for all pixels, and one more place for those outside of the image, which stays zero."""
+    return like.new_zeros(maps, pixels + 1, like.shape[-1])
 
 
 def _look_back(convolution: Convolution, matrix: Tensor, maps: Tensor, places: Tensor, count: int) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import SinusoidalFlow, fit
-from ..bijections import LDUBlock, SinusoidalScale
+from ..bijections import LDUBlock, SinusoidalLayer
 from ..data.toys import toy
 from ..errors import ArgumentError
 from ..ops.waves import Waves, transform
@@ -154,13 +154,13 @@ def constants(flow: SinusoidalFlow, x: Tensor) -> list[BlockConstants]:
     rows, found = x.mT, []
     for block in flow.bijection:
         for part in block if isinstance(block, LDUBlock) else ():
-            if isinstance(part, SinusoidalScale):
+            if isinstance(part, SinusoidalLayer):
                 found.append(_constants(part, rows))
             rows, _ = part.transform(rows, None)
     return found
 
 
-def _constants(part: SinusoidalScale, rows: Tensor) -> BlockConstants:
+def _constants(part: SinusoidalLayer, rows: Tensor) -> BlockConstants:
     low, high = rows.amin(-1, keepdim=True), rows.amax(-1, keepdim=True)
     grid = low + (high - low) * torch.linspace(0, 1, _GRID, dtype=rows.dtype)
     total = torch.zeros_like(grid)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..files import write_atomically
-from ..flows.inversion import Inversion
 from ..flows.sinusoidal import SinusoidalFlow
+from ..solvers import Inversion
 from .image_data import check_present, images_to_test
 from .image_flows import ImageFlow, trained_flows
 from .items import Options

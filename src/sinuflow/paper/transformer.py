@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..bijections import SinusoidalScale
+from ..bijections import SinusoidalLayer
 from ..ops.waves import ALPHA_MAX, FREQUENCY_MIN
 from . import pictures
 from .items import Options
@@ -28,7 +28,7 @@ SINES = ((0.5, 2.0, 1.0), (0.3, -0.1, 0.0), (0.2, 0.7, -3.0))
 
 _LIMIT = 10.0
 _POINTS = 200_001
-_MODEL = "SinusoidalScale"
+_MODEL = "SinusoidalLayer"
 
 
 def run(options: Options) -> list[Figure]:
@@ -61,7 +61,7 @@ def formula(x: Tensor) -> tuple[Tensor, Tensor]:
     return value, slope
 
 
-def footnote_scale() -> SinusoidalScale:
+def footnote_scale() -> SinusoidalLayer:
     """The library's object with the footnote's numbers, in float64: one feature, one scale, three waves.
 
     Example:
@@ -70,7 +70,7 @@ def footnote_scale() -> SinusoidalScale:
         >>> bool((z - formula(x)[0]).abs().max() < 1e-15)
         True
     """
-    scale = SinusoidalScale(features=1, scales=1, waves=len(SINES)).double()
+    scale = SinusoidalLayer(features=1, scales=1, waves=len(SINES)).double()
     coefficient, frequency, phase = torch.tensor(SINES, dtype=torch.float64).T
     share = STRENGTH * coefficient * frequency.abs()
     turned = torch.where(frequency < 0, math.pi - phase, phase)
@@ -84,7 +84,7 @@ def footnote_scale() -> SinusoidalScale:
     return scale
 
 
-def evaluate(scale: SinusoidalScale, x: Tensor) -> tuple[Tensor, Tensor]:
+def evaluate(scale: SinusoidalLayer, x: Tensor) -> tuple[Tensor, Tensor]:
     """A transformer of one feature and its derivative, which is the exponential of its log-determinant."""
     with torch.no_grad():
         z, ladj = scale(x.unsqueeze(-1))

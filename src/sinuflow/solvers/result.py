@@ -1,4 +1,4 @@
-"""What a solver answers."""
+"""Results of solvers: a scalar root, and the inverse of a bijection, both with their certificates."""
 
 from __future__ import annotations
 
@@ -13,9 +13,58 @@ class Root(NamedTuple):
 
     x: Tensor
     slope: Tensor  # f'(x)
-    iterations: Tensor  # evaluations of f that were spent on the element
+    iterations: Tensor  # evaluations of f for this element
     residual: Tensor  # |f - target|, before the last step
     converged: Tensor  # whether the residual is within the tolerance
+
+    @classmethod
+    def exact(cls, x: Tensor, slope: Tensor) -> Root:
+        """A root in closed form; it has converged wherever it is finite."""
+        return cls(x, slope, torch.ones_like(x, dtype=torch.int32), torch.zeros_like(x), x.isfinite())
+
+    def per_row(self) -> Inversion:
+        """The inverse of an elementwise map (D, B) with this root, its certificate reduced to one per row."""
+        ladj = -self.slope.log().sum(0)
+        return Inversion(self.x, ladj, self.iterations.amax(0), self.residual.amax(0), self.converged.all(0))
+
+
+class Inversion(NamedTuple):
+    r"""The inverse of a bijection, its log-determinant, and the certificate of every sample.
+
+    Layers return ``x`` as (D, B) and the rest as (B,); chains have one row of the last three for each layer. Of
+    ``flow.invert``, all have the batch shape: there, ``residual`` is measured end to end,
+    :math:`\max_i |T^{-1}(x)_i - z_i|`, ``iterations`` is the largest number of any layer, and ``converged`` says
+    whether every layer met its tolerance and the residual is within :math:`\text{atol} + \text{rtol} \max_i |z_i|`.
+    """
+
+    x: Tensor
+    ladj: Tensor
+    iterations: Tensor
+    residual: Tensor
+    converged: Tensor
+
+    @classmethod
+    def exact(cls, x: Tensor, ladj: Tensor, usable: Tensor | None = None) -> Inversion:
+        """An inverse in closed form; samples fail if it is not finite, or if the parameters are not ``usable``."""
+        residual = (x.detach() * 0).sum(0).abs_()  # 0, or NaN where x is not finite
+        if usable is not None:
+            residual = torch.where(usable, residual, torch.nan)
+        return cls(x, ladj, torch.ones_like(ladj, dtype=torch.int32), residual, residual == 0)
+
+    @classmethod
+    def stack(cls, layers: list[Inversion]) -> Inversion:
+        """The inverse of a chain from those of its layers, in the order in which they were inverted."""
+        _, _, *evidence = zip(*layers, strict=True)
+        iterations, residual, converged = (
+            torch.cat([t if t.dim() == 2 else t[None] for t in each]) for each in evidence
+        )
+        ladj = torch.stack([layer.ladj for layer in layers]).sum(0)
+        return cls(layers[-1].x, ladj, iterations, residual.detach(), converged)
+
+    def to(self, dtype: torch.dtype) -> Inversion:
+        """The same, rounded; samples that overflow in the dtype have failed."""
+        x, ladj, residual = (t.to(dtype) for t in (self.x, self.ladj, self.residual))
+        return Inversion(x, ladj, self.iterations, residual, self.converged & x.isfinite().all(0))
 
 
 class MonotoneFunction(Protocol):
@@ -23,23 +72,23 @@ class MonotoneFunction(Protocol):
 
     @property
     def lowest_slope(self) -> Tensor:
-        """A number m > 0 with m <= f' everywhere."""
+        """A lower bound m > 0 of f'."""
 
     @property
     def highest_slope(self) -> Tensor:
-        """A number M with f' <= M everywhere."""
+        """An upper bound of f'."""
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """f(x), f'(x) and f''(x), which the caller may overwrite, and the next evaluation will."""
+        """f(x), f'(x) and f''(x); the caller may overwrite them, and the next evaluation does."""
 
     def guess(self, target: Tensor) -> Tensor:
-        """Somewhere to start."""
+        """A starting point."""
 
     def bracket(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """An interval that holds the solution."""
+        """An interval that contains the solution."""
 
     def select(self, rows: Tensor, columns: Tensor) -> MonotoneFunction:
-        """The function of the elements (rows[j], columns[j]) alone, as a tensor of shape (1, count)."""
+        """The functions of the elements (rows[j], columns[j]) alone, as a tensor of shape (1, count)."""
 
 
 def working_precision(x: Tensor, target: Tensor, ulps: float = 8.0) -> Tensor:

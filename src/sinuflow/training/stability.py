@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from ..bijections.base import Chain
 from ..bijections.image import ImageLayer, ImageLDUBlock, ImageShift
+from ..conditioners import PixelCNN
 from ..conditioners.pixelcnn import Shape
 from ..errors import ArgumentError
 from ..solvers import SolverOptions
@@ -106,6 +107,7 @@ def _of_block(block: nn.Module, x: Tensor, context: Tensor | None) -> tuple[Tens
         with torch.no_grad():
             z, _ = layer.transform(x, given)
         if isinstance(layer, ImageShift):
+            assert isinstance(layer.conditioner, PixelCNN)
             error = _ERROR * squares_of_noise(z, layer.conditioner.shape)
             found = found + growth_penalty(layer, x, z, given, error)
         x = z
@@ -174,7 +176,7 @@ def growth_penalty(shift: ImageShift, x: Tensor, z: Tensor, context: Tensor | No
         True
     """
     with torch.no_grad():
-        u = shift.invert(z + error, context, SolverOptions())[-1].x - x
+        u = shift.invert(z + error, context, SolverOptions()).x - x
         # A pixel that overflows says nothing of how; the ones before it are as they would be without it.
         u = torch.where(u.isfinite(), u, 0)
         u = torch.where((u != 0).any(0), u, error)

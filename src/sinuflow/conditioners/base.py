@@ -1,0 +1,116 @@
+"""What all conditioners have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..registry import Component
+from ..solvers import Inversion, SolverOptions, Step
+from ..transformers import Transformer
+
+#: From the gradient with respect to the chosen features of x, (n, B), to those with respect to the same features of z
+#: and to their parameters, (n, B) and (n, P, B).
+Local = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
+
+
+class Adjoint(NamedTuple):
+    """Gradients through the inverse of an autoregressive map."""
+
+    z: Tensor  # (D, B)
+    parameters: list[Tensor]  # of the conditioner, in the order of its parameters()
+    context: Tensor | None
+
+
+class Conditioner(Component, nn.Module):
+    r"""A network :math:`h_i = c_i(x_{<i}, \text{context})` that computes the parameters of a transformer.
+
+    A subclass implements :meth:`forward`. The default :meth:`incremental` evaluates it once for each feature; a
+    subclass that overrides it, without computing any hidden state twice, makes sampling about as fast as scoring.
+
+    Args:
+        features: D, the number of features.
+        outputs: P, the number of parameters per feature: the transformer's ``num_parameters``.
+        context: the dimension of the context; 0 for none.
+
+    Example:
+        >>> class Linear(Conditioner):
+        ...     def __init__(self, features, outputs):
+        ...         super().__init__(features, outputs)
+        ...         self.weight = nn.Parameter(0.1 * torch.randn(outputs, features, features))
+        ...     def forward(self, x, context=None):
+        ...         return (self.weight.tril(-1) @ x).transpose(0, 1)
+        >>> Linear(3, 2)(torch.randn(3, 5)).shape
+        torch.Size([3, 2, 5])
+    """
+
+    #: Rows of a batch that are inverted at a time, few enough to stay in the processor's cache; None for all.
+    rows_at_once: int | None = None
+
+    def __init__(self, features: int, outputs: int, context: int = 0) -> None:
+        super().__init__()
+        self.features, self.outputs, self.context = features, outputs, context
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """h of shape (D, P, B), for x of shape (D, B) and a context of shape (C, B)."""
+        raise NotImplementedError
+
+    def incremental(self, like: Tensor, context: Tensor | None = None) -> Iterator[Step]:
+        """Steps that make the parameters known feature by feature, for a batch of the shape (D, B) of ``like``.
+
+        Each :class:`~sinuflow.solvers.Step` names features and their parameters, which may depend on the features of
+        earlier steps alone. When the iterator goes on, ``step.solution`` holds these features of x.
+        """
+        x = torch.zeros_like(like)
+        for i in range(self.features):
+            step = Step(slice(i, i + 1), self(x, context)[i : i + 1])
+            yield step
+            x[i : i + 1] = step.solution
+
+    def adjoint(self, x: Tensor, context: Tensor | None, grad: Tensor, local: Local) -> Adjoint:
+        r"""Gradients through the inverse at its solution x, given those with respect to x.
+
+        The default solves the triangular system :math:`J^T v = g` by sweeps
+        :math:`v \leftarrow D^{-1} (g - N^T v)` with vector-Jacobian products of ``forward``. As N is strictly
+        triangular, at most D sweeps are exact.
+        """
+        parameters = list(self.parameters())
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            context = None if context is None else context.detach().requires_grad_()
+            h = self(x, context)
+        through = torch.zeros_like(grad)  # the gradient that reaches x through the parameters
+        for _ in range(self.features):
+            grad_z, grad_h = local(slice(None), grad + through)
+            again = None
+            if h.requires_grad:
+                (again,) = torch.autograd.grad(h, x, grad_h, retain_graph=True, allow_unused=True)
+            if again is None or torch.equal(again, through):
+                break
+            through = again
+        leaves = [*parameters, *([] if context is None else [context])]
+        wanted = [t for t in leaves if t.requires_grad]
+        grads = iter(
+            torch.autograd.grad(h, wanted, grad_h, allow_unused=True)
+            if wanted and h.requires_grad
+            else [None] * len(wanted)
+        )
+        results = [next(grads) if t.requires_grad else None for t in leaves]
+        filled = [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, results, strict=True)]
+        return Adjoint(grad_z, filled[: len(parameters)], None if context is None else filled[-1])
+
+    def fused_forward(self, transformer: Transformer, x: Tensor, context: Tensor | None, reverse: bool) -> Any:
+        """z, and the log-determinant or None for 0, where the pair has an op of its own; else None.
+
+        With ``reverse``, features are in reverse order on both sides.
+        """
+        return None
+
+    def fused_inverse(
+        self, transformer: Transformer, z: Tensor, context: Tensor | None, options: SolverOptions
+    ) -> Inversion | None:
+        """The certified inverse where the pair has an op of its own; else None."""
+        return None

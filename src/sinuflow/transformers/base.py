@@ -1,0 +1,62 @@
+"""What all transformers have in common."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..registry import Component
+from ..solvers import Root, SolverOptions, bracketed_newton
+
+
+class Transformer(Component, nn.Module):
+    r"""A monotone scalar map :math:`z_i = \tau(x_i; h_i)` of each feature, with P parameters per feature.
+
+    A subclass sets :attr:`num_parameters` and implements :meth:`forward`. It may override :meth:`inverse`, by default a
+    safeguarded Newton iteration on ``forward``, and :meth:`gradients`, by default automatic differentiation.
+
+    Example:
+        >>> from sinuflow.bijections import Autoregressive
+        >>> from sinuflow.conditioners import MADE
+        >>> class Cubic(Transformer):
+        ...     num_parameters = 1
+        ...     def forward(self, x, h):
+        ...         strength = torch.nn.functional.softplus(h[:, 0])
+        ...         return x + strength * x**3, (1 + 3 * strength * x**2).log().sum(0)
+        >>> layer = Autoregressive(Cubic(), MADE(features=3, outputs=1, hidden=(16,)))
+        >>> x = torch.randn(5, 3)
+        >>> z, ladj = layer(x)
+        >>> torch.allclose(layer.inverse(z)[0], x, atol=1e-4)
+        True
+    """
+
+    #: P, the number of parameters per feature.
+    num_parameters: int
+    #: The map's name to ops that are fused with a conditioner; None if there are none.
+    kind: str | None = None
+    #: Whether the derivative is 1 everywhere, so that the log-determinant is 0.
+    unimodular = False
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        """z of shape (D, B) and the log-determinant of shape (B,), for x of shape (D, B) and h of shape (D, P, B)."""
+        raise NotImplementedError
+
+    def inverse(self, z: Tensor, h: Tensor, options: SolverOptions) -> Root:
+        """x with its certificate, and the slope of ``forward`` there."""
+
+        def evaluate(x: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.inference_mode(False), torch.enable_grad():
+                x = x.clone().requires_grad_()
+                value, _ = self(x, h.clone())
+                (slope,) = torch.autograd.grad(value.sum(), x)
+            return value.detach(), slope
+
+        return bracketed_newton(evaluate, z, options.limit)
+
+    def gradients(self, x: Tensor, h: Tensor, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor, Tensor]:
+        """Vector-Jacobian products of ``forward`` with respect to x and h."""
+        with torch.enable_grad():
+            x, h = x.detach().requires_grad_(), h.detach().requires_grad_()
+            outputs = self(x, h)
+        grads = torch.autograd.grad(outputs, (x, h), (grad_z, grad_ladj), allow_unused=True)
+        return tuple(torch.zeros_like(t) if g is None else g for t, g in zip((x, h), grads, strict=True))  # type: ignore[return-value]
