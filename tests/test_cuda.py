@@ -10,8 +10,6 @@ import torch
 
 import sinuflow
 from looks_trained import look_trained
-from sinuflow.bijections.pixel_kernels import inverting_kernels_for, kernels_for
-from sinuflow.bijections.pixel_shift import fused_inverse, fused_shift, plain_shift
 from sinuflow.bijections.pixels import PixelMap
 from sinuflow.bijections.whole_flow import whole_flow
 from sinuflow.conditioners import MADE
@@ -20,6 +18,13 @@ from sinuflow.data.image_rows import ImageRows
 from sinuflow.ops.backends.cuda.pixels.program import PixelProgram
 from sinuflow.ops.dropout import Dropout
 from sinuflow.ops.pixel_affine import scaled
+from sinuflow.ops.pixelcnn_fused import (
+    forward_kernels,
+    fused_inverse,
+    fused_outputs,
+    inverse_kernels,
+    reference_outputs,
+)
 from tests.builders import CONDITIONINGS, batch, trained_flow
 from tests.ops.test_dropout import dropping_like
 from tests.ops.test_whole_flow import FLOWS
@@ -209,15 +214,15 @@ def test_networks_of_images_are_what_plain_pytorch_says(shape, rough, outputs, m
         parameter.data += 0.05 * torch.randn_like(parameter)
     exact, network = copy.deepcopy(network).double(), network.cuda()
     x, c = torch.randn(shape[0] * shape[1] * shape[2], 5), torch.randn(2, 5)
-    program = kernels_for(network, x.cuda())
+    program = forward_kernels(network.network(), x.cuda())
     assert isinstance(program, PixelProgram)
     for reverse in (False, True):
         exactly = x.double().requires_grad_()
-        truth = plain_shift(exactly, c.double(), exact.numbers(), shape, reverse)
+        truth = reference_outputs(exactly, c.double(), exact.numbers(), shape, reverse)
         seen = x.cuda().requires_grad_()
-        z = fused_shift(program, network, seen, c.cuda(), reverse)
+        z = fused_outputs(program, network.network(), seen, c.cuda(), reverse)
         with torch.no_grad():
-            scored = fused_shift(program, network, seen, c.cuda(), reverse)
+            scored = fused_outputs(program, network.network(), seen, c.cuda(), reverse)
         assert (scored.double().cpu() - truth).abs().max() <= 1e-5 * (1 + truth.abs().max())
         assert (z.double().cpu() - truth).abs().max() <= (1e-3 if rough else 1e-5) * (1 + truth.abs().max())
         grads = torch.autograd.grad((z + 1).square().sum(), [seen, *network.parameters()])
@@ -229,7 +234,7 @@ def test_networks_of_images_are_what_plain_pytorch_says(shape, rough, outputs, m
         for ours, theirs in zip(grads, expected, strict=True):
             assert (ours.double().cpu() - theirs).abs().max() <= 1e-4 * (1 + theirs.abs().max())
     with torch.no_grad():
-        truth = plain_shift(x.double(), c.double(), exact.numbers(), shape, False)
+        truth = reference_outputs(x.double(), c.double(), exact.numbers(), shape, False)
         z = scaled(truth, len(x)).z.float().cuda()
         back, again, _ = fused_inverse(program, z, c.cuda(), network.numbers())
     assert (back.cpu() - x).abs().max() <= 1e-4
@@ -245,16 +250,16 @@ def test_wide_networks_of_images_are_what_plain_pytorch_says(outputs):
     network = network.cuda()
     exact = copy.deepcopy(network).double()
     x = torch.randn(3072, 70).cuda()
-    program = kernels_for(network, x)
+    program = forward_kernels(network.network(), x)
     assert program is not None
-    assert kernels_for(network.eval(), x) is None  # gradients would have to be exact
-    assert inverting_kernels_for(network, x) is program
+    assert forward_kernels(network.eval().network(), x) is None  # gradients would have to be exact
+    assert inverse_kernels(network.network(), x) is program
     for reverse in (False, True):
         exactly, seen = x.double().requires_grad_(), x.clone().requires_grad_()
-        truth = plain_shift(exactly, None, exact.numbers(), exact.shape, reverse)
-        told = fused_shift(program, network, seen, None, reverse)
+        truth = reference_outputs(exactly, None, exact.numbers(), exact.shape, reverse)
+        told = fused_outputs(program, network.network(), seen, None, reverse)
         with torch.no_grad():
-            scored = fused_shift(program, network, x, None, reverse)
+            scored = fused_outputs(program, network.network(), x, None, reverse)
         assert (scored - truth).abs().max() <= 1e-5 * (1 + truth.abs().max())
         assert (told - truth).abs().max() <= 5e-3 * (1 + truth.abs().max())
         grads = torch.autograd.grad((told + 1).square().sum(), [seen, *network.parameters()])
@@ -262,7 +267,7 @@ def test_wide_networks_of_images_are_what_plain_pytorch_says(outputs):
         ours, theirs = (torch.cat([t.flatten().double() for t in g]) for g in (grads, expected))
         assert (ours - theirs).norm() <= 0.03 * theirs.norm()
     with torch.no_grad():
-        truth = plain_shift(x.double(), None, exact.numbers(), exact.shape, False)
+        truth = reference_outputs(x.double(), None, exact.numbers(), exact.shape, False)
         back, again, _ = fused_inverse(program, scaled(truth, len(x)).z.float(), None, network.numbers())
     assert (back - x).abs().max() <= 1e-4
     assert (again - truth).abs().max() <= 1e-5 * (1 + truth.abs().max())
@@ -277,15 +282,15 @@ def test_networks_of_images_add_up_in_double_and_are_inverted_exactly(shape, out
         parameter.data += 0.05 * torch.randn_like(parameter)
     exact, network = copy.deepcopy(network).double(), network.cuda()
     x, c = torch.randn(shape[0] * shape[1] * shape[2], 5, dtype=torch.float64), torch.randn(2, 5)
-    program = kernels_for(network, x.cuda())
+    program = forward_kernels(network.network(), x.cuda())
     if torch.cuda.get_device_capability() != (9, 0):  # others have no fast doubles, or little room
         pytest.skip("needs an H100 or H200")
     assert program is not None
     for reverse in (False, True):
-        truth = plain_shift(x, c.double(), exact.numbers(), shape, reverse)
-        told = fused_shift(program, network, x.cuda(), c.cuda(), reverse)
+        truth = reference_outputs(x, c.double(), exact.numbers(), shape, reverse)
+        told = fused_outputs(program, network.network(), x.cuda(), c.cuda(), reverse)
         assert (told.cpu() - truth).abs().max() <= 1e-6 * (1 + truth.abs().max())
-    told = fused_shift(program, network, x.cuda(), c.cuda(), False)
+    told = fused_outputs(program, network.network(), x.cuda(), c.cuda(), False)
     back, again, _ = fused_inverse(program, scaled(told, len(x)).z, c.cuda(), network.numbers())
     # By chance, a sum may be so close to the middle of two units that it is rounded otherwise on the way back.
     assert (back.cpu() - x).abs().median() <= 1e-14

@@ -10,11 +10,10 @@ from unittest.mock import patch
 import torch
 
 from sinuflow import SinusoidalFlow
-from sinuflow.bijections import image_inverse, inverse_ops, pixel_kernels, transformers
-from sinuflow.bijections.pixel_kernels import pixel_shape
+from sinuflow.bijections import image_inverse, inverse_ops, transformers
 from sinuflow.bijections.whole_flow import WholeFlow, anatomy
 from sinuflow.conditioners.pixelcnn import PixelCNN
-from sinuflow.ops import select as paths
+from sinuflow.ops import pixelcnn_fused, select
 from sinuflow.ops.backends.cuda.pixels.program import PixelProgram
 from sinuflow.ops.backends.cuda.program import Program
 from tests.ops.emulator import EmulatorLauncher
@@ -29,7 +28,7 @@ def native(flow: SinusoidalFlow) -> Iterator[None]:
 @contextmanager
 def reference(flow: SinusoidalFlow) -> Iterator[None]:
     """The PyTorch reference implementation."""
-    with patch.object(paths, "cpu_path", lambda: paths.Path(False, "asked for")):
+    with patch.object(select, "cpp_backend", lambda: select.Backend(False, "selected by the test")):
         yield
 
 
@@ -50,12 +49,11 @@ def cuda(flow: SinusoidalFlow) -> Iterator[None]:
     """The CUDA kernels of whole flows or of image networks, in an emulator."""
     if "image" in flow.config:
         network = next(m for m in flow.modules() if isinstance(m, PixelCNN))
-        shape = pixel_shape(network)
-        masks = [layer.mask for layer in network.layers]
-        program = PixelProgram(shape, masks, torch.device("cpu"), EmulatorLauncher(shape))
+        shape = network.network().shape()
+        program = PixelProgram(shape, network.network().masks, torch.device("cpu"), EmulatorLauncher(shape))
         with (
-            patch.object(pixel_kernels, "kernels_for", lambda *_: program),
-            patch.object(image_inverse, "inverting_kernels_for", lambda *_: program),
+            patch.object(pixelcnn_fused, "forward_kernels", lambda *_: program),
+            patch.object(image_inverse, "inverse_kernels", lambda *_: program),
         ):
             yield
         return

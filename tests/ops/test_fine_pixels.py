@@ -9,22 +9,29 @@ import pytest
 import torch
 
 from sinuflow import SinusoidalFlow
-from sinuflow.bijections import image_inverse, pixel_kernels, pixel_shift
+from sinuflow.bijections import image_inverse
 from sinuflow.bijections.affine import ElementwiseAffine
 from sinuflow.bijections.base import LayerInverse
 from sinuflow.bijections.image import ImageLDUBlock
-from sinuflow.bijections.pixel_kernels import fine_too
-from sinuflow.bijections.pixel_shift import added_maps, fused_inverse, fused_shift, plain_shift
-from sinuflow.bijections.pixel_trial import agrees_finely
 from sinuflow.conditioners.pixelcnn import PixelCNN
-from sinuflow.ops import scale_stack
+from sinuflow.ops import pixelcnn_fused, scale_stack
 from sinuflow.ops.backends.cuda.pixels.program import PixelProgram
 from sinuflow.ops.backends.cuda.pixels.shape import PixelShape
 from sinuflow.ops.pixel_affine import scaled
 from sinuflow.ops.pixelcnn import pixel_network
+from sinuflow.ops.pixelcnn_fused import (
+    added_maps,
+    agrees_float64,
+    fused_inverse,
+    fused_outputs,
+    passes_float64,
+    random_batch,
+    reference_outputs,
+    to_images,
+)
 from sinuflow.solvers import SolverOptions
 from tests.ops.emulator import EmulatorLauncher
-from tests.ops.test_pixel_kernels import NETWORKS, draw, emulated, error
+from tests.ops.test_pixel_kernels import NETWORKS, belongs, draw, emulated, error
 
 CPU = torch.device("cpu")
 
@@ -42,11 +49,11 @@ def doubled(name: str):
 @torch.no_grad()
 def test_the_shift_is_rounded_in_its_units_alone(name, reverse):
     network, exact, program, x, context, given = doubled(name)
-    truth = plain_shift(x, given, exact.numbers(), exact.shape, reverse)
-    z = fused_shift(program, network, x, context, reverse)
+    truth = reference_outputs(x, given, exact.numbers(), exact.shape, reverse)
+    z = fused_outputs(program, network.network(), x, context, reverse)
     assert z.dtype == torch.float64
     assert error(z, truth) < 1e-7
-    single = fused_shift(program, network, x.float(), context, reverse)
+    single = fused_outputs(program, network.network(), x.float(), context, reverse)
     assert error(z, truth) < 0.5 * error(single.double(), truth)
 
 
@@ -55,7 +62,7 @@ def test_the_shift_is_rounded_in_its_units_alone(name, reverse):
 def test_the_inverse_finds_the_same_units(name):
     """So that it is exact, though units are rounded."""
     network, _, program, x, context, _ = doubled(name)
-    told = fused_shift(program, network, x, context, False)
+    told = fused_outputs(program, network.network(), x, context, False)
     back, again, _ = fused_inverse(program, scaled(told, len(x)).z, context, network.numbers())
     assert back.dtype == again.dtype == torch.float64
     assert error(back, x) < 1e-14
@@ -78,11 +85,11 @@ def test_what_is_too_large_for_single_numbers_is_not_certified():
 def test_a_check_tells_the_largest_unit(name):
     network, exact, program, x, context, given = doubled(name)
     units: list[torch.Tensor] = []
-    seen = pixel_shift.to_images(x, network.shape)
+    seen = to_images(x, network.shape)
     pixel_network(seen, None if given is None else given.mT, exact.numbers(), units)
     parameters = [*(la.weight for la in network.layers), *(la.bias for la in network.layers)]
     added = None if context is None else added_maps(program.shape, context, network.context_maps)
-    _, largest = program.check(program.pack(parameters, "invert finely"), x, added)
+    _, largest = program.check(program.pack(parameters, "invert float64"), x, added)
     torch.testing.assert_close(largest.double(), torch.stack([u.amax((1, 2, 3)) for u in units]).amax(0))
 
 
@@ -92,7 +99,7 @@ def test_what_is_no_number_stays_none(layer):
     network, _, program, x, _, _ = doubled("grey")
     weight = network.layers[layer].weight
     weight.data.view(-1)[int(network.layers[layer].mask.flatten().nonzero()[0])] = torch.nan
-    z = fused_shift(program, network, x, None, False)
+    z = fused_outputs(program, network.network(), x, None, False)
     assert z.isnan().any()
     assert fused_inverse(program, x, None, network.numbers())[0].isnan().any()
 
@@ -102,10 +109,10 @@ def test_what_is_no_number_stays_none(layer):
 def test_certificates_are_for_units_in_single_precision(off, good, monkeypatch):
     """A sum in the middle of two units may be rounded otherwise on the way back; nothing else may happen."""
     network, _, program, x, context, _ = doubled("colour")
-    z = fused_shift(program, network, x, context, False)
+    z = fused_outputs(program, network.network(), x, context, False)
     check = program.check
     monkeypatch.setattr(program, "check", lambda *a: (check(*a)[0] + off, check(*a)[1]))
-    monkeypatch.setattr(image_inverse, "inverting_kernels_for", lambda *_: program)
+    monkeypatch.setattr(image_inverse, "inverse_kernels", lambda *_: program)
     found = image_inverse.image_inverse(network, z, context, SolverOptions())
     assert bool(found.converged.all()) == good
     torch.testing.assert_close(found.residual, torch.full_like(found.residual, off), rtol=1e-6, atol=0)
@@ -114,7 +121,8 @@ def test_certificates_are_for_units_in_single_precision(off, good, monkeypatch):
 @pytest.mark.parametrize("name", ["one column", "scales"])
 def test_kernels_that_err_are_found_out(name):
     network, _, program = emulated(name)
-    assert agrees_finely(program, copy.deepcopy(network))
+    sample = random_batch(network.network(), CPU)
+    assert agrees_float64(program, *sample)
 
     def one_wrong(tensor, which=0):
         tensor[which, which] += 1e-5
@@ -130,11 +138,11 @@ def test_kernels_that_err_are_found_out(name):
     for kernel, spoiled in wrong:
         plain = getattr(program, kernel)
         setattr(program, kernel, spoiled(plain))
-        assert not agrees_finely(program, copy.deepcopy(network)), kernel
-        with pytest.warns(UserWarning, match="in double precision gave other numbers"):
-            assert not fine_too(program, network.context)
+        assert not agrees_float64(program, *sample), kernel
+        with pytest.warns(UserWarning, match="for float64 disagree"):
+            assert not passes_float64(program, network.network())
         setattr(program, kernel, plain)
-    assert fine_too(program, network.context)
+    assert passes_float64(program, network.network())
 
 
 def test_there_is_room_for_the_images_of_the_paper():
@@ -144,12 +152,12 @@ def test_there_is_room_for_the_images_of_the_paper():
         program = PixelProgram(shape, masks, CPU, EmulatorLauncher(shape))
         assert program.fits()
         assert program.inverts()
-        assert program.fits_finely()
+        assert program.fits_float64()
     network = PixelCNN((3, 34, 34))
     large = PixelShape(3, 34, 34, 16, 2)
     program = PixelProgram(large, [la.mask for la in network.layers], CPU, EmulatorLauncher(large))
-    assert not program.fits_finely()
-    assert not fine_too(program, 0)
+    assert not program.fits_float64()
+    assert not passes_float64(program, network.network())
 
 
 # ---------------------------------------------------------------- a flow
@@ -165,12 +173,12 @@ def flow_by_kernels(request, monkeypatch):
         parameter.data += (tame if "conditioner" in name else 0.3) * torch.randn_like(parameter)
     plain = copy.deepcopy(flow)
     ours = [m for m in flow.modules() if isinstance(m, PixelCNN)]
-    shape = pixel_kernels.pixel_shape(ours[0])
+    shape = ours[0].network().shape()
     program = PixelProgram(shape, [la.mask for la in ours[0].layers], CPU, EmulatorLauncher(shape))
     seen: list[torch.dtype] = []
 
     def kernels_for(network, x):
-        if not any(network is mine for mine in ours):
+        if not belongs(network, ours):
             return None
         seen.extend([x.dtype] if x.numel() else [])
         return program
@@ -179,8 +187,8 @@ def flow_by_kernels(request, monkeypatch):
         seen.extend(["rounded before"] if z.dtype == torch.float64 and z.float().double().equal(z) else [])
         return kernels_for(network, z)
 
-    monkeypatch.setattr(pixel_kernels, "kernels_for", kernels_for)
-    monkeypatch.setattr(image_inverse, "inverting_kernels_for", kernels_of_inverse)
+    monkeypatch.setattr(pixelcnn_fused, "forward_kernels", kernels_for)
+    monkeypatch.setattr(image_inverse, "inverse_kernels", kernels_of_inverse)
     return flow.eval(), plain.eval(), seen
 
 

@@ -19,12 +19,12 @@ from sinuflow.ops import select as paths
 from sinuflow.ops.backends import cache
 from sinuflow.ops.backends.cpp import compiler, library
 from sinuflow.ops.backends.cpp.compiler import NativeError
-from sinuflow.ops.select import cpu_path
+from sinuflow.ops.select import cpp_backend
 from tests.ops.fake_compiler import builds, fake_compiler, script
 from tests.processes import unmeasured
 
 pytestmark = [
-    pytest.mark.skipif(not cpu_path().fused, reason=cpu_path().reason),
+    pytest.mark.skipif(not cpp_backend().available, reason=cpp_backend().reason),
     pytest.mark.skipif(not hasattr(os, "geteuid"), reason="the compilers here are shell scripts"),
 ]
 
@@ -200,22 +200,22 @@ def test_there_is_one_warning_if_a_compiler_does_not_work(tmp_path, monkeypatch)
     monkeypatch.setenv("SINUFLOW_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", "/bin/false")
     monkeypatch.setattr(paths, "library", fresh)
-    cpu_path.cache_clear()
+    cpp_backend.cache_clear()
     try:
         with pytest.warns(KernelWarning, match="plain PyTorch is used.*cannot compile") as caught:
-            assert not cpu_path().fused
-        assert not cpu_path().fused
+            assert not cpp_backend().available
+        assert not cpp_backend().available
         assert len(caught) == 1
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             for name, value in (("SINUFLOW_KERNELS", "plain"), ("PATH", "/nowhere")):
                 monkeypatch.setenv("CXX", "")
                 monkeypatch.setenv(name, value)
-                cpu_path.cache_clear()
-                assert not cpu_path().fused
+                cpp_backend.cache_clear()
+                assert not cpp_backend().available
                 monkeypatch.delenv(name)
     finally:
-        cpu_path.cache_clear()
+        cpp_backend.cache_clear()
 
 
 def failing(number: int):

@@ -17,13 +17,13 @@ from sinuflow.ops import constrain as plain_constrain
 from sinuflow.ops import scale_stack as plain_stack
 from sinuflow.ops.backends.cpp import conditional_waves, scale_stack
 from sinuflow.ops.conditional_waves import Shape
-from sinuflow.ops.select import cpu_path, wave_kernels
+from sinuflow.ops.select import cpp_backend, wave_kernels
 from sinuflow.ops.stack_inverse import invert_stack
 from sinuflow.ops.waves import Waves
 from sinuflow.solvers import SolverOptions
 from tests.processes import python, unmeasured
 
-pytestmark = pytest.mark.skipif(not cpu_path().fused, reason=cpu_path().reason)
+pytestmark = pytest.mark.skipif(not cpp_backend().available, reason=cpp_backend().reason)
 
 DOUBLE = torch.float64
 shapes = {
@@ -206,15 +206,16 @@ def test_double_precision_and_odd_sizes_are_left_to_the_plain_version():
 
 
 SCRIPT = (
-    "import torch, sinuflow; from sinuflow.ops.select import cpu_path; torch.manual_seed(0);"
-    "f = sinuflow.SinusoidalFlow(2, blocks=1, hidden=(8,)); print(f().sample((3,)).shape, cpu_path().reason)"
+    "import torch, sinuflow; from sinuflow.ops.select import cpp_backend; torch.manual_seed(0);"
+    "f = sinuflow.SinusoidalFlow(2, blocks=1, hidden=(8,)); print(f().sample((3,)).shape, cpp_backend().reason)"
 )
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"SINUFLOW_KERNELS": "plain"}, "asks for plain"),
+        ({"SINUFLOW_KERNELS": "plain"}, "selects the reference"),
+        ({"SINUFLOW_KERNELS": "reference"}, "selects the reference"),
         ({"PATH": "/nowhere", "CXX": ""}, "no C++ compiler"),
         ({"CXX": "/bin/false"}, "cannot compile"),
     ],

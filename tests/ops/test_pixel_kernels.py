@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from sinuflow import SinusoidalFlow
-from sinuflow.bijections import image_inverse, pixel_kernels, pixel_shift
-from sinuflow.bijections.pixel_kernels import pixel_shape, tried
-from sinuflow.bijections.pixel_shift import fused_inverse, fused_shift, plain_shift
-from sinuflow.bijections.pixel_trial import agrees
+from sinuflow.bijections import image_inverse
 from sinuflow.conditioners.pixelcnn import PixelCNN
+from sinuflow.ops import pixelcnn_fused, select
 from sinuflow.ops.backends.cuda.pixels.program import PixelProgram
 from sinuflow.ops.backends.cuda.pixels.shape import PixelShape
 from sinuflow.ops.pixel_affine import scaled
+from sinuflow.ops.pixelcnn_fused import (
+    Network,
+    added_maps,
+    agrees,
+    forward_kernels,
+    fused_inverse,
+    fused_outputs,
+    has_float64_kernels,
+    inverse_kernels,
+    passes,
+    random_batch,
+    reference_outputs,
+    reproducible,
+)
 from sinuflow.solvers import SolverOptions
 from tests.ops.emulator import EmulatorLauncher
 
@@ -47,7 +60,7 @@ def emulated(name: str) -> tuple[PixelCNN, PixelCNN, PixelProgram]:
     network = PixelCNN(**NETWORKS[name])
     for parameter in network.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
-    shape = pixel_shape(network)
+    shape = network.network().shape()
     masks = [layer.mask for layer in network.layers]
     program = PixelProgram(shape, masks, torch.device("cpu"), EmulatorLauncher(shape))
     return network, copy.deepcopy(network).double(), program
@@ -64,9 +77,15 @@ def error(ours: torch.Tensor, exact: torch.Tensor) -> float:
     return float((ours.detach() - exact.detach()).abs().max() / (1 + exact.detach().abs().max()))
 
 
+def belongs(network: Network, modules: list[PixelCNN]) -> bool:
+    """Whether a network's parameters are those of one of the modules."""
+    return any(network.weights[0] is module.first.weight for module in modules)
+
+
 def finds_out_errors(program, network) -> None:
-    """Whichever of the kernels errs, the trial fails; it changes a network's numbers, so that it gets copies."""
-    assert agrees(program, copy.deepcopy(network))
+    """Whichever kernel errs, the self-test fails."""
+    sample = random_batch(network.network(), program.device)
+    assert agrees(program, *sample)
 
     def one_wrong(tensor, which=0):
         tensor[which, which] += 0.1
@@ -76,7 +95,7 @@ def finds_out_errors(program, network) -> None:
         ("forward", lambda plain: lambda *a: one_wrong(plain(*a))),
         ("forward", lambda plain: lambda *a: one_wrong(plain(*a), -1)),  # of a scale, if there is one
         ("check", lambda plain: lambda *a: (one_wrong(plain(*a)[0], -1), plain(*a)[1])),
-        ("learn", lambda plain: lambda *a: plain(*a)._replace(told=1.1 * plain(*a).told)),
+        ("learn", lambda plain: lambda *a: plain(*a)._replace(outputs=1.1 * plain(*a).outputs)),
         ("backward", lambda plain: lambda *a: plain(*a)._replace(x=1.1 * plain(*a).x)),
         ("inverse", lambda plain: lambda *a: one_wrong(plain(*a))),
         ("check", lambda plain: lambda *a: (one_wrong(plain(*a)[0]), plain(*a)[1])),
@@ -84,9 +103,9 @@ def finds_out_errors(program, network) -> None:
     ]
     for name, spoiled in wrong:
         setattr(program, name, spoiled(getattr(program, name)))
-        assert not agrees(program, copy.deepcopy(network)), name
+        assert not agrees(program, *sample), name
         delattr(program, name)
-    assert agrees(program, copy.deepcopy(network))
+    assert agrees(program, *sample)
 
 
 @pytest.mark.parametrize(("reverse", "rough"), [(False, False), (True, False), (True, True)])
@@ -94,13 +113,13 @@ def finds_out_errors(program, network) -> None:
 def test_the_shift_and_its_gradients(name, reverse, rough, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", rough)
     network, exact, program = emulated(name)
-    assert program.shape.rough == rough
+    assert program.shape.tf32 == rough
     x, context = draw(network)
     leaves = [t.requires_grad_() for t in (x, context) if t is not None]
     doubles = [t.detach().double().requires_grad_() for t in leaves]
-    z = fused_shift(program, network, x, context, reverse)
+    z = fused_outputs(program, network.network(), x, context, reverse)
     given = doubles[1] if context is not None else None
-    truth = plain_shift(doubles[0], given, exact.numbers(), exact.shape, reverse)
+    truth = reference_outputs(doubles[0], given, exact.numbers(), exact.shape, reverse)
     assert error(z, truth) < (1e-3 if rough else 1e-6)
     grad = torch.randn_like(z)
     found = torch.autograd.grad(z, [*leaves, *network.parameters()], grad)
@@ -120,20 +139,20 @@ def test_without_gradients_it_is_exact_and_nothing_is_kept(rough, monkeypatch):
     x, _ = draw(network)
     program.learn = None
     with torch.no_grad():
-        z = fused_shift(program, network, x, None, False)
-    assert error(z, plain_shift(x.double(), None, exact.numbers(), exact.shape, False)) < 1e-6
+        z = fused_outputs(program, network.network(), x, None, False)
+    assert error(z, reference_outputs(x.double(), None, exact.numbers(), exact.shape, False)) < 1e-6
 
 
 @pytest.mark.parametrize("name", ["colour", "one pixel"])
 def test_masked_weights_have_no_effect_and_get_no_gradient(name):
     network, _, program = emulated(name)
     x, context = draw(network)
-    z = fused_shift(program, network, x, context, False)
+    z = fused_outputs(program, network.network(), x, context, False)
     z.square().sum().backward()
     for layer in network.layers:
         assert (layer.weight.grad[layer.mask == 0] == 0).all()
         layer.weight.data[layer.mask == 0] = torch.nan
-    assert fused_shift(program, network, x, context, False).equal(z)
+    assert fused_outputs(program, network.network(), x, context, False).equal(z)
 
 
 @pytest.mark.parametrize("name", ["grey", "scales"])
@@ -146,8 +165,10 @@ def test_second_derivatives_are_those_of_the_definition(name):
         (slope,) = torch.autograd.grad(shift(x).square().sum(), x, create_graph=True)
         return torch.autograd.grad(slope.square().sum(), x)[0]
 
-    found = penalty(lambda x: fused_shift(program, network, x, c, True), x.clone().requires_grad_())
-    expected = penalty(lambda x: plain_shift(x, given, exact.numbers(), exact.shape, True), x.double().requires_grad_())
+    found = penalty(lambda x: fused_outputs(program, network.network(), x, c, True), x.clone().requires_grad_())
+    expected = penalty(
+        lambda x: reference_outputs(x, given, exact.numbers(), exact.shape, True), x.double().requires_grad_()
+    )
     assert error(found, expected) < 1e-5
 
 
@@ -157,9 +178,9 @@ def test_a_check_tells_the_largest_unit(name):
     x, context = draw(network, 3)
     units: list[torch.Tensor] = []
     given = None if context is None else context.double()
-    told = plain_shift(x.double(), given, exact.numbers(), network.shape, False, units)
+    told = reference_outputs(x.double(), given, exact.numbers(), network.shape, False, units)
     packed = program.pack([*(la.weight for la in network.layers), *(la.bias for la in network.layers)], "invert")
-    added = None if context is None else pixel_shift.added_maps(program.shape, context, network.context_maps)
+    added = None if context is None else added_maps(program.shape, context, network.context_maps)
     ours, largest = program.check(packed, x, added)
     assert error(ours, told) < 1e-6
     expected = torch.stack([u.amax((1, 2, 3)) for u in units]).amax(0).detach()
@@ -170,10 +191,10 @@ def test_a_check_tells_the_largest_unit(name):
 def test_certificates_are_exact_even_while_training_is_rough(name, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     network, exact, program = emulated(name)
-    assert program.shape.rough
+    assert program.shape.tf32
     x, context = draw(network)
-    z = scaled(plain_shift(x.double(), context.double(), exact.numbers(), exact.shape, False), len(x)).z.float()
-    monkeypatch.setattr(image_inverse, "inverting_kernels_for", lambda *_: program)
+    z = scaled(reference_outputs(x.double(), context.double(), exact.numbers(), exact.shape, False), len(x)).z.float()
+    monkeypatch.setattr(image_inverse, "inverse_kernels", lambda *_: program)
     with torch.no_grad():
         found = image_inverse.image_inverse(network, z, context, SolverOptions())
     assert found.converged.all()
@@ -188,8 +209,8 @@ def test_rough_numbers_are_rounded_and_not_cut_off(monkeypatch):
         torch.manual_seed(seed)
         network, exact, program = emulated("many tiles to a warp")
         x, _ = draw(network, 4)
-        z = fused_shift(program, network, x.requires_grad_(), None, False).detach().double()
-        truth = plain_shift(x.detach().double(), None, exact.numbers(), exact.shape, False).detach()
+        z = fused_outputs(program, network.network(), x.requires_grad_(), None, False).detach().double()
+        truth = reference_outputs(x.detach().double(), None, exact.numbers(), exact.shape, False).detach()
         ours, theirs = (t - x.detach() for t in (z, truth))
         ours, theirs = ours - ours.mean(), theirs - theirs.mean()
         shrinkage.append(1 - float((ours * theirs).sum() / theirs.square().sum()))
@@ -199,22 +220,22 @@ def test_rough_numbers_are_rounded_and_not_cut_off(monkeypatch):
 def test_only_training_is_rough(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     network = PixelCNN((1, 4, 4), channels=4)
-    assert pixel_shape(network).rough
-    assert not pixel_shape(network.eval()).rough
+    assert network.network().shape().tf32
+    assert not network.eval().network().shape().tf32
     with torch.no_grad():
-        assert pixel_shape(network) == pixel_shape(network.train())  # the same kernels: they are exact there
+        assert network.network().shape() == network.train().network().shape()  # the same kernels: they are exact there
 
 
 @pytest.mark.parametrize(("name", "numbers"), [("grey", 20), ("scales", 84)])
 def test_an_empty_batch_is_an_empty_answer(name, numbers):
     network, _, program = emulated(name)
     x, c = draw(network, 0)
-    assert fused_shift(program, network, x.requires_grad_(), c, False).shape == (numbers, 0)
+    assert fused_outputs(program, network.network(), x.requires_grad_(), c, False).shape == (numbers, 0)
 
 
 def test_three_outputs_are_not_known():
     network = PixelCNN((1, 4, 4), channels=4, residual_blocks=1, outputs=3)
-    shape, masks = pixel_shape(network), [layer.mask for layer in network.layers]
+    shape, masks = network.network().shape(), [layer.mask for layer in network.layers]
     assert not PixelProgram(shape, masks, torch.device("cpu"), EmulatorLauncher(shape)).fits()
 
 
@@ -236,9 +257,9 @@ def test_what_is_no_number_stays_none_however_rough(layer, monkeypatch):
     weight = network.layers[layer].weight
     weight.data.view(-1)[int(network.layers[layer].mask.flatten().nonzero()[0])] = nan
     x, _ = draw(network)
-    assert fused_shift(program, network, x.requires_grad_(), None, False).isnan().any()
+    assert fused_outputs(program, network.network(), x.requires_grad_(), None, False).isnan().any()
     with torch.no_grad():
-        assert fused_shift(program, network, x, None, False).isnan().any()
+        assert fused_outputs(program, network.network(), x, None, False).isnan().any()
 
 
 def test_tf32_may_be_forbidden_in_the_new_way_too(monkeypatch):
@@ -251,7 +272,7 @@ def test_tf32_may_be_forbidden_in_the_new_way_too(monkeypatch):
 
     network = PixelCNN((1, 4, 4), channels=4)
     monkeypatch.setattr(torch.backends, "cudnn", Told())
-    assert not pixel_shape(network).rough
+    assert not network.network().shape().tf32
 
 
 def test_images_that_are_too_large_for_a_block_are_left_to_plain_pytorch():
@@ -269,9 +290,9 @@ def test_the_inverse_is_the_inverse(name):
     x, context = draw(network)
     given = None if context is None else context.double()
     with torch.no_grad():
-        z = scaled(plain_shift(x.double(), given, exact.numbers(), exact.shape, False), len(x)).z.float()
+        z = scaled(reference_outputs(x.double(), given, exact.numbers(), exact.shape, False), len(x)).z.float()
         found = fused_inverse(program, z, context, network.numbers())[0]
-        again = scaled(plain_shift(found.double(), given, exact.numbers(), exact.shape, False), len(x)).z
+        again = scaled(reference_outputs(found.double(), given, exact.numbers(), exact.shape, False), len(x)).z
     assert error(again, z.double()) < 1e-6
     assert error(found, x.double()) < 1e-5
 
@@ -285,18 +306,18 @@ def test_a_flow_goes_through_the_kernels(conditioning, monkeypatch):
         parameter.data += (0.1 if "conditioner" in name else 0.3) * torch.randn_like(parameter)
     exact, plain = copy.deepcopy(flow).double(), copy.deepcopy(flow)
     ours = [m for m in flow.modules() if isinstance(m, PixelCNN)]
-    shape, masks = pixel_shape(ours[0]), [layer.mask for layer in ours[0].layers]
+    shape, masks = ours[0].network().shape(), [layer.mask for layer in ours[0].layers]
     program = PixelProgram(shape, masks, torch.device("cpu"), EmulatorLauncher(shape))
     used = []
 
     def kernels_for(network, x):
-        if not any(network is mine for mine in ours):
+        if not belongs(network, ours):
             return None
         used.append(network)
         return program
 
-    monkeypatch.setattr(pixel_kernels, "kernels_for", kernels_for)
-    monkeypatch.setattr(image_inverse, "inverting_kernels_for", kernels_for)
+    monkeypatch.setattr(pixelcnn_fused, "forward_kernels", kernels_for)
+    monkeypatch.setattr(image_inverse, "inverse_kernels", kernels_for)
     x, c = torch.randn(3, 60), torch.randn(3, 2)
     truth = exact(c.double()).log_prob(x.double())
     found = flow(c).log_prob(x)
@@ -319,15 +340,16 @@ def test_a_flow_goes_through_the_kernels(conditioning, monkeypatch):
         assert g is None or error(g, w) < 1e-3
 
 
-def test_kernels_are_tried_in_any_mode_and_leave_no_trace():
-    shape = PixelShape(1, 4, 4, maps=4, blocks=1)
+def test_the_self_test_is_reproducible_in_any_mode():
     torch.manual_seed(3)
     expected = torch.randn(2)
+    network = PixelCNN((1, 4, 4), context=2, channels=4, residual_blocks=1).network()
+    shape = network.shape()
     try:
         torch.set_default_dtype(torch.float64)
         torch.manual_seed(3)
-        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-            assert tried(shape, torch.device("cpu"), 2, EmulatorLauncher(shape)) is not None
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), reproducible(torch.device("cpu")):
+            assert passes(PixelProgram(shape, network.masks, torch.device("cpu"), EmulatorLauncher(shape)), network)
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.randn(2).equal(expected)
@@ -337,14 +359,14 @@ def test_autocast_does_not_reach_the_kernels():
     network, _, program = emulated("one column")
     x, context = draw(network)
     with torch.no_grad():
-        expected = fused_shift(program, network, x, context, False)
+        expected = fused_outputs(program, network.network(), x, context, False)
         with torch.autocast("cpu", torch.bfloat16):
-            assert fused_shift(program, network, x, context, False).equal(expected)
+            assert fused_outputs(program, network.network(), x, context, False).equal(expected)
 
 
 def test_a_network_of_many_blocks_is_trained_by_kernels_and_inverted_without():
     network = PixelCNN((3, 32, 32), residual_blocks=3)
-    shape = pixel_shape(network)
+    shape = network.network().shape()
     program = PixelProgram(
         shape, [layer.mask for layer in network.layers], torch.device("cpu"), EmulatorLauncher(shape)
     )
@@ -352,38 +374,58 @@ def test_a_network_of_many_blocks_is_trained_by_kernels_and_inverted_without():
     assert not program.inverts()
 
 
-@pytest.mark.parametrize("rough", [False, True])
-def test_networks_without_room_in_a_block_get_other_kernels(rough, monkeypatch):
-    """Triton's: for the inverse always, and for the shift if gradients may be rough, or nobody wants any."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", rough)
-    network, _, small = emulated("grey")
-    x = torch.empty(20, 1)
+@pytest.mark.parametrize("tf32", [False, True])
+def test_networks_without_room_in_a_block_get_other_kernels(tf32, monkeypatch):
+    """Triton's: always for the inverse; for the outputs if gradients may be in TF32, or are disabled."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    module, _, small = emulated("grey")
+    network, x = module.network(), torch.empty(20, 1)
     others = object()
-    monkeypatch.setattr(pixel_kernels, "_may_have_kernels", lambda *_: True)
-    monkeypatch.setattr(pixel_kernels, "_triton_kernels", lambda *_: others)
-    monkeypatch.setattr(pixel_kernels, "_cuda_kernels", lambda *_: None)
-    assert pixel_kernels.inverting_kernels_for(network, x) is others
-    assert pixel_kernels.kernels_for(network, x) is (others if rough else None)
-    assert pixel_kernels.kernels_for(network.eval(), x) is None
+    monkeypatch.setattr(pixelcnn_fused, "_triton_kernels", lambda *_: others)
+    monkeypatch.setattr(pixelcnn_fused, "_cuda_kernels", lambda *_: None)
+    assert inverse_kernels(network, x) is others
+    assert forward_kernels(network, x) is (others if tf32 else None)
+    assert forward_kernels(module.eval().network(), x) is None
     with torch.no_grad():
-        assert pixel_kernels.kernels_for(network, x) is others
-    monkeypatch.setattr(pixel_kernels, "_cuda_kernels", lambda *_: small)
-    assert pixel_kernels.kernels_for(network, x) is pixel_kernels.inverting_kernels_for(network, x) is small
+        assert forward_kernels(network, x) is others
+    monkeypatch.setattr(pixelcnn_fused, "_cuda_kernels", lambda *_: small)
+    assert forward_kernels(network, x) is inverse_kernels(network, x) is small
     monkeypatch.setattr(small, "inverts", lambda: False)
-    assert pixel_kernels.kernels_for(network, x) is small
-    assert pixel_kernels.inverting_kernels_for(network, x) is others
+    assert forward_kernels(network, x) is small
+    assert inverse_kernels(network, x) is others
 
 
-def test_triton_has_kernels_for_single_numbers_and_tensor_cores_alone(monkeypatch):
-    network, x = PixelCNN((1, 5, 4), channels=5, residual_blocks=1), torch.empty(20, 1)
-    monkeypatch.setattr(pixel_kernels, "use_triton", lambda _: True)
-    monkeypatch.setattr(pixel_kernels, "_wide_program", lambda *_: "kernels")
+def test_triton_kernels_need_float32_and_tensor_cores(monkeypatch):
+    network = PixelCNN((1, 5, 4), channels=5, residual_blocks=1).network()
+    x = SimpleNamespace(is_cuda=True, dtype=torch.float32, device=torch.device("cpu"))
+    monkeypatch.setattr(select, "triton_backend", lambda _: select.Backend(True, ""))
+    monkeypatch.setattr(pixelcnn_fused, "_verified", lambda *_: "kernels")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    assert pixel_kernels._triton_kernels(network, x) == "kernels"
-    assert pixel_kernels._triton_kernels(network, x.double()) is None
+    assert pixelcnn_fused._triton_kernels(network, x) == "kernels"
+    x.dtype = torch.float64
+    assert pixelcnn_fused._triton_kernels(network, x) is None
+    x.dtype = torch.float32
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    assert pixel_kernels._triton_kernels(network, x) is None
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 4))  # another maker's
+    assert pixelcnn_fused._triton_kernels(network, x) is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 4))  # not NVIDIA's
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert pixel_kernels._triton_kernels(network, x) is None
+    assert pixelcnn_fused._triton_kernels(network, x) is None
+
+
+def test_kernels_are_verified_once(monkeypatch):
+    """Those for float64 images where float64 is fast, after a self-test of their own."""
+    network = PixelCNN((1, 4, 4), channels=4, residual_blocks=1).network()
+    x = torch.empty(16, 1)
+    monkeypatch.setattr(pixelcnn_fused, "use_cuda", lambda *_: True)
+    monkeypatch.setattr(pixelcnn_fused, "CudaLauncher", lambda shape, _: EmulatorLauncher(shape))
+    monkeypatch.setattr(pixelcnn_fused, "_VERIFIED", {})
+    kernels = forward_kernels(network, x)
+    assert isinstance(kernels, PixelProgram)
+    assert kernels.passes_float64 is None
+    monkeypatch.setattr(pixelcnn_fused, "passes", None)
+    assert forward_kernels(network, x) is forward_kernels(network, x.double()) is kernels
+    assert kernels.passes_float64
+    assert has_float64_kernels(network, x)
+    kernels.passes_float64 = False
+    assert forward_kernels(network, x.double()) is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import sys
-from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,16 +15,24 @@ pytest.importorskip("triton")
 from triton.runtime.errors import OutOfResources
 
 from sinuflow import SinusoidalFlow
-from sinuflow.bijections import image_inverse, pixel_kernels, pixel_shift
-from sinuflow.bijections.pixel_shift import fused_inverse, fused_shift, plain_shift
+from sinuflow.bijections import image_inverse
 from sinuflow.conditioners.pixelcnn import PixelCNN
-from sinuflow.ops.backends.cuda.pixels.shape import PixelShape
+from sinuflow.ops import pixelcnn_fused
 from sinuflow.ops.backends.triton import wide_pixels
 from sinuflow.ops.backends.triton.wide_pixels import WideProgram, WideShape
 from sinuflow.ops.pixel_affine import scaled
 from sinuflow.ops.pixelcnn import pixel_network
+from sinuflow.ops.pixelcnn_fused import (
+    added_maps,
+    from_images,
+    fused_inverse,
+    fused_outputs,
+    reference_outputs,
+    reproducible,
+    to_images,
+)
 from sinuflow.solvers import SolverOptions
-from tests.ops.test_pixel_kernels import error, finds_out_errors
+from tests.ops.test_pixel_kernels import belongs, error, finds_out_errors
 from tests.ops.test_triton import compiled_by
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -94,9 +101,9 @@ def test_the_shift_and_its_gradients(name, images, reverse):
     x, context = draw(network, images)
     leaves = [t.requires_grad_() for t in (x, context) if t is not None]
     doubles = [t.detach().double().requires_grad_() for t in leaves]
-    z = fused_shift(program, network, x, context, reverse)
+    z = fused_outputs(program, network.network(), x, context, reverse)
     given = doubles[1] if context is not None else None
-    truth = plain_shift(doubles[0], given, exact.numbers(), exact.shape, reverse)
+    truth = reference_outputs(doubles[0], given, exact.numbers(), exact.shape, reverse)
     assert error(z, truth) < 2e-3
     grad = torch.randn_like(z)
     found = torch.autograd.grad(z, [*leaves, *network.parameters()], grad)
@@ -113,8 +120,8 @@ def test_without_gradients_it_is_exact_and_nothing_is_kept(name, reverse):
     network, exact, program = built(name)
     x, context = draw(network)
     program.learn = None
-    z = fused_shift(program, network, x, context, reverse)
-    assert error(z, plain_shift(x.double(), doubled(context), exact.numbers(), exact.shape, reverse)) < 1e-6
+    z = fused_outputs(program, network.network(), x, context, reverse)
+    assert error(z, reference_outputs(x.double(), doubled(context), exact.numbers(), exact.shape, reverse)) < 1e-6
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -122,10 +129,10 @@ def test_without_gradients_it_is_exact_and_nothing_is_kept(name, reverse):
 def test_the_inverse_is_the_inverse(name):
     network, exact, program = built(name)
     x, context = draw(network)
-    told = plain_shift(x.double(), doubled(context), exact.numbers(), exact.shape, False)
+    told = reference_outputs(x.double(), doubled(context), exact.numbers(), exact.shape, False)
     z = scaled(told, len(x)).z.float()
     found, again, _ = fused_inverse(program, z, context, network.numbers())
-    true = plain_shift(found.double(), doubled(context), exact.numbers(), exact.shape, False)
+    true = reference_outputs(found.double(), doubled(context), exact.numbers(), exact.shape, False)
     assert error(scaled(true, len(x)).z, z.double()) < 1e-6
     assert error(again, told) < 2e-6
     assert error(found, x.double()) < 1e-5
@@ -139,12 +146,14 @@ def test_images_beside_do_not_matter():
     alone = x[:, -1:].clone().requires_grad_()
     together = x.clone().requires_grad_()
     with torch.no_grad():
-        z = fused_shift(program, network, x, context, False)
-        torch.testing.assert_close(z[:, -1:], fused_shift(program, network, alone, last, False))
+        z = fused_outputs(program, network.network(), x, context, False)
+        torch.testing.assert_close(z[:, -1:], fused_outputs(program, network.network(), alone, last, False))
         found = fused_inverse(program, z, context, network.numbers())[0]
     torch.testing.assert_close(found, x, rtol=1e-5, atol=1e-5)
     both = ((together, context), (alone, last))
-    of_last = [fused_shift(program, network, each, given, False)[:, -1].square().sum() for each, given in both]
+    of_last = [
+        fused_outputs(program, network.network(), each, given, False)[:, -1].square().sum() for each, given in both
+    ]
     wanted = ([t, *network.parameters()] for t in (together, alone))
     grads = [torch.autograd.grad(loss, leaves) for loss, leaves in zip(of_last, wanted, strict=True)]
     assert (grads[0][0][:, :-1] == 0).all()
@@ -156,7 +165,7 @@ def test_gradients_may_be_tiny_or_huge():
     """Half precision would lose the one and not hold the other."""
     network, _, program = built("one column")
     x, context = draw(network)
-    z = fused_shift(program, network, x.requires_grad_(), context, False)
+    z = fused_outputs(program, network.network(), x.requires_grad_(), context, False)
     grad, leaves = torch.randn_like(z), [x, *network.parameters()]
     usual = torch.autograd.grad(z, leaves, grad, retain_graph=True)
     for largest in (1e-12, 1e12):
@@ -168,7 +177,7 @@ def test_gradients_may_be_tiny_or_huge():
 def test_a_gradient_of_nothing_is_nothing():
     network, _, program = built("grey")
     x, _ = draw(network)
-    z = fused_shift(program, network, x.requires_grad_(), None, False)
+    z = fused_outputs(program, network.network(), x.requires_grad_(), None, False)
     for found in torch.autograd.grad(z, [x, *network.parameters()], torch.zeros_like(z)):
         assert (found == 0).all()
 
@@ -177,15 +186,15 @@ def test_masked_weights_have_no_effect_and_get_no_gradient():
     network, _, program = built("one column")
     x, context = draw(network)
     with torch.no_grad():
-        exact = fused_shift(program, network, x, context, False)
-    z = fused_shift(program, network, x, context, False)
+        exact = fused_outputs(program, network.network(), x, context, False)
+    z = fused_outputs(program, network.network(), x, context, False)
     z.square().sum().backward()
     for layer in network.layers:
         assert (layer.weight.grad[layer.mask == 0] == 0).all()
         layer.weight.data[layer.mask == 0] = torch.nan
-    assert fused_shift(program, network, x, context, False).equal(z)
+    assert fused_outputs(program, network.network(), x, context, False).equal(z)
     with torch.no_grad():
-        assert fused_shift(program, network, x, context, False).equal(exact)
+        assert fused_outputs(program, network.network(), x, context, False).equal(exact)
 
 
 @pytest.mark.parametrize("layer", range(7))
@@ -198,11 +207,11 @@ def test_a_check_tells_the_largest_unit(layer):
         each.layers[layer + 1].weight *= 0.001
     x, context = draw(network)
     units: list[torch.Tensor] = []
-    seen = pixel_shift.to_images(x.double(), network.shape)
+    seen = to_images(x.double(), network.shape)
     shift = pixel_network(seen, context.double().mT, exact.numbers(), units)
     packed = program.pack([*(la.weight for la in network.layers), *(la.bias for la in network.layers)], "invert")
-    z, largest = program.check(packed, x, pixel_shift.added_maps(program.shape, context, network.context_maps))
-    assert error(z, x.double() + pixel_shift.from_images(shift)) < 1e-6
+    z, largest = program.check(packed, x, added_maps(program.shape, context, network.context_maps))
+    assert error(z, x.double() + from_images(shift)) < 1e-6
     expected = torch.stack([u.amax((1, 2, 3)) for u in units]).amax(0)
     torch.testing.assert_close(largest.double(), expected, rtol=1e-5, atol=1e-5)
 
@@ -211,7 +220,7 @@ def test_a_check_tells_the_largest_unit(layer):
 def test_an_empty_batch_is_an_empty_answer(name):
     network, _, program = built(name)
     x, context = draw(network, 0)
-    told = fused_shift(program, network, x.requires_grad_(), context, False)
+    told = fused_outputs(program, network.network(), x.requires_grad_(), context, False)
     assert told.shape == (network.outputs * len(x), 0)
     found = torch.autograd.grad(told.sum(), [x, *network.parameters()])
     assert found[0].shape == x.shape
@@ -236,10 +245,10 @@ def test_what_is_no_number_stays_none(name, layer, which, monkeypatch):
     weight = network.layers[layer].weight
     weight.data.view(-1)[int(network.layers[layer].mask.flatten().nonzero()[which])] = torch.nan
     x, _ = draw(network)
-    assert fused_shift(program, network, x.requires_grad_(), None, False).isnan().any()
-    monkeypatch.setattr(image_inverse, "inverting_kernels_for", lambda *_: program)
+    assert fused_outputs(program, network.network(), x.requires_grad_(), None, False).isnan().any()
+    monkeypatch.setattr(image_inverse, "inverse_kernels", lambda *_: program)
     with torch.no_grad():
-        assert fused_shift(program, network, x, None, False).isnan().any()
+        assert fused_outputs(program, network.network(), x, None, False).isnan().any()
         assert not image_inverse.image_inverse(network, x, None, SolverOptions()).converged.any()
 
 
@@ -249,10 +258,10 @@ def test_what_half_precision_cannot_hold_is_seen():
     network, _, program = built("grey")
     network.layers[0].bias.data[0] = 1e6
     x, _ = draw(network)
-    z = fused_shift(program, network, x.requires_grad_(), None, False)
+    z = fused_outputs(program, network.network(), x.requires_grad_(), None, False)
     assert not z.isfinite().all()
     with torch.no_grad():
-        assert fused_shift(program, network, x, None, False).isfinite().all()
+        assert fused_outputs(program, network.network(), x, None, False).isfinite().all()
 
 
 def test_gradients_are_the_same_again_however_they_come():
@@ -261,7 +270,7 @@ def test_gradients_are_the_same_again_however_they_come():
     grad = torch.randn_like(x)
     found = []
     for each, of_each in ((x, grad), (x.mT.contiguous().mT, grad.mT.contiguous().mT)):
-        z = fused_shift(program, network, each.requires_grad_(), context, True)
+        z = fused_outputs(program, network.network(), each.requires_grad_(), context, True)
         found.append(torch.autograd.grad(z, [each, *network.parameters()], of_each))
     for first, *others in zip(*found, strict=True):
         assert all(other.equal(first) for other in others)
@@ -286,13 +295,13 @@ def test_a_flow_goes_through_the_kernels(conditioning, monkeypatch):
     program, used = program_of(ours[0]), []
 
     def kernels_for(network, x):
-        if not any(network is mine for mine in ours) or x.dtype != torch.float32:
+        if not belongs(network, ours) or x.dtype != torch.float32:
             return None
         used.append(network)
         return program
 
-    monkeypatch.setattr(pixel_kernels, "kernels_for", kernels_for)
-    monkeypatch.setattr(image_inverse, "inverting_kernels_for", kernels_for)
+    monkeypatch.setattr(pixelcnn_fused, "forward_kernels", kernels_for)
+    monkeypatch.setattr(image_inverse, "inverse_kernels", kernels_for)
     x, c = torch.randn(3, 8).to(DEVICE), torch.randn(3, 2).to(DEVICE)
     truth = exact(c.double()).log_prob(x.double())
     found = flow(c).log_prob(x)
@@ -311,19 +320,22 @@ def test_a_flow_goes_through_the_kernels(conditioning, monkeypatch):
 
 
 def test_only_kernels_that_run_and_are_right_are_used(monkeypatch):
-    program = partial(pixel_kernels._wide_program.__wrapped__, device=torch.device(DEVICE), context=2)
-    assert program(PixelShape(1, 3, 2, maps=4, blocks=1)) is not None
-    tried = partial(program, PixelShape(1, 3, 2, maps=4, blocks=1, outputs=2))
+    def tried(outputs=2):
+        network = PixelCNN((1, 3, 2), context=2, channels=4, residual_blocks=1, outputs=outputs).network()
+        with reproducible(torch.device(DEVICE)):
+            return pixelcnn_fused._wide(network, network.shape(), torch.device(DEVICE))
+
+    assert tried(1) is not None
     assert tried() is not None
-    monkeypatch.setattr(pixel_kernels, "agrees", lambda *_: False)
-    with pytest.warns(UserWarning, match="gave other numbers than plain PyTorch"):
+    monkeypatch.setattr(pixelcnn_fused, "agrees", lambda *_: False)
+    with pytest.warns(UserWarning, match="disagree with the reference"):
         assert tried() is None
     failures = OutOfResources(300_000, 232_448, "shared memory"), RuntimeError("PassManager::run failed\nand more")
     for failure in failures:
-        monkeypatch.setattr(pixel_kernels, "agrees", Mock(side_effect=failure))
-        with pytest.warns(UserWarning, match="others will be: .*(shared memory|failed$)"):
+        monkeypatch.setattr(pixelcnn_fused, "agrees", Mock(side_effect=failure))
+        with pytest.warns(UserWarning, match="a fallback runs instead: .*(shared memory|failed$)"):
             assert tried() is None
-    monkeypatch.setattr(pixel_kernels, "agrees", Mock(side_effect=torch.OutOfMemoryError("none left")))
+    monkeypatch.setattr(pixelcnn_fused, "agrees", Mock(side_effect=torch.OutOfMemoryError("none left")))
     with pytest.raises(torch.OutOfMemoryError):
         tried()
 
@@ -333,8 +345,8 @@ def test_only_kernels_that_run_and_are_right_are_used(monkeypatch):
 def test_an_inverse_that_errs_is_not_certified(name, monkeypatch):
     network, exact, program = built(name)
     x, context = draw(network)
-    z = scaled(plain_shift(x.double(), doubled(context), exact.numbers(), exact.shape, False), len(x)).z.float()
-    monkeypatch.setattr(image_inverse, "inverting_kernels_for", lambda *_: program)
+    z = scaled(reference_outputs(x.double(), doubled(context), exact.numbers(), exact.shape, False), len(x)).z.float()
+    monkeypatch.setattr(image_inverse, "inverse_kernels", lambda *_: program)
     found = image_inverse.image_inverse(network, z, context, SolverOptions())
     assert found.converged.all()
     inverse = program.inverse
@@ -350,10 +362,10 @@ def test_tiles_may_be_of_any_size(monkeypatch):
     """What fits into a tile on one GPU need not on another."""
     network, exact, program = built("one column")
     x, context = draw(network)
-    truth = plain_shift(x.double(), doubled(context), exact.numbers(), exact.shape, False)
+    truth = reference_outputs(x.double(), doubled(context), exact.numbers(), exact.shape, False)
     monkeypatch.setattr(wide_pixels, "_EXACT_TILE", {"ROWS": 16, "num_warps": 4})
     monkeypatch.setattr(wide_pixels, "_CHUNK", 16)
-    z = fused_shift(program, network, x, context, False)
+    z = fused_outputs(program, network.network(), x, context, False)
     assert error(z, truth) < 1e-6
     assert error(fused_inverse(program, z, context, network.numbers())[0], x.double()) < 1e-5
 

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from ..conditioners.pixelcnn import PixelCNN
 from ..flow_config import check_image_conditioning, image_shape
-from ..ops.dispatch import fused_allowed
 from ..ops.pixel_affine import scaled
+from ..ops.pixelcnn_fused import has_float64_kernels, pixelcnn_outputs
+from ..ops.select import fused_allowed
 from ..registry import register
 from ..solvers import SolverOptions
 from .affine import ElementwiseAffine
 from .base import Bijection, Chain, LayerInverse, log_normal
 from .batch_splitting import split_if_out_of_memory
 from .image_inverse import image_inverse
-from .pixel_kernels import has_fine_kernels, pixel_shift
 from .sinusoidal import SinusoidalScale
 
 
@@ -45,7 +45,7 @@ class ImageLayer(Bijection):
 
     def told(self, x: Tensor, context: Tensor | None) -> Tensor:
         """What the network says of x, as :mod:`sinuflow.ops.pixel_affine` has it."""
-        return pixel_shift(self.conditioner, x, context, self.reverse)
+        return pixelcnn_outputs(self.conditioner.network(), x, context, self.reverse)
 
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         return scaled(self.told(x, context), len(x))
@@ -178,7 +178,7 @@ class ImageChain(Chain):
         if x.dtype != torch.float32 or not fused_allowed() or self._needs_gradients(x, context):
             return False
         first = next(layer for layer in self.modules() if isinstance(layer, ImageLayer))  # all are alike
-        return has_fine_kernels(first.conditioner, x)
+        return has_float64_kernels(first.conditioner.network(), x)
 
 
 def image_chain(shape: Sequence[int], context: int, blocks: int, scales: int, waves: int, **options: Any) -> Chain:

@@ -23,12 +23,11 @@ from torch import Tensor
 from ..conditioners.pixelcnn import PixelCNN
 from ..ops.pixel_affine import gain, log_scale, scaled, unscaled
 from ..ops.pixelcnn import PixelWeights, pixel_network
+from ..ops.pixelcnn_fused import Kernels, from_images, fused_inverse, inverse_kernels, reference_outputs, to_images
 from ..ops.pixelcnn_inverse import Activations, PixelNetwork, ordered_pixels, ordered_pixels_adjoint
 from ..solvers import SolverOptions, parallel_sweeps
 from .base import LayerInverse
 from .inverse_ops import _first_order_only
-from .pixel_kernels import inverting_kernels_for
-from .pixel_shift import Kernels, from_images, fused_inverse, plain_shift, to_images
 
 #: Rounding that may be left, in ulps of the largest number: outputs are sums of hundreds of products, added up in
 #: another order than by the forward map.
@@ -64,7 +63,7 @@ def _substitute(
         network = PixelNetwork.of(shape, numbers, None if context is None else context.mT)
         x = ordered_pixels(network, target).flatten(0, 1)
         active: list[Tensor] = []
-        told = plain_shift(x, context, numbers, shape, False, active)
+        told = reference_outputs(x, context, numbers, shape, False, active)
         largest = torch.stack([t.amax((1, 2, 3)) for t in active]).amax(0)
     return x.clone(), told.clone(), largest.clone()
 
@@ -159,7 +158,7 @@ def _image_gradient(ctx: Any, grad_x: Tensor, grad_ladj: Tensor, *_: Any) -> tup
     with torch.enable_grad():
         x, *saved = (t.requires_grad_() for t in (x, *saved))
         numbers = PixelWeights(saved[:depth], saved[depth : 2 * depth], saved[2 * depth : 2 * depth + known])
-        told = plain_shift(x, saved[-1] if ctx.conditional else None, numbers, ctx.shape, False, active)
+        told = reference_outputs(x, saved[-1] if ctx.conditional else None, numbers, ctx.shape, False, active)
         z, ladj = scaled(told, len(x))
     adjoint = image_adjoint_op if torch.compiler.is_compiling() else _image_adjoint
     rest = [t.detach() for t in active], [t.detach() for t in numbers.weights], ctx.shape
@@ -216,6 +215,6 @@ def image_inverse(network: PixelCNN, z: Tensor, context: Tensor | None, options:
         answer = image_inverse_op(z, context, weights, biases, given, *rest)
     else:
         sizes = len(weights), len(given)
-        program = inverting_kernels_for(network, z) if options.method == "certified" else None
+        program = inverse_kernels(network.network(), z) if options.method == "certified" else None
         answer = _ImageInverse.apply(program, z, context, sizes, *weights, *biases, *given, *rest)
     return LayerInverse(*answer)

@@ -18,10 +18,9 @@ from ..ops.backends.cuda.packing import Offsets, Packed
 from ..ops.backends.cuda.program import Inverted, Kept, Program
 from ..ops.backends.cuda.shape import FlowShape
 from ..ops.backends.cuda.streams import NetworkOffsets
-from ..ops.dispatch import fused_allowed
 from ..ops.dropout import Dropout
-from ..ops.select import whole_flow_path
-from ..ops.selftest import trusted
+from ..ops.select import passes_selftest as trusted
+from ..ops.select import use_cuda
 from .affine import ElementwiseAffine
 from .autoregressive import AutoregressiveLayer, AutoregressiveWaves
 from .ldu import LDUBlock
@@ -151,7 +150,7 @@ class WholeFlow:
         """Whether the gradients can be trusted, too: they are tried when they are first wanted."""
         if self._learns is None:
             self._learns = True  # for the trial itself
-            told = "gave other gradients than the flow's layers, and are not used for training"
+            told = "the gradients of the flow program"
             self._learns = trusted(lambda: gradients_agree(self), told)
         return self._learns
 
@@ -260,7 +259,7 @@ _KNOWN: weakref.WeakKeyDictionary[Chain, dict[torch.device, WholeFlow | None]] =
 
 def whole_flow(chain: Chain, x: Tensor) -> WholeFlow | None:
     """The kernels for a chain and a batch, if there are any that fit."""
-    if not x.is_cuda or x.dtype != torch.float32 or not fused_allowed() or not whole_flow_path(x.device).fused:
+    if x.dtype != torch.float32 or not use_cuda(x):
         return None
     known = _KNOWN.setdefault(chain, {})
     if x.device not in known:
@@ -277,7 +276,7 @@ def _build(chain: Chain, device: torch.device) -> WholeFlow | None:
     if not program.fits():
         return None
     whole = WholeFlow(chain, found, program)
-    told = "gave other numbers than the flow's layers, and are not used"
+    told = "the kernels of the flow program"
     return whole if trusted(lambda: agrees(whole), told) else None
 
 

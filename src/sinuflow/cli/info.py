@@ -15,7 +15,7 @@ from ..flows.sinusoidal import SinusoidalFlow
 from ..models.image import ImageModel
 from ..models.loading import load
 from ..models.table import TableModel
-from ..ops.select import cpu_path, gpu_path, whole_flow_path
+from ..ops.select import cpp_backend, cuda_backend, triton_backend
 from ..report.wording import at_most
 from .terminal import echo
 
@@ -37,17 +37,19 @@ def _show_devices() -> None:
     import torch
 
     echo(f"sinuflow {__version__}, Python {platform.python_version()}, torch {torch.__version__}")
-    cpu = cpu_path()
+    cpu = cpp_backend()
     echo(f"cpu: {torch.get_num_threads()} threads")
-    echo(f"  float32: {cpu.reason}" if cpu.fused else f"  float32: plain PyTorch, because {cpu.reason}")
+    echo(f"  float32: {cpu.reason}" if cpu.available else f"  float32: plain PyTorch, because {cpu.reason}")
     for i in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(i)
         echo(f"cuda:{i}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB")
         device = torch.device("cuda", i)
-        whole, single = whole_flow_path(device), gpu_path(device)
-        echo(f"  float32 flows: {whole.reason}" if whole.fused else f"  float32: by layers, because {whole.reason}")
+        whole, single = cuda_backend(device), triton_backend(device)
+        echo(f"  float32 flows: {whole.reason}" if whole.available else f"  float32: by layers, because {whole.reason}")
         echo(
-            f"  by layers: {single.reason}" if single.fused else f"  by layers: plain PyTorch, because {single.reason}"
+            f"  by layers: {single.reason}"
+            if single.available
+            else f"  by layers: plain PyTorch, because {single.reason}"
         )
     if not torch.cuda.is_available():
         built = "was built without support for any" if torch.version.cuda is None else "finds none"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..errors import ArgumentError
 from ..flow_config import check_channels
 from ..ops.pixelcnn import PixelWeights, pixel_network
+from ..ops.pixelcnn_fused import Network
 
 Shape = tuple[int, int, int]
 #: How far the first convolution looks, in every direction: its kernel is 7x7.
@@ -140,6 +141,20 @@ class PixelCNN(nn.Module):
     @property
     def _residual_blocks(self) -> list[ResidualBlock]:
         return [block for block in self.blocks if isinstance(block, ResidualBlock)]
+
+    def network(self) -> Network:
+        """The network as plain data."""
+        layers = self.layers
+        return Network(
+            self.shape,
+            self.channels,
+            self.outputs,
+            self.training,
+            [layer.weight for layer in layers],
+            [layer.bias for layer in layers],
+            self.context_maps,
+            [layer.mask for layer in layers],
+        )
 
     def numbers(self) -> PixelWeights:
         """The masked weights and the rest, in the order in which they are used."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import constrain as constraint
 from . import scale_stack as stack
-from .dispatch import reference_backward
+from .second_order import reference_backward
 from .select import wave_kernels
 from .waves import Waves
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .dispatch import fused_allowed, reference_backward
-from .select import use_triton
+from .second_order import reference_backward
+from .select import fused_allowed, use_triton
 from .waves import ALPHA_MAX, FREQUENCY_MIN, Waves
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from .activations import activate, activation_slope
 from .degrees import Layer, Plan
-from .dispatch import fused_allowed, reference_backward
+from .second_order import reference_backward
+from .select import fused_allowed
 from .workspace import WORKSPACE
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .conditional_waves import LOG_SCALE_MAX
-from .dispatch import reference_backward
+from .second_order import reference_backward
 from .select import use_triton
 
 #: What a network may say of every pixel: its shift, and its scale.

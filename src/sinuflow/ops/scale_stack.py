@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .dispatch import fused_allowed, reference_backward
-from .select import wave_kernels
+from .second_order import reference_backward
+from .select import fused_allowed, wave_kernels
 from .waves import Scratch, Waves, feature_chunks, transform
 
 #: Tables of up to this many numbers are kept for the backward pass; larger ones are made again.

@@ -1,16 +1,16 @@
-"""Which version of a kernel runs where, and why.
+"""Which implementation of an op runs: its reference in PyTorch, or the fused kernels of a backend.
 
-On a GPU, a whole float32 flow goes through CUDA kernels if they fit it, and so does every network of a flow of images;
-otherwise layers, and networks of images, go through Triton kernels; and where neither works, through plain PyTorch:
-slower, same results.
-On a CPU, float32 waves are compiled for the processor if there is a C++ compiler.
-``SINUFLOW_KERNELS=plain`` (or ``triton``) in the environment asks for less than there is.
+On a CPU, float32 waves are compiled by a C++ compiler. On a GPU, a float32 flow that fits goes through the CUDA flow
+program, and a PixelCNN through CUDA or Triton; everything else goes through Triton, op by op. The reference runs where
+no backend is available, under ``torch.compile``, tracing and function transforms, and where a kernel fails its
+self-test. ``SINUFLOW_KERNELS=reference`` (or ``plain``) selects the reference everywhere, ``triton`` excludes CUDA C++.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,118 +19,191 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ..errors import KernelWarning
 from .backends.cpp.compiler import NativeError, NoCompilerError
 from .backends.cpp.library import MOST_WAVES, library
 from .backends.cuda.compiler import CompilerError, find_compiler
-from .dispatch import fused_allowed
 
-#: Before this generation, Triton's kernels do not run.
-_OLDEST = (7, 0)
-#: The first generation whose tensor cores multiply tf32 numbers.
-_TENSOR_CORES = (8, 0)
+#: The first compute capability that Triton supports, and the first one whose tensor cores multiply TF32 numbers.
+_TRITON_CAPABILITY, _TF32_CAPABILITY = (7, 0), (8, 0)
+#: Compute capabilities whose tensor cores multiply float64 about as fast as others multiply float32.
+_FAST_FLOAT64 = ((8, 0), (9, 0), (10, 0))
 
 
-class Path(NamedTuple):
-    """Whether the fused kernels are used, and why or why not."""
+class Backend(NamedTuple):
+    """Whether a backend is available, and why or why not."""
 
-    fused: bool
+    available: bool
     reason: str
 
 
-def use_triton(x: Tensor) -> bool:
-    """Whether a tensor is for the Triton kernels."""
-    return x.is_cuda and fused_allowed() and gpu_path(x.device).fused
+def fused_allowed() -> bool:
+    """Whether an op may run other code than its reference here.
+
+    The reference runs under ``torch.compile``, which fuses it better, and under tracing, dispatch modes, function
+    transforms and forward-mode differentiation, which need PyTorch operations.
+    """
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return False
+    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active():
+        return False
+    return forward_ad._current_level < 0
+
+
+def use_triton(x: Tensor, tensor_cores: bool = False) -> bool:
+    """Whether Triton kernels run for a tensor; with ``tensor_cores``, those that multiply TF32 numbers."""
+    if not (x.is_cuda and fused_allowed() and triton_backend(x.device).available):
+        return False
+    return not tensor_cores or _has_tensor_cores(x.device)
+
+
+def use_cuda(x: Tensor, *parameters: Tensor) -> bool:
+    """Whether CUDA kernels run for a batch: float32, or float64 where that is fast; parameters are float32."""
+    if (
+        not x.is_cuda
+        or not fused_allowed()
+        or any(p.dtype != torch.float32 or p.device != x.device for p in parameters)
+    ):
+        return False
+    if x.dtype == torch.float64 and torch.cuda.get_device_capability(x.device) not in _FAST_FLOAT64:
+        return False
+    return x.dtype in (torch.float32, torch.float64) and cuda_backend(x.device).available
 
 
 def wave_kernels(waves: int, x: Tensor, *others: Tensor, fine: bool = False) -> ModuleType | None:
     """The package that has fused kernels for a feature-major batch ``x`` and so many waves, if any has.
 
-    Both have the modules ``scale_stack`` and ``conditional_waves``, with the same functions. The ``others``
-    are what they will be given besides: it must be of the same kind, because kernels take bare memory. ``fine``: on
-    a GPU, they may also be float32 beside a float64 batch; only ``scale_stack`` knows that, and without gradients.
+    Both have the modules ``scale_stack`` and ``conditional_waves``, with the same functions. Kernels take bare memory:
+    the other tensors must have the device and dtype of ``x``. With ``fine``, they may also be float32 beside a float64
+    batch on a GPU; only ``scale_stack`` supports that, and without gradients.
     """
     if not fused_allowed() or any(t.device != x.device for t in others):
         return None
     if x.dtype not in (torch.float32, torch.float64):
         return None
-    finer = fine and x.is_cuda and x.dtype == torch.float64 and all(t.dtype == torch.float32 for t in others)
-    if not finer and any(t.dtype != x.dtype for t in others):
+    mixed = fine and x.is_cuda and x.dtype == torch.float64 and all(t.dtype == torch.float32 for t in others)
+    if not mixed and any(t.dtype != x.dtype for t in others):
         return None
     if x.is_cuda:
-        return _backend("triton") if gpu_path(x.device).fused else None
-    if x.device.type != "cpu" or x.dtype != torch.float32 or waves > MOST_WAVES or not cpu_path().fused:
+        return _wave_package("triton") if triton_backend(x.device).available else None
+    if x.device.type != "cpu" or x.dtype != torch.float32 or waves > MOST_WAVES or not cpp_backend().available:
         return None
-    return _backend("cpp")
+    return _wave_package("cpp")
 
 
 @lru_cache(maxsize=2)
-def _backend(name: str) -> ModuleType:
+def _wave_package(name: str) -> ModuleType:
     for module in ("scale_stack", "conditional_waves"):
         import_module(f".backends.{name}.{module}", __package__)
     return import_module(f".backends.{name}", __package__)
 
 
+def _requested() -> str:
+    return os.environ.get("SINUFLOW_KERNELS", "").lower()
+
+
+def _reference_requested() -> Backend | None:
+    requested = _requested()
+    if requested not in ("plain", "reference"):
+        return None
+    return Backend(False, f"SINUFLOW_KERNELS={requested} selects the reference implementation")
+
+
 @lru_cache(maxsize=1)
-def cpu_path() -> Path:
-    """What runs on the CPU; found out once, by trying it, with a warning if a compiler is there and fails."""
-    if os.environ.get("SINUFLOW_KERNELS", "").lower() == "plain":
-        return Path(False, "SINUFLOW_KERNELS=plain asks for plain PyTorch")
+def cpp_backend() -> Backend:
+    """The C++ kernels on the CPU, compiled once; a compiler that fails is a warning."""
+    if requested := _reference_requested():
+        return requested
     try:
         library()
     except NativeError as error:
         if not isinstance(error, NoCompilerError):
             warnings.warn(f"plain PyTorch is used on the CPU, which is slower: {error}", KernelWarning, stacklevel=2)
-        return Path(False, str(error))
-    return Path(True, "waves compiled for this processor")
+        return Backend(False, str(error))
+    return Backend(True, "waves compiled for this processor")
 
 
 @lru_cache(maxsize=64)
-def gpu_path(device: torch.device) -> Path:
-    """What runs on a GPU; found out once, by trying it."""
-    if os.environ.get("SINUFLOW_KERNELS", "").lower() == "plain":
-        return Path(False, "SINUFLOW_KERNELS=plain asks for plain PyTorch")
+def triton_backend(device: torch.device) -> Backend:
+    """The Triton kernels on a GPU, after a self-test of one of them."""
+    if requested := _reference_requested():
+        return requested
     if find_spec("triton") is None:
-        return Path(False, "Triton is not installed")
+        return Backend(False, "Triton is not installed")
     capability = torch.cuda.get_device_capability(device)
-    if torch.version.hip is None and capability < _OLDEST:
-        return Path(False, f"compute capability {capability[0]}.{capability[1]} is too old for Triton")
+    if torch.version.hip is None and capability < _TRITON_CAPABILITY:
+        return Backend(False, f"compute capability {capability[0]}.{capability[1]} is too old for Triton")
     try:
-        _try_triton(device)
-    except Exception as error:  # a missing C compiler, a driver that does not fit: whatever it is, go on without
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return Path(False, f"Triton does not work here: {said[:120]}")
-    return Path(True, "fused Triton kernels")
+        _selftest_triton(device)
+    except Exception as error:  # no C compiler, an incompatible driver, or anything else: fall back
+        return Backend(False, f"Triton does not work here: {_first_line(error)[:120]}")
+    return Backend(True, "fused Triton kernels")
 
 
 @lru_cache(maxsize=64)
-def whole_flow_path(device: torch.device) -> Path:
-    """Whether a GPU can take a whole flow, or a network of images, at once, by kernels in CUDA C++."""
-    if os.environ.get("SINUFLOW_KERNELS", "").lower() in ("plain", "triton"):
-        return Path(False, f"SINUFLOW_KERNELS={os.environ['SINUFLOW_KERNELS']} asks for others")
+def cuda_backend(device: torch.device) -> Backend:
+    """The CUDA kernels for whole flows and for PixelCNNs, as far as the device and the compiler go."""
+    if _requested() in ("plain", "reference", "triton"):
+        return Backend(False, f"SINUFLOW_KERNELS={_requested()} excludes them")
     if device.type != "cuda" or torch.version.cuda is None:
-        return Path(False, "they need a GPU by NVIDIA")
-    if not has_tensor_cores(device):
+        return Backend(False, "they need an NVIDIA GPU")
+    if not _has_tensor_cores(device):
         major, minor = torch.cuda.get_device_capability(device)
-        return Path(False, f"compute capability {major}.{minor} has no tensor cores for them")
+        return Backend(False, f"compute capability {major}.{minor} has no tensor cores for them")
     try:
         find_compiler()
     except CompilerError as error:
-        return Path(False, str(error))
-    return Path(True, "fused CUDA kernels for whole flows, and for networks of images")
+        return Backend(False, str(error))
+    return Backend(True, "fused CUDA kernels for whole flows and PixelCNNs")
 
 
-def has_tensor_cores(device: torch.device) -> bool:
-    """Whether a GPU has tensor cores for rough single numbers."""
-    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= _TENSOR_CORES
+def _has_tensor_cores(device: torch.device) -> bool:
+    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= _TF32_CAPABILITY
 
 
-def _try_triton(device: torch.device) -> None:
+def tf32_allowed() -> bool:
+    """Whether PyTorch's convolutions may round to TF32, by either of its two settings."""
+    cudnn = torch.backends.cudnn
+    try:
+        return bool(cudnn.allow_tf32)
+    except RuntimeError:  # set by the newer setting, which the older one refuses to read
+        return bool(cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
+
+
+def _selftest_triton(device: torch.device) -> None:
     from .backends.triton import constrain
 
     with torch.cuda.device(device):
         zeros = torch.zeros((1, 1, 1), device=device)
         a, _, _ = constrain.forward(zeros, zeros, zeros, zeros[0])
         if not 0.69 < float(a) < 0.70:
-            raise RuntimeError(f"a kernel gave {float(a)} for log 2")
+            raise RuntimeError(f"a kernel returned {float(a)} for log 2")
+
+
+def passes_selftest(agrees: Callable[[], bool], kernels: str, *failures: type[Exception]) -> bool:
+    """Whether kernels compile, run and agree with their reference; a warning otherwise.
+
+    ``failures`` are the exceptions, besides :class:`~sinuflow.ops.backends.cuda.compiler.CompilerError`, that kernels
+    raise if they cannot be compiled or launched.
+    """
+    caught: tuple[type[Exception], ...] = (CompilerError, *failures)
+    try:
+        passed = agrees()
+    except torch.OutOfMemoryError:  # not the kernels' fault
+        raise
+    except caught as error:
+        warnings.warn(f"{kernels} cannot be used, and a fallback runs instead: {_first_line(error)}", stacklevel=3)
+        return False
+    if not passed:
+        warnings.warn(
+            f"{kernels} disagree with the reference implementation, and are not used: please report this, with the "
+            "output of `sinuflow info --devices`",
+            stacklevel=3,
+        )
+    return passed
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

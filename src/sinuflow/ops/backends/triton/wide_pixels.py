@@ -19,7 +19,7 @@ from torch import Tensor
 from ...conditional_waves import LOG_SCALE_MAX
 from ...pixel_affine import MOST_OUTPUTS
 from ..cuda.pixels.layout import NONE, matrices_of
-from ..cuda.pixels.program import Learnt, PackedPixels, PixelGradients
+from ..cuda.pixels.program import LearnResult, PackedPixels, PixelGradients
 from ..cuda.pixels.shape import FAR_PLACES, NEAR_PLACES, SKEW
 from . import wide_gradients, wide_inverse, wide_layers
 from .tiles import on_its_device
@@ -58,7 +58,7 @@ class WideShape:
     maps: int  # of a bottleneck
     blocks: int
     outputs: int = 1
-    rough: ClassVar[bool] = True  # while it learns
+    tf32: ClassVar[bool] = True  # in training
 
     @property
     def groups(self) -> int:
@@ -161,12 +161,12 @@ class WideProgram:
         return self._score(packed, x, added, False, largest), largest
 
     @on_its_device
-    def learn(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> Learnt:
+    def learn(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> LearnResult:
         """The same as :meth:`forward`, roughly, and all that the gradients need."""
         assert packed.backward is not None
         kept = x.new_empty(self._maps_of(x.shape[-1]), dtype=torch.float16)
         maps = self._stacks(kept, x.shape[-1])
-        return Learnt(self._run(packed.backward, packed.biases, x, added, reverse, maps, None), kept)
+        return LearnResult(self._run(packed.backward, packed.biases, x, added, reverse, maps, None), kept)
 
     @on_its_device
     def _score(

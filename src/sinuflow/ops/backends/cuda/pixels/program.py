@@ -30,7 +30,7 @@ _THREADS = 32 * WARPS
 #: Threads of the kernels for parameters, and columns that a block adds up.
 _FEW_THREADS, _COLUMNS = 256, 32
 
-Purpose = Literal["score", "learn", "invert", "score finely", "invert finely"]
+Purpose = Literal["score", "learn", "invert", "score float64", "invert float64"]
 
 
 class PackedPixels(NamedTuple):
@@ -43,11 +43,11 @@ class PackedPixels(NamedTuple):
     matrices: Tensor | None = None
 
 
-class Learnt(NamedTuple):
-    """What is told, and what is kept for the gradients."""
+class LearnResult(NamedTuple):
+    """Outputs, and the activations for the backward pass."""
 
-    told: Tensor
-    kept: Tensor
+    outputs: Tensor
+    activations: Tensor
 
 
 class PixelGradients(NamedTuple):
@@ -76,14 +76,15 @@ class PixelProgram:
 
     def __init__(self, shape: PixelShape, masks: Sequence[Tensor], device: torch.device, launcher: Launcher) -> None:
         self.shape, self._launcher, self.device = shape, launcher, device
+        self.passes_float64: bool | None = None  # the self-test for float64 images, once it has run
         layout = pixel_layout(shape, masks)
-        learning = ("forward" if shape.rough else "columns", "backward", "biases")
+        learning = ("forward" if shape.tf32 else "columns", "backward", "biases")
         wanted = {
             "score": ("columns", "biases"),
             "learn": learning,
             "invert": ("columns", "matrices", "biases"),
-            "score finely": ("forward", "biases"),
-            "invert finely": ("forward", "matrices", "biases"),
+            "score float64": ("forward", "biases"),
+            "invert float64": ("forward", "matrices", "biases"),
         }
         self._gathers = {purpose: _Gather.of(layout, names, device) for purpose, names in wanted.items()}
         self._parts, self._parameters = layout.parts.to(device, torch.int32), layout.parameters
@@ -103,7 +104,7 @@ class PixelProgram:
         """Whether it has room for the inverse, too, which keeps maps of all bottlenecks."""
         return self.shape.inverse_shared <= self._launcher.shared_bytes
 
-    def fits_finely(self) -> bool:
+    def fits_float64(self) -> bool:
         """Whether there is room for the fine kernels."""
         return max(self.shape.fine_shared, self.shape.fine_inverse_shared) <= self._launcher.shared_bytes
 
@@ -113,7 +114,7 @@ class PixelProgram:
         flat = torch.cat([p.flatten() for p in parameters])
         numbers = flat.new_empty(len(gather.where))
         # Rounded, where tensor cores would only cut them off.
-        rough = sum(gather.sizes[:2]) if purpose == "learn" and self.shape.rough else 0
+        rough = sum(gather.sizes[:2]) if purpose == "learn" and self.shape.tf32 else 0
         arguments = PixelPackArguments(
             parameters=flat, source=gather.where, packed=numbers, count=len(numbers), rough=rough
         )
@@ -124,10 +125,10 @@ class PixelProgram:
         """What is told of images of shape (D, B); ``added`` (B, ...) is what the context adds to maps."""
         return self._tell("forward", packed, x, added, reverse)
 
-    def learn(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> Learnt:
+    def learn(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> LearnResult:
         """The same, and all that the gradients need."""
         kept = x.new_empty((x.shape[-1], *self.shape.kept))
-        return Learnt(self._tell("learn", packed, x, added, reverse, kept=kept), kept)
+        return LearnResult(self._tell("learn", packed, x, added, reverse, kept=kept), kept)
 
     def check(self, packed: PackedPixels, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
         """What is told, and the largest unit of every image on the way, (B,)."""
@@ -145,7 +146,7 @@ class PixelProgram:
         largest: Tensor | None = None,
     ) -> Tensor:
         fine = x.dtype == torch.float64
-        by_tensor_cores = fine or (name == "learn" and self.shape.rough)
+        by_tensor_cores = fine or (name == "learn" and self.shape.tf32)
         weights = packed.forward if by_tensor_cores else packed.columns
         assert weights is not None
         batch = x.shape[-1]

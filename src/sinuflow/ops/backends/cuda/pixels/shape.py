@@ -27,7 +27,7 @@ class PixelShape:
     width: int
     maps: int  # of a bottleneck
     blocks: int
-    rough: bool = False  # eleven bits of every number are enough while it learns
+    tf32: bool = False  # in training
     outputs: int = 1  # a shift; or a shift, and free numbers of a scale
     groups: ClassVar[int] = 1  # of the head's rows, which are those of all outputs together
 
@@ -40,7 +40,7 @@ class PixelShape:
             "MAPS": self.maps,
             "BLOCKS": self.blocks,
             "OUTPUTS": self.outputs,
-            "ROUGH": int(self.rough),
+            "ROUGH": int(self.tf32),
         }
         return {name: str(value) for name, value in values.items()} | {"LOG_SCALE_MAX": repr(LOG_SCALE_MAX)}
 
@@ -80,12 +80,12 @@ class PixelShape:
 
     @property
     def kept(self) -> tuple[int, int]:
-        """Maps of an image that are kept for the gradients, and words of each: of two numbers, if they are rough."""
+        """Maps of an image that are kept for the gradients, and words of each: of two numbers, with TF32."""
         tiles = -(-self.pixels // 8)
         mine = -(-tiles // WARPS)
         at_once = mine if mine < 3 else 4
         numbers = round_up(mine, at_once) * WARPS * 8
-        return self.blocks * (self.wide + 2 * self.narrow) + self.wide, numbers // 2 if self.rough else numbers
+        return self.blocks * (self.wide + 2 * self.narrow) + self.wide, numbers // 2 if self.tf32 else numbers
 
     @property
     def added(self) -> int:
