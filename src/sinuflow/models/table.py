@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,17 +17,15 @@ from ..data.values import code_of, to_arrow
 from ..errors import DataError, InversionError
 from ..flows.inversion import Certify, Drawn, check_certify, inverse_with_fallback
 from ..flows.sinusoidal import SinusoidalFlow
-from ..flows.storage import Model, write_model
+from .fitted import FittedModel
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 #: Rows that are scored or drawn at a time.
 _ROWS = 4096
-#: How many quantiles of the training rows' scores are kept.
-QUANTILES = 1001
 
 
-class TableModel:
+class TableModel(FittedModel):
     """The density of a table, in the units of its columns.
 
     Args:
@@ -40,6 +37,8 @@ class TableModel:
         facts: where the model comes from: table, rows, seed, steps, seconds, versions.
     """
 
+    kind = "table"
+
     def __init__(
         self,
         flow: SinusoidalFlow,
@@ -49,12 +48,9 @@ class TableModel:
         history: list[dict[str, Any]],
         facts: dict[str, Any],
     ) -> None:
-        self.flow = flow
+        super().__init__(flow, quantiles, history, facts)
         self.preprocessor = preprocessor
         self.split = split
-        self.quantiles = quantiles
-        self.history = history
-        self.facts = facts
 
     @property
     def columns(self) -> list[str]:
@@ -96,11 +92,11 @@ class TableModel:
             for start in range(0, len(x), _ROWS):
                 rows = slice(start, start + _ROWS)
                 y, ladj = self.preprocessor.forward(x[rows])
-                context = None if given is None else self.preprocessor.context(given[rows]).to(self._home)
+                context = None if given is None else self.preprocessor.context(given[rows]).to(self._like)
                 # What is outside of a logarithm's or logit's range has no density at all.
                 inside = y.isfinite().all(1) & ladj.isfinite()
                 y = torch.where(inside.unsqueeze(1), y, 0.0)
-                score = self.flow(context, validate_args=False).log_prob(y.to(self._home)).double().cpu() + ladj
+                score = self.flow(context, validate_args=False).log_prob(y.to(self._like)).double().cpu() + ladj
                 parts.append(torch.where(inside, score, -torch.inf))
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 
@@ -150,7 +146,7 @@ class TableModel:
 
         check_certify(certify)
         context = self._context(given or {})
-        home = self._home
+        home = self._like
         generator = torch.Generator(home.device)
         generator.seed() if seed is None else generator.manual_seed(seed)
         for start in range(0, count, _ROWS):
@@ -194,7 +190,7 @@ class TableModel:
         if not bool(context.isfinite().all()):
             at = names[int((~context.isfinite()).any(0).nonzero()[0]) if len(names) == context.shape[1] else 0]
             raise DataError(f"{at!r} cannot be {given[at]!r}: it is outside of the range of its map")
-        return context.to(self._home)
+        return context.to(self._like)
 
     def _given_number(self, name: str, given: Mapping[str, Any]) -> float:
         column = next(c for c in self.preprocessor.given if c.name == name)
@@ -212,24 +208,10 @@ class TableModel:
             raise DataError(f"{name!r} must be finite; got {value!r}")
         return number
 
-    @property
-    def _home(self) -> Tensor:
-        """A tensor of the dtype and on the device that the flow computes with."""
-        return next(self.flow.parameters())
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to one safetensors file, atomically; :func:`sinuflow.load` reads it."""
-        config = {
-            "flow": self.flow.config,
-            "preprocessing": self.preprocessor.as_dict(),
-            "history": self.history,
-            "facts": self.facts,
-        }
-        tensors = {f"flow/{name}": t for name, t in self.flow.usable_state(path).items()}
-        tensors |= {f"preprocessing/{name}": t for name, t in self.preprocessor.tensors().items()}
+    def _stored(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        tensors = {f"preprocessing/{name}": t for name, t in self.preprocessor.tensors().items()}
         tensors |= {f"split/{name}": _compact(ids) for name, ids in self.split.stored().items()}
-        tensors["quantiles"] = self.quantiles
-        write_model(path, Model("table", config, tensors))
+        return {"preprocessing": self.preprocessor.as_dict()}, tensors
 
 
 def _compact(ids: Ids) -> Tensor:
