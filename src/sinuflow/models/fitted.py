@@ -10,9 +10,12 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from ..checks import Check, anything, fields, integer, items, number
+from ..flow_config import FlowConfig, ImageFlowConfig
 from ..flows.sinusoidal import SinusoidalFlow
 from ..flows.storage import Model, write_model
 from ..training import FitResult
+from ..training.history import RECORD
 
 _Self = TypeVar("_Self", bound="FittedModel")
 
@@ -27,8 +30,12 @@ class FittedModel(ABC):
         facts: provenance: data, seed, steps, seconds, versions.
     """
 
-    #: The kind of model file.
+    #: The kind of model file, and what it is called in messages.
     kind: ClassVar[str]
+    description: ClassVar[str]
+    #: The schema of its configuration, and the names of its tensors by group.
+    schema: ClassVar[Check]
+    tensor_names: ClassVar[dict[str, set[str]]] = {}
 
     def __init__(
         self, flow: SinusoidalFlow, quantiles: Tensor, history: list[dict[str, Any]], facts: dict[str, Any]
@@ -50,6 +57,16 @@ class FittedModel(ABC):
     def _stored(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """The configuration and tensors that the model file holds in addition to those of all models."""
 
+    @classmethod
+    @abstractmethod
+    def parse(
+        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: FlowConfig | ImageFlowConfig
+    ) -> tuple[Any, ...]:
+        """The constructor's arguments after the flow, from a stored configuration that fits the schema.
+
+        A ValueError says why they do not fit each other, or the flow's hyperparameters.
+        """
+
     def to(self: _Self, device: str | torch.device) -> _Self:
         """Move the flow to a device, and return the model itself."""
         self.flow.to(device)
@@ -66,6 +83,16 @@ class FittedModel(ABC):
     def _like(self) -> Tensor:
         """A tensor with the flow's dtype and device."""
         return next(self.flow.parameters())
+
+
+def model_schema(own: dict[str, Check], facts: dict[str, Check], optional_facts: dict[str, Check]) -> Check:
+    """The schema of a fitted model's configuration: its own fields and facts besides those of all models."""
+    steps = integer()
+    facts = {"seed": integer(0, 2**63), "steps": steps, "best_step": steps, "seconds": number(low=0), **facts}
+    flow = fields({}, others=anything)  # checked by flow_config
+    return fields(
+        {"flow": flow, "history": items(RECORD), "facts": fields(facts, optional_facts, others=anything), **own}
+    )
 
 
 def quantiles_of(scores: Tensor) -> Tensor:

@@ -11,17 +11,35 @@ import torch
 from torch import Tensor
 
 from ..bijections.pixels import PixelMap
+from ..checks import flag, integer, items, number, optional, text
 from ..data.image_files import as_images
 from ..data.labels import listed, numbers_of, one_hot
 from ..errors import ArgumentError, DataError
+from ..flow_config import FlowConfig, ImageFlowConfig
 from ..flows.distribution import check_temperature
 from ..flows.inversion import Certify, Drawn, check_certify, inverse_with_fallback
 from ..flows.sinusoidal import SinusoidalFlow
 from ..training import Batch, ImageRows
-from .fitted import FittedModel
+from .fitted import FittedModel, model_schema
 
 #: Images per batch of scoring and of sampling.
 _SCORED, _DRAWN = 256, 128
+
+
+_SCHEMA = model_schema(
+    {
+        "alpha": number(low=0),
+        "classes": optional(items(text(), least=1)),
+        "counts": optional(items(integer(), least=1)),
+    },
+    {
+        **dict.fromkeys(("train_images", "validation_images"), integer()),
+        **dict.fromkeys(("bits_per_dimension", "histogram_bits"), number(finite=False)),
+        "images": text(),
+        "flips": flag,
+    },
+    {"inverted": integer(), "round_trip": number(finite=False), "torch": text(200)},
+)
 
 
 class ImageModel(FittedModel):
@@ -46,7 +64,7 @@ class ImageModel(FittedModel):
         torch.Size([5, 1, 4, 4])
     """
 
-    kind = "images"
+    kind, description, schema = "images", "model of images", _SCHEMA
 
     def __init__(
         self,
@@ -204,3 +222,15 @@ class ImageModel(FittedModel):
 
     def _stored(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return {"alpha": self.pixels.alpha, "classes": self.classes, "counts": self.counts}, {}
+
+    @classmethod
+    def parse(
+        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: FlowConfig | ImageFlowConfig
+    ) -> tuple[PixelMap, list[str] | None, list[int] | None]:
+        classes, counts = config["classes"], config["counts"]
+        consistent = (classes is None) == (counts is None) and len(classes or []) == len(counts or []) == flow.context
+        if not consistent or not isinstance(flow, ImageFlowConfig):
+            raise ValueError("its flow does not fit its images or classes")
+        if classes is not None and (len(set(classes)) < len(classes) or not sum(counts)):
+            raise ValueError("its classes must have different names and at least one image")
+        return PixelMap(float(config["alpha"])), classes, counts

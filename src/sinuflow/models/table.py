@@ -3,26 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..checks import anything, fields, integer, items, number, optional, text
 from ..data import Preprocessor, open_table
+from ..data.columns import LONGEST_NAME
 from ..data.names import quoted_list
 from ..data.reader import Rows, read_rows
 from ..data.split import Ids, Split
 from ..data.values import code_of, to_arrow
 from ..errors import DataError, InversionError
+from ..flow_config import FlowConfig, ImageFlowConfig
 from ..flows.inversion import Certify, Drawn, check_certify, inverse_with_fallback
 from ..flows.sinusoidal import SinusoidalFlow
-from .fitted import FittedModel
+from .fitted import FittedModel, model_schema
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 #: Rows that are scored or drawn at a time.
 _ROWS = 4096
+
+
+_ESTIMATOR = fields(
+    {
+        "parameters": fields({}, others=anything),
+        "features": integer(1),
+        "names": optional(items(text(LONGEST_NAME))),
+    }
+)
+_SCHEMA = model_schema(
+    {"preprocessing": fields({"columns": items(fields({}, others=anything), least=1)})},  # checked by Column
+    {
+        **dict.fromkeys(("rows", "used_rows", "train_rows", "parameters"), integer(1)),
+        "table": text(),
+        "content": text(200),
+        "torch": text(200),
+    },
+    {"validation_nll": optional(number(finite=False)), "estimator": _ESTIMATOR},
+)
 
 
 class TableModel(FittedModel):
@@ -37,7 +59,8 @@ class TableModel(FittedModel):
         facts: where the model comes from: table, rows, seed, steps, seconds, versions.
     """
 
-    kind = "table"
+    kind, description, schema = "table", "model of a table", _SCHEMA
+    tensor_names: ClassVar = {"preprocessing": {"mean", "factor"}, "split": {"validation", "test", "unused"}}
 
     def __init__(
         self,
@@ -212,6 +235,20 @@ class TableModel(FittedModel):
         tensors = {f"preprocessing/{name}": t for name, t in self.preprocessor.tensors().items()}
         tensors |= {f"split/{name}": _compact(ids) for name, ids in self.split.stored().items()}
         return {"preprocessing": self.preprocessor.as_dict()}, tensors
+
+    @classmethod
+    def parse(
+        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: FlowConfig | ImageFlowConfig
+    ) -> tuple[Preprocessor, Split]:
+        preprocessor = Preprocessor.from_dict(config["preprocessing"], groups["preprocessing"])
+        rows = groups["split"]
+        if any(t.dim() != 1 or t.dtype not in (torch.int32, torch.int64) for t in rows.values()):
+            raise ValueError("its split must be lists of row numbers")
+        split = Split(config["facts"]["rows"], **{name: t.numpy() for name, t in rows.items()})
+        split.check()
+        if (flow.features, flow.context) != (len(preprocessor.features), preprocessor.context_width):
+            raise ValueError("the size of its flow does not match its columns")
+        return preprocessor, split
 
 
 def _compact(ids: Ids) -> Tensor:
