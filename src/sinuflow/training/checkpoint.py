@@ -121,10 +121,10 @@ class CheckpointFolder:
 def _check_tensors(groups: Mapping[str, dict[str, Tensor]], flow: nn.Module, ema: bool) -> None:
     """Refuse tensors whose names, shapes or dtypes are not those of this flow: optimizers do not check them."""
     required = {"weights", "good", "random"} | ({"average", "good_average"} if ema else set())
-    for group in sorted(required - groups.keys()):
-        raise ValueError(f"it has no {group!r}")
-    for group in sorted(groups.keys() - required - {"best", "optimizer", "good_optimizer"}):
-        raise ValueError(f"it has unexpected tensors {group[:60]!r}")
+    allowed = required | {"best", "optimizer", "good_optimizer"}
+    for group in sorted(required ^ groups.keys()):
+        if group not in allowed & groups.keys():
+            raise ValueError(f"it has {'no' if group in required else 'unexpected tensors'} {group[:60]!r}")
     for group in sorted((required | {"best"}) & groups.keys() - {"random"}):
         _demand_equal(group, _types(groups[group]), _types(flow.state_dict()))
     for group in ("best", "good", "good_average"):
@@ -164,25 +164,20 @@ def _demand_equal(group: str, actual: Mapping[str, Any], expected: Mapping[str, 
 #: The schema of a checkpoint's configuration.
 _STATE = fields(
     {
+        **dict.fromkeys(("step", "best_step", "returns", "waited"), integer()),
         "fingerprint": fields({}, others=anything),
-        "step": integer(),
-        "best_step": integer(),
         "best_nll": optional(number()),
         "finished": flag,
         "position": items(integer(), length=2),
         "rate_factor": number(above=0),
-        "returns": integer(),
-        "waited": integer(),
         "seconds": number(low=0),
         "loss": items(number(), length=2),
         "plateau": items(number(low=0), length=2),
         "guard": fields(
             {
-                "seen": integer(),
+                **dict.fromkeys(("seen", "bad_in_a_row", "skipped"), integer()),
                 "mean": number(),
                 "deviation": number(low=0),
-                "bad_in_a_row": integer(),
-                "skipped": integer(),
             }
         ),
         "history": items(RECORD),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from datetime import timedelta
 from typing import Any, NamedTuple, TextIO
 
 from ..printable import printable
@@ -64,7 +65,7 @@ class Lines(Progress):
     def _write(self, status: Status, now: float) -> None:
         done = status.step - (self._first or 0) + 1
         seconds = (now - self._started) / done * (status.steps - status.step)
-        left = f"  {_duration(seconds)} left" if status.step < status.steps else ""
+        left = f"  {timedelta(seconds=min(round(seconds), 10**9))} left" if status.step < status.steps else ""
         best = "" if status.best is None else f"  best validation {status.best:.4f}{status.unit}"
         speed = f"{status.rows_per_second:,.0f} rows/s"
         self.say(f"step {status.step}/{status.steps}  loss {status.loss:.4f}{best}  {speed}{left}")
@@ -116,9 +117,3 @@ def make_progress(enabled: bool) -> Progress:
         except ImportError:
             pass
     return Lines()
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
