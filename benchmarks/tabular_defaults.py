@@ -29,12 +29,12 @@ from torch import Tensor, nn
 import sinuflow
 from sinuflow import fit_table
 from sinuflow.data.sources import seeded
+from sinuflow.models.defaults import table_recipe
 from sinuflow.models.table import TableModel
-from sinuflow.models.table_defaults import recipe
 from sinuflow.report import gaussian_log_density
 from sinuflow.training import Batch, MemoryRows
 from sinuflow.training.history import History
-from sinuflow.training.progress import Silent
+from sinuflow.training.progress import Progress
 from sinuflow.training.settings import Settings
 from sinuflow.training.trainer import Trainer
 
@@ -83,7 +83,7 @@ def train_peer(flow: Peer, model: TableModel, x: Tensor, val: Tensor, seconds: f
         return Batch(prepared.float(), None)
 
     train, validation = MemoryRows(x, None, encode), MemoryRows(val, None, encode)
-    chosen = dict(recipe(len(x), x.shape[1]).training)
+    chosen = dict(table_recipe(len(x), x.shape[1]).training)
     pace = _seconds_per_step(flow, train, chosen["batch_size"])
     steps = max(50, int(seconds / pace))
     per_epoch = max(1, len(x) // chosen["batch_size"])
@@ -95,7 +95,7 @@ def train_peer(flow: Peer, model: TableModel, x: Tensor, val: Tensor, seconds: f
         seed=seed,
     )
     start = time.process_time()
-    trainer = Trainer(flow, train, validation, settings, History(), Silent(), slack=float(x.shape[1]))
+    trainer = Trainer(flow, train, validation, settings, History(), Progress(), slack=float(x.shape[1]))
     trainer.run(lambda: None)
     trainer.finish()
     return steps, time.process_time() - start

@@ -141,7 +141,7 @@ def test_mistakes_are_one_line_that_says_what_is_expected(place, tmp_path):
         (["fit", "jpegs", *output], "jpegs is a folder with neither .parquet files nor PNG pictures"),
         (["fit", "mixed", *output], "all pictures must have the same size and kind"),
         (["fit", images, "--labels", "nowhere.npy", *output], "there is no nowhere.npy"),
-        (["fit", images, "--labels", "few.npy", *output], "few.npy must have one number for each of the 60 images"),
+        (["fit", images, "--labels", "few.npy", *output], "few.npy must have one integer for each of the 60 images"),
         (["fit", place / "png", "--labels", place / "y.npy", *output], "classes as subfolders already"),
         (["fit", images, "--context", "a", *output], "--context is for tables, and"),
         (["fit", images, "--conditioning", "full", *output], "--conditioning full is for tables, and"),
@@ -157,7 +157,7 @@ def test_mistakes_are_one_line_that_says_what_is_expected(place, tmp_path):
         (["score", model, images, "-o", "s.csv"], "give a label for each image, of dark, light"),
         (["score", model, "table.csv", "-o", "s.csv"], "neither a .npy file nor a folder of PNG files"),
         (["sample", model, "-n", 3, "-o", "s.csv"], "the name must end in .png or .npy"),
-        (["sample", model, "-n", 3, "--label", "grey", "-o", "s.png"], "no class 'grey': the model knows dark, light"),
+        (["sample", model, "-n", 3, "--label", "grey", "-o", "s.png"], "no class 'grey'; the model has dark, light"),
         (["sample", model, "-n", 3, "--given", "a=1", "-o", "s.png"], "--given is for tables"),
         (["report", model, images, "-o", "r.html"], "holds a model of images, and this is about tables"),
     ]

@@ -177,8 +177,8 @@ def test_wrong_questions_are_answered_with_what_is_expected(plain, classy):
         (lambda: plain.sample(3, label=0), "this model has no classes"),
         (lambda: classy.log_prob(gradients()), "give a label for each image, of 0, 1, 2"),
         (lambda: classy.sample(3, label=3), "labels must be below 3"),
-        (lambda: classy.sample(3, label="cat"), "no class 'cat': the model knows 0, 1, 2"),
-        (lambda: classy.sample(3, label=[0, 1]), "one number for each of the 3 images"),
+        (lambda: classy.sample(3, label="cat"), "no class 'cat'; the model has 0, 1, 2"),
+        (lambda: classy.sample(3, label=[0, 1]), "one integer for each of the 3 images"),
         (lambda: plain.log_prob(np.zeros((2, 1, 7, 7))), "multiply by 255, round"),
     ]
     for ask, message in cases:

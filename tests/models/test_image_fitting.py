@@ -8,8 +8,8 @@ import torch
 
 import sinuflow
 from sinuflow import ArgumentError, DataError, TrainingError
+from sinuflow.models.defaults import image_recipe
 from sinuflow.models.image_baseline import histogram_bits
-from sinuflow.models.image_defaults import recipe
 from tests.flows import test_image_flow
 from tests.flows.test_image_flow import stripes
 from tests.models.small_images import SHORT, gradients, quick_model
@@ -112,14 +112,14 @@ def test_a_resumed_run_ends_with_the_very_same_model(tmp_path, monkeypatch):
 
 
 def test_the_paper_is_for_gpus():
-    assert recipe((1, 28, 28), gpu=True).architecture == {
+    assert image_recipe((1, 28, 28), gpu=True).flow == {
         "blocks": 12, "scales": 4, "waves": 4, "channels": 16, "residual_blocks": 2, "conditioning": "shift",
     }  # fmt: skip
-    assert recipe((1, 28, 28), "paper") == recipe((1, 28, 28), gpu=True)
-    assert recipe((1, 28, 28)) == recipe((1, 28, 28), "small", gpu=True)
-    assert recipe((1, 8, 8), gpu=True) == recipe((1, 8, 8))
+    assert image_recipe((1, 28, 28), "paper") == image_recipe((1, 28, 28), gpu=True)
+    assert image_recipe((1, 28, 28)) == image_recipe((1, 28, 28), "small", gpu=True)
+    assert image_recipe((1, 8, 8), gpu=True) == image_recipe((1, 8, 8))
     with pytest.raises(ArgumentError, match="size must be one of auto, small, paper; got 'large'"):
-        recipe((1, 8, 8), "large")
+        image_recipe((1, 8, 8), "large")
 
 
 @pytest.mark.parametrize(
@@ -143,12 +143,12 @@ def test_what_cannot_be_learned_is_refused():
     cases = [
         ({"images": gradients(19)}, "images holds 19 images, and at least 20 are needed"),
         ({"images": gradients() / 255}, "dtype uint8 with values from 0 to 255"),
-        ({"labels": [0] * 59}, "one number for each of the 60 images"),
+        ({"labels": [0] * 59}, "one integer for each of the 60 images"),
         ({"labels": torch.arange(60) % 3 * 2}, "no image has the label 1: number the classes from 0 without gaps"),
-        ({"labels": np.linspace(0, 1, 60)}, "labels must be whole numbers"),
+        ({"labels": np.linspace(0, 1, 60)}, "labels must be integers"),
         ({"labels": torch.arange(60) - 1}, "labels must count the classes from 0; got -1"),
         ({"alpha": 0.7}, "alpha must be at least 0 and below 0.5"),
-        ({"seed": -1}, "seed must be a whole number"),
+        ({"seed": -1}, "seed must be an integer"),
         ({"conditioning": "full"}, "conditioning of images must be 'shift' or 'affine'; got 'full'"),
     ]
     for options, message in cases:

@@ -110,7 +110,7 @@ def test_it_guards_as_the_guard_does(step):
         gradient = torch.zeros(7, dtype=DOUBLE)
         gradient[0] = norm
         run.go(gradient, torch.tensor([loss], dtype=DOUBLE))
-        good = guard.good(loss, norm)
+        good = guard.accept(loss, norm)
         assert bool(run[Slot.GOOD]) == good
         assert before.equal(run.parameters) == (not good)
         for slot, value in (

@@ -14,7 +14,7 @@ from safetensors import safe_open
 import sinuflow
 from sinuflow import ArgumentError, StorageError, TrainingError, fit
 from sinuflow.training.checkpoint import CheckpointFolder
-from sinuflow.training.engine import PlainEngine
+from sinuflow.training.engine import EagerEngine
 from sinuflow.training.trainer import Trainer
 from tests.processes import python
 from tests.training.small import parquet_folder, quick, small_flow, weights_of
@@ -26,14 +26,14 @@ class StopError(Exception):
 
 def stopping_at(monkeypatch, step):
     """Make training fail after a step, as a crash would."""
-    original = PlainEngine.advance
+    original = EagerEngine.advance
 
     def advancing(self, now, most):
         if now == step:
             raise StopError
         return original(self, now, most)
 
-    monkeypatch.setattr(PlainEngine, "advance", advancing)
+    monkeypatch.setattr(EagerEngine, "advance", advancing)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_model_file_is_not_taken_for_a_checkpoint(tmp_path):
 
 
 def test_ctrl_c_saves_a_checkpoint_between_two_steps(tmp_path, monkeypatch):
-    original = PlainEngine.advance
+    original = EagerEngine.advance
 
     def advancing(self, step, most):
         if step == 33:
@@ -146,7 +146,7 @@ def test_ctrl_c_saves_a_checkpoint_between_two_steps(tmp_path, monkeypatch):
 
     before = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
-        patch.setattr(PlainEngine, "advance", advancing)
+        patch.setattr(EagerEngine, "advance", advancing)
         with pytest.raises(KeyboardInterrupt):
             quick(small_flow(), checkpoint=tmp_path)
     whole, resumed = small_flow(), small_flow(seed=3)
@@ -165,7 +165,7 @@ def test_minutes_between_checkpoints_are_not_negative(tmp_path, minutes):
 
 def send_at(monkeypatch, step, *numbers):
     """Send signals to this process within a step."""
-    original = PlainEngine.advance
+    original = EagerEngine.advance
 
     def advancing(self, now, most):
         if now == step:
@@ -173,7 +173,7 @@ def send_at(monkeypatch, step, *numbers):
                 signal.raise_signal(number)
         return original(self, now, most)
 
-    monkeypatch.setattr(PlainEngine, "advance", advancing)
+    monkeypatch.setattr(EagerEngine, "advance", advancing)
 
 
 def resumes_to_the_same_weights(folder):
@@ -217,7 +217,7 @@ def test_a_signal_after_the_last_step_is_not_lost(tmp_path, monkeypatch):
 
 def test_without_a_checkpoint_the_second_signal_interrupts_the_step(monkeypatch):
     reached = []
-    original = PlainEngine.advance
+    original = EagerEngine.advance
 
     def advancing(self, step, most):
         if step == 33:
@@ -227,7 +227,7 @@ def test_without_a_checkpoint_the_second_signal_interrupts_the_step(monkeypatch)
             reached.append("after the second")
         return original(self, step, most)
 
-    monkeypatch.setattr(PlainEngine, "advance", advancing)
+    monkeypatch.setattr(EagerEngine, "advance", advancing)
     with pytest.raises(KeyboardInterrupt):
         quick(small_flow())
     assert reached == ["after the first"]

@@ -16,7 +16,7 @@ from sinuflow.data.sources import Batch, MemoryRows
 from sinuflow.ops.backends.cuda.program import Program
 from sinuflow.ops.flow_program import FlowProgram, layout
 from sinuflow.training.device_engine import DeviceEngine, make_engine
-from sinuflow.training.engine import PlainEngine
+from sinuflow.training.engine import EagerEngine
 from sinuflow.training.flat import FlatParameters
 from sinuflow.training.guard import Guard
 from sinuflow.training.schedules import Schedule
@@ -40,7 +40,7 @@ def build(kind, options, source, dtype=DOUBLE, context=0):
     schedule = Schedule(options.schedule, options.steps, options.warmup)
     batches = Batches(source, options.batch_size, options.seed)
     more = {"record": False} if kind is DeviceEngine else {}
-    engine = kind(flow, batches, options, guard, lambda s: options.learning_rate * schedule.share(s), **more)
+    engine = kind(flow, batches, options, guard, lambda s: options.learning_rate * schedule.factor(s), **more)
     return flow, engine, guard, batches
 
 
@@ -71,11 +71,11 @@ def nudge(x, context, generator):
 def test_a_hundred_steps_are_those_of_the_plain_loop(changes, encode):
     options = settings(**changes)
     found = {}
-    for kind in (PlainEngine, DeviceEngine):
+    for kind in (EagerEngine, DeviceEngine):
         source = MemoryRows(banana(400).double(), encode=encode)
         flow, engine, guard, batches = build(kind, options, source)
         found[kind] = (train(engine, 100), [p.detach().clone() for p in flow.parameters()], guard, batches, engine)
-    (loss, count), weights, guard, batches, engine = found[PlainEngine]
+    (loss, count), weights, guard, batches, engine = found[EagerEngine]
     (other_loss, other_count), other_weights, other_guard, other_batches, other = found[DeviceEngine]
     assert other_count == count == 100
     assert other_loss == pytest.approx(loss, abs=1e-8)
@@ -94,7 +94,7 @@ def test_a_hundred_steps_are_those_of_the_plain_loop(changes, encode):
 
 def test_in_single_precision_they_agree_as_far_as_rounding_lets_them():
     sums = []
-    for kind in (PlainEngine, DeviceEngine):
+    for kind in (EagerEngine, DeviceEngine):
         _, engine, _, _ = build(kind, settings(), MemoryRows(banana(400)), torch.float32)
         sums.append(train(engine, 100)[0])
     assert sums[0] == pytest.approx(sums[1], rel=1e-4)
@@ -121,7 +121,7 @@ def test_gradients_come_from_the_flow_program(context, monkeypatch):
 def test_context_comes_along():
     context = banana(400, seed=3).double()
     sums = []
-    for kind in (PlainEngine, DeviceEngine):
+    for kind in (EagerEngine, DeviceEngine):
         _, engine, _, _ = build(kind, settings(), MemoryRows(banana(400).double(), context), context=2)
         sums.append(train(engine, 30)[0])
     assert sums[0] == pytest.approx(sums[1], abs=1e-8)
@@ -130,9 +130,9 @@ def test_context_comes_along():
 def test_a_run_can_change_engines():
     """A checkpoint of a CPU goes on on a GPU, and the other way round."""
     options = settings(ema=0.99, weight_decay=0.01)
-    _, whole, _, _ = build(PlainEngine, options, MemoryRows(banana(400).double()))
+    _, whole, _, _ = build(EagerEngine, options, MemoryRows(banana(400).double()))
     train(whole, 60)
-    for first, second in ((PlainEngine, DeviceEngine), (DeviceEngine, PlainEngine)):
+    for first, second in ((EagerEngine, DeviceEngine), (DeviceEngine, EagerEngine)):
         _, engine, guard, batches = build(first, options, MemoryRows(banana(400).double()))
         train(engine, 30)
         flow, other, other_guard, other_batches = build(second, options, MemoryRows(banana(400).double()))
@@ -153,7 +153,7 @@ def test_bad_batches_are_skipped_without_a_word_and_counted():
     _, count = train(engine, 100)
     assert guard.skipped == 100 - count
     assert guard.skipped == 10
-    assert not guard.lost
+    assert not guard.diverged
     assert all(p.isfinite().all() for p in flow.parameters())
 
 
@@ -164,7 +164,7 @@ def test_weights_that_are_no_numbers_mean_that_a_run_is_lost():
         next(flow.parameters()).fill_(math.nan)
     _, count = train(engine, 20)
     assert count == 0
-    assert guard.lost
+    assert guard.diverged
     engine.restore(good)
     guard.restart()
     assert train(engine, 20)[1] == 20
@@ -228,7 +228,7 @@ def test_rehearsals_need_no_more_than_one_batch(monkeypatch):
 def test_every_turn_is_recorded_into_one_pool_and_a_new_size_starts_anew(monkeypatch):
     recorded: list[tuple[int, int, object]] = []
     _, engine, _, _ = build(DeviceEngine, settings(), MemoryRows(banana(400).double()))
-    engine._stability = SimpleNamespace(turns=3)
+    engine._stability = SimpleNamespace(blocks=3)
 
     def record(inputs, turn):
         recorded.append((inputs.x.shape[-1], turn, engine._pool))
@@ -252,4 +252,4 @@ def test_parameters_that_are_frozen_stay_with_the_plain_engine():
     flow = small_flow()
     next(flow.parameters()).requires_grad_(False)
     engine = make_engine(flow, Batches(MemoryRows(banana(400)), 64, 0), settings(), Guard(1.0), lambda _: 1e-3)
-    assert isinstance(engine, PlainEngine)
+    assert isinstance(engine, EagerEngine)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sinuflow import TrainingError, fit
-from sinuflow.training.engine import PlainEngine
+from sinuflow.training.engine import EagerEngine
 from tests.training.small import banana, quick, small_flow
 
 
@@ -22,7 +22,7 @@ def test_one_bad_batch_is_skipped():
 
 
 def test_a_run_that_diverges_goes_back_and_then_gives_up(monkeypatch):
-    original = PlainEngine.advance
+    original = EagerEngine.advance
     flow = small_flow()
 
     def advancing(self, step, most):
@@ -31,7 +31,7 @@ def test_a_run_that_diverges_goes_back_and_then_gives_up(monkeypatch):
                 next(iter(flow.parameters())).fill_(torch.nan)
         return original(self, step, most)
 
-    monkeypatch.setattr(PlainEngine, "advance", advancing)
+    monkeypatch.setattr(EagerEngine, "advance", advancing)
     with (
         pytest.warns(UserWarning, match="back to the last good weights"),
         pytest.raises(TrainingError, match="learning rate"),
@@ -40,7 +40,7 @@ def test_a_run_that_diverges_goes_back_and_then_gives_up(monkeypatch):
 
 
 def test_a_run_that_recovers_ends_well(monkeypatch):
-    original = PlainEngine.advance
+    original = EagerEngine.advance
     flow = small_flow()
 
     def advancing(self, step, most):
@@ -50,7 +50,7 @@ def test_a_run_that_recovers_ends_well(monkeypatch):
                     parameter.fill_(torch.nan)
         return original(self, step, most)
 
-    monkeypatch.setattr(PlainEngine, "advance", advancing)
+    monkeypatch.setattr(EagerEngine, "advance", advancing)
     with pytest.warns(UserWarning, match="diverged at step"):
         result = quick(flow, steps=120, schedule="constant", warmup=0)
     assert result.history[-1]["learning_rate"] == pytest.approx(0.3 * result.history[0]["learning_rate"])

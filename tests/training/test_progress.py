@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from sinuflow.training import progress
-from sinuflow.training.progress import Bar, Lines, Silent, Standing, make_progress
+from sinuflow.training.progress import Bar, Lines, Progress, Status, make_progress
 
 
 class Clock:
@@ -28,8 +28,8 @@ def clock(monkeypatch):
     return clock
 
 
-def standing(step: int) -> Standing:
-    return Standing(step, 100, 1.5, 1.25, 12_345.6)
+def status(step: int) -> Status:
+    return Status(step, 100, 1.5, 1.25, 12_345.6)
 
 
 def test_lines_come_now_and_then_and_at_the_end(clock):
@@ -37,11 +37,11 @@ def test_lines_come_now_and_then_and_at_the_end(clock):
     lines = Lines(stream)
     for step in range(1, 31):
         clock.now = float(step)
-        lines.show(standing(step))
+        lines.show(status(step))
     assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["10/100", "20/100", "30/100"]
     assert "loss 1.5000  best validation 1.2500  12,346 rows/s" in stream.getvalue()
     assert stream.getvalue().splitlines()[0].endswith("1:30 left")
-    lines.show(standing(100))
+    lines.show(status(100))
     lines.close()
     assert stream.getvalue().splitlines()[-1].startswith("step 100/100")
     assert "left" not in stream.getvalue().splitlines()[-1]
@@ -51,7 +51,7 @@ def test_hours_are_shown_as_such(clock):
     stream = io.StringIO()
     lines = Lines(stream)
     clock.now = 600.0
-    lines.show(standing(1))
+    lines.show(status(1))
     assert stream.getvalue().strip().endswith("16:30:00 left")
 
 
@@ -59,9 +59,9 @@ def test_a_terminal_gets_a_bar_that_reaches_the_end(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     bar = make_progress(True)
     assert isinstance(bar, Bar)
-    bar.show(standing(50))
+    bar.show(status(50))
     bar.say("[hello]")
-    bar.show(standing(100))
+    bar.show(status(100))
     bar.close()
     shown = capsys.readouterr().err
     assert "100/100" in shown
@@ -76,8 +76,8 @@ def test_without_rich_a_terminal_gets_lines(monkeypatch):
 
 def test_silence_is_kept(capsys):
     silent = make_progress(False)
-    assert isinstance(silent, Silent)
-    silent.show(standing(1))
+    assert type(silent) is Progress
+    silent.show(status(1))
     silent.say("nothing")
     silent.close()
     assert capsys.readouterr().err == ""

@@ -13,7 +13,7 @@ def rates(schedule: Schedule, improved: list[bool]) -> list[float]:
     found = []
     for better in improved:
         schedule.validated(better)
-        found.append(schedule.share(50))
+        found.append(schedule.factor(50))
     return found
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from sinuflow import SinusoidalFlow
 from sinuflow.bijections.image import ImageShift
 from sinuflow.training import stability as module
-from sinuflow.training.stability import Stability, growth_penalty, squares_of_noise
+from sinuflow.training.stability import Stability, growth_penalty, patch_noise
 from tests.training.test_device_engine import Asked
 
 WIDTH = 6
@@ -92,7 +92,7 @@ def test_errors_beyond_all_bounds_have_the_whole_penalty(gain):
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 7), (2, 1, 3)])
 def test_noise_is_the_same_over_squares(shape):
     torch.manual_seed(0)
-    images = squares_of_noise(torch.empty(math.prod(shape), 9), shape).mT.reshape(9, *shape)
+    images = patch_noise(torch.empty(math.prod(shape), 9), shape).mT.reshape(9, *shape)
     for image, size in zip(images, [1, 2, 4, 8, 1, 2, 4, 8, 1], strict=True):
         if size == 1:
             assert image.unique().numel() == image.numel()
@@ -101,7 +101,7 @@ def test_noise_is_the_same_over_squares(shape):
         assert image.unique().numel() == math.ceil(shape[1] / size) * math.ceil(shape[2] / size)
         for i, j in itertools.product(range(shape[1]), range(shape[2])):
             assert image[0, i, j] == image[0, i // size * size, j // size * size]
-    many = squares_of_noise(torch.empty(math.prod(shape), 4000), shape)
+    many = patch_noise(torch.empty(math.prod(shape), 4000), shape)
     assert (many.mean(1).abs() < 0.1).all()
     assert ((many.std(1) - 1).abs() < 0.1).all()
 
@@ -126,7 +126,7 @@ def test_it_is_one_block_at_a_time_and_all_of_them_on_average(monkeypatch):
         for layer in (layer for block in list(flow.bijection)[:3] for layer in block):
             inputs += [h] if isinstance(layer, ImageShift) else []
             h, _ = layer.transform(h, context if layer.context else None)
-    for turn in range(stability.turns):
+    for turn in range(stability.blocks):
         for p in flow.parameters():
             p.grad = None
         torch.manual_seed(turn)
@@ -136,7 +136,7 @@ def test_it_is_one_block_at_a_time_and_all_of_them_on_average(monkeypatch):
         assert all(p.grad is None for p in flow.parameters() if p not in mine)
         assert sum(p.grad is not None for p in mine) > 0
         torch.manual_seed(turn)
-        parts = [growth_penalty(s, x, z, context, 0.05 * squares_of_noise(z, (1, 5, 5))) for s, x, z in seen[-2:]]
+        parts = [growth_penalty(s, x, z, context, 0.05 * patch_noise(z, (1, 5, 5))) for s, x, z in seen[-2:]]
         assert float(total.detach()) == pytest.approx(7.0 * 3 * float(sum(parts).detach()))
     assert [shift.reverse for shift, _, _ in seen] == [True, False] * 3
     for (_, found, _), want in zip(seen, inputs, strict=True):
@@ -163,14 +163,14 @@ def test_the_penalty_asks_the_device_for_nothing():
 def test_a_flow_is_judged_by_all_blocks_and_always_by_the_same_errors():
     flow, x = steep_flow(torch.float64), torch.randn(49, 6, dtype=torch.float64)
     before = torch.get_rng_state()
-    judged = Stability(flow, 10.0).judged(x, None)
+    judged = Stability(flow, 10.0).evaluate(x, None)
     assert torch.get_rng_state().equal(before)
-    assert judged == Stability(flow, 10.0).judged(x, None)
-    assert judged == pytest.approx(10 * Stability(flow, 1.0).judged(x, None))
+    assert judged == Stability(flow, 10.0).evaluate(x, None)
+    assert judged == pytest.approx(10 * Stability(flow, 1.0).evaluate(x, None))
     # On average, the turns of training give the same.
     stability = Stability(flow, 10.0)
     with torch.no_grad():
-        turns = [float(stability.penalty(x, None, turn)) for turn in range(stability.turns) for _ in range(40)]
+        turns = [float(stability.penalty(x, None, turn)) for turn in range(stability.blocks) for _ in range(40)]
     assert judged == pytest.approx(sum(turns) / len(turns), rel=0.2)
 
 

@@ -13,7 +13,7 @@ from sinuflow import ArgumentError, SinusoidalFlow
 from sinuflow.data.batches import Batches
 from sinuflow.training import ImageRows
 from sinuflow.training.device_engine import DeviceEngine
-from sinuflow.training.engine import PlainEngine
+from sinuflow.training.engine import EagerEngine
 from sinuflow.training.guard import Guard
 from sinuflow.training.settings import Settings
 from sinuflow.training.stability import Stability
@@ -82,7 +82,7 @@ def test_the_engine_for_devices_has_the_same_gradient(context, clip, monkeypatch
     labels = F.one_hot(torch.arange(40) % 2, 2).double() if context else None
     options = settings(batch_size=16, stability=300.0, clip=clip, steps=5)
     found = {}
-    for kind in (PlainEngine, DeviceEngine):
+    for kind in (EagerEngine, DeviceEngine):
         flow = steep_flow(torch.float64, context)
         engine, _ = engine_of(kind, flow, options, monkeypatch, labels)
         for step in range(5):
@@ -100,7 +100,7 @@ def gradient_of(kind, options: Settings, step: int, monkeypatch) -> torch.Tensor
     return 10 * torch.cat([t.flatten() for name, t in sorted(state.items()) if name.endswith("/exp_avg")])
 
 
-@pytest.mark.parametrize("kind", [PlainEngine, DeviceEngine])
+@pytest.mark.parametrize("kind", [EagerEngine, DeviceEngine])
 def test_the_penalty_grows_with_the_square_of_the_steps(kind, monkeypatch):
     """Two steps that are a turn's."""
     same_noise(monkeypatch)
@@ -113,7 +113,7 @@ def test_the_penalty_grows_with_the_square_of_the_steps(kind, monkeypatch):
     torch.testing.assert_close(4 * early, late, rtol=1e-6, atol=1e-9 * float(late.norm()))
 
 
-@pytest.mark.parametrize("kind", [PlainEngine, DeviceEngine])
+@pytest.mark.parametrize("kind", [EagerEngine, DeviceEngine])
 def test_clipping_is_by_the_likelihood_and_leaves_the_penalty_its_weight(kind, monkeypatch):
     """The gradient has one direction, clipped or not, though the penalty is most of it."""
     same_noise(monkeypatch)
@@ -128,7 +128,7 @@ def test_clipping_is_by_the_likelihood_and_leaves_the_penalty_its_weight(kind, m
     assert float(gradient(0.5, None).norm()) == pytest.approx(0.5, rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", [PlainEngine, DeviceEngine])
+@pytest.mark.parametrize("kind", [EagerEngine, DeviceEngine])
 @pytest.mark.parametrize("factor", [math.inf, math.nan, 1e30])
 @pytest.mark.parametrize("whose", ["likelihood", "penalty"])
 def test_a_gradient_beyond_all_bounds_is_no_step(whose, factor, kind, monkeypatch):
@@ -189,7 +189,7 @@ def test_weights_are_chosen_by_likelihood_and_penalty_and_patience_does_not_coun
     nlls, penalties = iter([40.0, 10.0, 11.0, 12.0]), iter([0.0, 9.0, 12.0, 2.0])
     source = ImageRows(images(), PIXELS)
     seen = []
-    monkeypatch.setattr(Stability, "judged", lambda self, x, _: seen.append(x.shape) or next(penalties))
+    monkeypatch.setattr(Stability, "evaluate", lambda self, x, _: seen.append(x.shape) or next(penalties))
     scores = Trainer._validation_scores
     monkeypatch.setattr(Trainer, "_validation_scores", lambda self: (next(nlls), scores(self)[1]))
     flow = small_image_flow()
@@ -211,7 +211,7 @@ def test_a_weight_that_is_none_is_refused(weight):
 def test_flows_of_tables_have_no_use_for_it_and_stay_as_they_are(tmp_path):
     flow = SinusoidalFlow(2, blocks=1, hidden=(4,))
     before = {name: t.clone() for name, t in flow.state_dict().items()}
-    with pytest.raises(ArgumentError, match="stability is for flows of images"):
+    with pytest.raises(ArgumentError, match="stability is for image flows"):
         sinuflow.fit(flow, 5 + torch.randn(64, 2), steps=2, stability=1.0, progress=False, checkpoint=tmp_path / "run")
     assert all(t.equal(before[name]) for name, t in flow.state_dict().items())
     assert not (tmp_path / "run").exists()

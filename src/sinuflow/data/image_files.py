@@ -1,32 +1,35 @@
-"""Opening images: tensors, arrays, NumPy files, and folders of PNG files."""
+"""Open images: tensors, arrays, NumPy files, and folders of PNG files."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import DataError
 from .arrays import open_array
-from .image_arrays import as_images
 from .labels import as_labels
 from .png import read_pngs
+
+#: An array of shape (N, H, W, C) with at most this many channels is recognized if H is larger.
+_CHANNELS = 4
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images of bytes (N, C, H, W), with what was found beside them.
+    """8-bit images (N, C, H, W), with their labels.
 
     Args:
         images: the bytes.
-        labels: the class of each, as a number.
-        classes: the names of the classes; their subfolders, if they have any.
+        labels: the class of each, as an integer.
+        classes: the names of the classes, if they have any.
         files: the file of each, relative to the folder.
-        name: what to call them all.
+        name: of the data.
     """
 
     images: Tensor
@@ -37,11 +40,15 @@ class Pictures:
 
     @property
     def known_labels(self) -> list[Any] | None:
-        """The class of each image, by its name if it has one, and else by its number."""
+        """The class of each image, by name if the classes have names."""
         if self.labels is None:
             return None
         numbers = self.labels.tolist()
         return numbers if self.classes is None else [self.classes[i] for i in numbers]
+
+    def select(self, rows: Tensor) -> Pictures:
+        """Some of the images, with their labels."""
+        return Pictures(self.images[rows], None if self.labels is None else self.labels[rows])
 
 
 def open_pictures(data: Any, labels: Any = None) -> Pictures:
@@ -49,30 +56,67 @@ def open_pictures(data: Any, labels: Any = None) -> Pictures:
 
     Args:
         data: bytes of shape (N, C, H, W), or (N, H, W) for greyscale; or the path of a ``.npy`` file with such, or
-            of a folder with PNG files of one size and kind. If they are in subfolders, these are the classes.
-        labels: a whole number for each image, counted from 0, or the path of a ``.npy`` file with such.
+            of a folder with PNG files of one size and kind. Subfolders are classes.
+        labels: the class of each image, counted from 0, or the path of a ``.npy`` file.
 
     Example:
-        >>> import numpy as np
         >>> open_pictures(np.zeros((3, 8, 8), dtype=np.uint8), labels=[0, 1, 0]).labels.tolist()
         [0, 1, 0]
     """
-    found = _open_path(Path(data)) if isinstance(data, (str, os.PathLike)) else Pictures(as_images(data))
+    pictures = _open_path(Path(data)) if isinstance(data, (str, os.PathLike)) else Pictures(as_images(data))
     if labels is None:
-        return found
-    if found.labels is not None:
-        raise DataError(f"{found.name} has its classes as subfolders already: leave out the labels")
-    name = str(labels) if isinstance(labels, (str, os.PathLike)) else "labels"
-    values = _load(Path(labels)) if isinstance(labels, (str, os.PathLike)) else labels
-    return Pictures(found.images, as_labels(values, len(found.images), name), None, found.files, found.name)
+        return pictures
+    if pictures.labels is not None:
+        raise DataError(f"{pictures.name} has its classes as subfolders already: leave out the labels")
+    name = "labels"
+    if isinstance(labels, (str, os.PathLike)):
+        name, labels = str(labels), _load(Path(labels))
+    return replace(pictures, labels=as_labels(labels, len(pictures.images), name))
+
+
+def as_images(data: Any, name: str = "images") -> Tensor:
+    """Images as a tensor of bytes (N, C, H, W), from a tensor or an array; (N, H, W) are greyscale images.
+
+    Example:
+        >>> as_images(np.zeros((5, 8, 8), dtype=np.uint8)).shape
+        torch.Size([5, 1, 8, 8])
+    """
+    array = data.detach().cpu().numpy() if isinstance(data, Tensor) else np.asarray(data)
+    if array.dtype != np.uint8:
+        raise DataError(f"{name} must hold bytes, dtype uint8 with values from 0 to 255; got {_described(array)}")
+    if array.ndim not in (3, 4) or 0 in array.shape[1:]:
+        raise DataError(
+            f"{name} must have shape (N, C, H, W), or (N, H, W) if they are greyscale; got {tuple(array.shape)}"
+        )
+    if not len(array):
+        raise DataError(f"{name} holds no images")
+    if array.ndim == 4 and array.shape[1] > _CHANNELS >= array.shape[3]:
+        raise DataError(
+            f"{name} must have shape (N, C, H, W), with the channels before the pixels; got {tuple(array.shape)}: "
+            "numpy.moveaxis(images, -1, 1) puts them there"
+        )
+    images = torch.from_numpy(np.array(array))  # a copy: files may be read-only, and arrays may change
+    return images.unsqueeze(1) if images.dim() == 3 else images
+
+
+def _described(array: Any) -> str:
+    """The dtype and the range of values, and how to convert them to bytes."""
+    if not (np.issubdtype(array.dtype, np.number) or array.dtype == bool) or np.iscomplexobj(array) or not array.size:
+        return str(array.dtype)
+    low, high = array.min(), array.max()
+    found = f"{array.dtype} from {low:g} to {high:g}"
+    if low >= 0 and high <= 1:
+        return f"{found}: multiply by 255, round, and convert with .astype('uint8')"
+    if low >= 0 and high <= 255:
+        return f"{found}: round, and convert with .astype('uint8')"
+    return f"{found}: bring the values to that range first"
 
 
 def holds_pictures(path: Path) -> bool:
-    """Whether a file or folder holds images, and not a table: a ``.npy`` with three or more axes, or PNG files.
+    """Whether a file or folder holds images rather than a table: a ``.npy`` with three or more axes, or PNG files.
 
     Example:
         >>> import tempfile
-        >>> import numpy as np
         >>> file = Path(tempfile.mkdtemp()) / "x.npy"
         >>> np.save(file, np.zeros((3, 8, 8)))
         >>> holds_pictures(file)
@@ -85,7 +129,7 @@ def holds_pictures(path: Path) -> bool:
     try:
         return open_array(path, "").ndim > 2
     except DataError:
-        return False  # whoever opens it says what is wrong
+        return False  # opening it raises a precise error
 
 
 def _open_path(path: Path) -> Pictures:
@@ -115,7 +159,7 @@ def _open_folder(folder: Path) -> Pictures:
 
 
 def _pngs(folder: Path) -> list[Path]:
-    # Names that begin with a dot are the system's own, such as those that macOS leaves in archives.
+    # Names that begin with a dot are not the user's, such as those that macOS leaves in archives.
     found = (f for f in folder.iterdir() if f.suffix.lower() == ".png" and not f.name.startswith(".") and f.is_file())
     return sorted(found)
 

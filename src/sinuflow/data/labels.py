@@ -1,4 +1,4 @@
-"""Classes of images: whole numbers in, one-hot context out."""
+"""Class labels of images: integers in, one-hot context out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..errors import DataError
 
 
 def as_labels(labels: Any, count: int, name: str = "labels") -> Tensor:
-    """One whole number, 0 or more, for each of so many images.
+    """Labels as a tensor: an integer of at least 0 for each of ``count`` images.
 
     Example:
         >>> as_labels([0, 2, 1], count=3).tolist()
@@ -22,23 +22,23 @@ def as_labels(labels: Any, count: int, name: str = "labels") -> Tensor:
     """
     array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if not np.issubdtype(array.dtype, np.integer):
-        raise DataError(f"{name} must be whole numbers, the classes counted from 0; got dtype {array.dtype}")
+        raise DataError(f"{name} must be integers, the classes counted from 0; got dtype {array.dtype}")
     if array.shape != (count,):
-        raise DataError(f"{name} must have one number for each of the {count} images; got shape {array.shape}")
+        raise DataError(f"{name} must have one integer for each of the {count} images; got shape {array.shape}")
     if array.size and array.min() < 0:
         raise DataError(f"{name} must count the classes from 0; got {array.min()}")
     return torch.from_numpy(array.astype(np.int64))
 
 
 def class_counts(labels: Tensor, name: str = "labels") -> list[int]:
-    """How many images every class has; classes are numbered without gaps.
+    """How many images every class has; classes must be numbered without gaps.
 
     Example:
         >>> class_counts(torch.tensor([0, 1, 1]))
         [1, 2]
     """
-    found, counts = labels.unique(return_counts=True)  # in order
-    gaps = (found != torch.arange(len(found))).nonzero()
+    unique, counts = labels.unique(return_counts=True)  # in increasing order
+    gaps = (unique != torch.arange(len(unique))).nonzero()
     if len(gaps):
         raise DataError(
             f"{name} go up to {int(labels.max())}, but no image has the label {int(gaps[0])}: "
@@ -48,7 +48,7 @@ def class_counts(labels: Tensor, name: str = "labels") -> list[int]:
 
 
 def numbers_of(labels: Any, classes: Sequence[str], count: int) -> Tensor:
-    """Labels as numbers of known classes; names of classes are welcome too.
+    """Labels, or names of classes, as the indices of known classes.
 
     Example:
         >>> numbers_of(["dog", "cat"], classes=["cat", "dog"], count=2).tolist()
@@ -57,7 +57,7 @@ def numbers_of(labels: Any, classes: Sequence[str], count: int) -> Tensor:
     if isinstance(labels, (list, tuple)) and any(isinstance(label, str) for label in labels):
         unknown = [label for label in labels if label not in classes]
         if unknown:
-            raise DataError(f"there is no class {unknown[0]!r}: the model knows {listed(classes)}")
+            raise DataError(f"there is no class {unknown[0]!r}; the model has {listed(classes)}")
         labels = [classes.index(label) for label in labels]
     numbers = as_labels(labels, count)
     if count and int(numbers.max()) >= len(classes):
@@ -71,5 +71,5 @@ def one_hot(labels: Tensor, classes: int, dtype: torch.dtype = torch.float32) ->
 
 
 def listed(classes: Sequence[str], most: int = 10) -> str:
-    """The names of classes, the first of them if there are many."""
+    """The names of classes, abbreviated if there are many."""
     return ", ".join(classes[:most]) + (", ..." if len(classes) > most else "")

@@ -1,4 +1,4 @@
-"""PNG files, by Pillow, which is an extra."""
+"""PNG files, by Pillow."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 from ..errors import DataError, SinuflowError
 from ..files import replacing
 
-#: Pillow's names for the kinds of pictures that are read, and their channels.
-_MODES = {"L": "greyscale", "RGB": "colour"}
-#: A picture with more pixels is refused before it is decompressed, which a small file could make take all memory.
+#: Pillow's modes that can be read.
+_MODES = ("L", "RGB")
+#: Larger pictures are refused before decompression, because a small file could exhaust all memory.
 _MOST_PIXELS = 2**26
 
 
@@ -36,7 +36,7 @@ def read_pngs(files: list[Path]) -> Tensor:
 
 
 def write_png(path: Path, picture: Tensor) -> None:
-    """Write bytes (C, H, W), with one channel or three, to a PNG file; all of it or nothing."""
+    """Write bytes (C, H, W), with one channel or three, to a PNG file, atomically."""
     channels = len(picture)
     if channels not in (1, 3):
         raise DataError(f"a PNG picture has 1 or 3 channels, and these images have {channels}: write .npy instead")
@@ -48,9 +48,9 @@ def write_png(path: Path, picture: Tensor) -> None:
 
 def _read(pillow: Any, file: Path) -> Any:
     try:
-        # Other formats have decoders that start programs, whatever the name of the file.
         with warnings.catch_warnings():
             warnings.simplefilter("error", pillow.DecompressionBombWarning)
+            # The decoders of some other formats start programs.
             opened = pillow.open(file, formats=("PNG",))
         with opened as picture:
             if picture.width * picture.height > _MOST_PIXELS:

@@ -69,6 +69,15 @@ def read_model(path: Path) -> Model:
     return Model(header.get("kind", ""), config, tensors)
 
 
+def grouped(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Tensors by the part of their names before the first slash, then by the rest."""
+    groups: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        group, _, rest = name.partition("/")
+        groups.setdefault(group, {})[rest] = tensor
+    return groups
+
+
 def _checksum(header: dict[str, str], tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(header.keys() - {"sha256"}):

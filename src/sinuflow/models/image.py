@@ -1,9 +1,8 @@
-"""Fitted images: a flow, with all that stands between it and bytes."""
+"""A fitted density of images."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,32 +11,48 @@ import torch
 from torch import Tensor
 
 from ..bijections.pixels import PixelMap
-from ..data.image_arrays import as_images
+from ..checks import flag, integer, items, number, optional, text
+from ..data.image_files import as_images
 from ..data.labels import listed, numbers_of, one_hot
 from ..errors import ArgumentError, DataError
+from ..flow_config import FlowConfig, ImageFlowConfig
 from ..flows.distribution import check_temperature
 from ..flows.inversion import Certify, Drawn, check_certify, inverse_with_fallback
 from ..flows.sinusoidal import SinusoidalFlow
-from ..flows.storage import Model, write_model
 from ..training import Batch, ImageRows
+from .fitted import FittedModel, model_schema
 
-#: Images that are scored, and drawn, at a time.
+#: Images per batch of scoring and of sampling.
 _SCORED, _DRAWN = 256, 128
-#: How many quantiles of the held-out images' bits are kept.
-QUANTILES = 1001
 
 
-class ImageModel:
-    """The density of images of bytes.
+_SCHEMA = model_schema(
+    {
+        "alpha": number(low=0),
+        "classes": optional(items(text(), least=1)),
+        "counts": optional(items(integer(), least=1)),
+    },
+    {
+        **dict.fromkeys(("train_images", "validation_images"), integer()),
+        **dict.fromkeys(("bits_per_dimension", "histogram_bits"), number(finite=False)),
+        "images": text(),
+        "flips": flag,
+    },
+    {"inverted": integer(), "round_trip": number(finite=False), "torch": text(200)},
+)
+
+
+class ImageModel(FittedModel):
+    """The density of 8-bit images.
 
     Args:
         flow: over the logits of pixels.
-        pixels: the map between these and bytes.
-        classes: the names of the classes, if the density is one of each class.
-        counts: how many images of each class there were.
+        pixels: the map between bytes and logits.
+        classes: the names of the classes, for a class-conditional density.
+        counts: how many training images each class had.
         quantiles: of the bits per dimension of held-out images, in increasing order.
-        history: the records of the training.
-        facts: where the model comes from: images, seed, steps, seconds, versions.
+        history: the records of the training run.
+        facts: provenance: images, seed, steps, seconds, versions.
 
     Example:
         >>> import sinuflow
@@ -49,6 +64,8 @@ class ImageModel:
         torch.Size([5, 1, 4, 4])
     """
 
+    kind, description, schema = "images", "model of images", _SCHEMA
+
     def __init__(
         self,
         flow: SinusoidalFlow,
@@ -59,13 +76,10 @@ class ImageModel:
         history: list[dict[str, Any]],
         facts: dict[str, Any],
     ) -> None:
-        self.flow = flow
+        super().__init__(flow, quantiles, history, facts)
         self.pixels = pixels
         self.classes = classes
         self.counts = counts
-        self.quantiles = quantiles
-        self.history = history
-        self.facts = facts
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -74,33 +88,28 @@ class ImageModel:
         return channels, height, width
 
     def describe(self) -> str:
-        """What the images are like, in words."""
+        """Size, channels and classes in words."""
         channels, height, width = self.shape
         kind = {1: "greyscale", 3: "colour"}.get(channels, f"{channels} channels")
         classes = "" if self.classes is None else f", {len(self.classes)} classes"
         return f"{width}x{height} pixels, {kind}{classes}"
-
-    def to(self, device: str | torch.device) -> ImageModel:
-        """The model itself, after its flow has moved to a device."""
-        self.flow.to(device)
-        return self
 
     # ---------------------------------------------------------------- scoring
 
     def bits_per_dimension(self, images: Any, labels: Any = None) -> Tensor:
         """Bits per dimension of every image, given its class if the model has classes.
 
-        Bytes are spread over their cells by noise, so that this is an upper bound of the bits in expectation. The
-        noise is the same at every call, for the same images in the same order.
+        Dequantization noise makes this an upper bound in expectation. The noise is the same at every call with the
+        same images in the same order.
         """
         return self.in_bits(self.log_prob(images, labels))
 
     def in_bits(self, log_density: Tensor) -> Tensor:
-        """Bits per dimension, given what :meth:`log_prob` gave."""
+        """Convert the result of :meth:`log_prob` to bits per dimension."""
         return -log_density / (self.flow.features * math.log(2))
 
     def log_prob(self, images: Any, labels: Any = None) -> Tensor:
-        """The log-density of every image, in nats, in the space of pixels, in which the cell of a byte has size 1."""
+        """The log-density of every image in nats, in units of the 256 levels of a pixel."""
         scores = []
         with torch.no_grad():
             for x, context in self._batches(images, labels, _SCORED):
@@ -110,36 +119,36 @@ class ImageModel:
         return torch.cat(scores)
 
     def round_trip(self, images: Any, labels: Any = None) -> Tensor:
-        """How exactly every image comes back from its noise: the largest error of a pixel, these being from 0 to 1.
+        """The reconstruction error of every image from its noise: the largest over its pixels, which are in [0, 1].
 
-        In the flow's precision; what is no number is infinitely wrong. Train with ``stability`` for smaller errors.
+        It is computed in the flow's precision, and infinite if a pixel is NaN. Train with ``stability`` to reduce it.
         """
         errors = []
         with torch.no_grad():
             for x, context in self._batches(images, labels, _DRAWN):
                 noise, _ = self.flow.bijection(x, context)
                 back = self.flow.invert(noise, context, on_failure="return").x
-                found, true = (self.pixels.to_unit(t.double()).value for t in (back, x))
-                errors.append((found - true).abs().nan_to_num(nan=torch.inf).amax(1).cpu())
+                reconstructed, original = (self.pixels.to_unit(t.double()).value for t in (back, x))
+                errors.append((reconstructed - original).abs().nan_to_num(nan=torch.inf).amax(1).cpu())
         return torch.cat(errors)
 
     def _batches(self, images: Any, labels: Any, size: int) -> Iterator[Batch]:
-        """Images as the flow sees them, where it is."""
+        """Encoded images on the flow's device."""
         checked = as_images(images)
         if checked.shape[1:] != self.shape:
             raise DataError(
                 f"images must have shape (N, {', '.join(map(str, self.shape))}); got {tuple(checked.shape)}"
             )
-        home = next(self.flow.parameters())
-        # The noise is drawn on the CPU, whatever the flow is on: a score must not depend on that.
-        source = ImageRows(checked, self.pixels, self._context(labels, len(checked)), dtype=home.dtype)
+        like = self._like
+        # Dequantization noise is drawn on the CPU, so that scores do not depend on the device.
+        source = ImageRows(checked, self.pixels, self._context(labels, len(checked)), dtype=like.dtype)
         for x, context in source.in_order(size):
-            yield Batch(x.to(home), None if context is None else context.to(home))
+            yield Batch(x.to(like), None if context is None else context.to(like))
 
     def anomaly_percentile(self, bits: Tensor) -> Tensor:
-        """How many percent of the held-out images take fewer bits: 100 is more odd than all of them."""
-        place = torch.searchsorted(self.quantiles, bits.double())
-        return place.double() * 100 / len(self.quantiles)
+        """The percentage of held-out images with fewer bits: 100 is more anomalous than all of them."""
+        below = torch.searchsorted(self.quantiles, bits.double())
+        return below.double() * 100 / len(self.quantiles)
 
     # ---------------------------------------------------------------- sampling
 
@@ -160,11 +169,11 @@ class ImageModel:
         concerns the logits, before they are rounded to bytes.
 
         Args:
-            count: how many.
-            label: of a model with classes, one of them, by number or by name, or one for each image; by default,
-                classes are drawn as often as they were in the data.
-            seed: the same seed gives the same images.
-            temperature: below 1, images keep to the denser regions.
+            count: the number of images.
+            label: of a model with classes, one of them by number or by name, or one for each image; by default,
+                classes are drawn with their frequencies in the training data.
+            seed: of the noise and the classes.
+            temperature: the noise's standard deviation; below 1, images concentrate in regions of high density.
             certify: ``"layers"``, or ``"end-to-end"`` at the cost of one forward pass.
         """
         return self.draw(count, label, seed, temperature, certify).values  # type: ignore[no-any-return]
@@ -180,17 +189,16 @@ class ImageModel:
         """The images of :meth:`sample`, and the largest end-to-end residual if that is certified."""
         check_certify(certify)
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ArgumentError(f"count must be a whole number, 1 or more; got {count!r}")
+            raise ArgumentError(f"count must be an integer of at least 1; got {count!r}")
         check_temperature(temperature)
         generator = torch.Generator().manual_seed(seed)
         context = self._context(self._labels(count, label, generator), count)
-        home = next(self.flow.parameters())
         images, residuals = [], []
         for start in range(0, count, _DRAWN):
             size = min(_DRAWN, count - start)
             noise = temperature * torch.randn((size, self.flow.features), generator=generator)
-            given = None if context is None else context[start : start + size].to(home)
-            x, residual = inverse_with_fallback(self.flow.bijection, noise.to(home), given, certify)
+            rows = None if context is None else context[start : start + size].to(self._like)
+            x, residual = inverse_with_fallback(self.flow.bijection, noise.to(self._like), rows, certify)
             images.append(self.pixels.to_bytes(x.cpu()).view(size, *self.shape))
             residuals.append(residual)
         return Drawn(torch.cat(images), max((r for r in residuals if r is not None), default=None))
@@ -198,7 +206,7 @@ class ImageModel:
     # ---------------------------------------------------------------- classes
 
     def _labels(self, count: int, label: Any, generator: torch.Generator) -> Any:
-        """One label for each image that is drawn."""
+        """A label for each image to draw."""
         if label is None and self.counts is not None:
             return torch.multinomial(torch.tensor(self.counts).double(), count, replacement=True, generator=generator)
         return [label] * count if isinstance(label, (str, int, np.integer)) else label
@@ -212,18 +220,17 @@ class ImageModel:
             raise DataError(f"this model has classes: give a label for each image, of {listed(self.classes)}")
         return one_hot(numbers_of(labels, self.classes, count), len(self.classes))
 
-    # ---------------------------------------------------------------- storage
+    def _stored(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return {"alpha": self.pixels.alpha, "classes": self.classes, "counts": self.counts}, {}
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to one safetensors file, atomically; :func:`sinuflow.load` reads it."""
-        config = {
-            "flow": self.flow.config,
-            "alpha": self.pixels.alpha,
-            "classes": self.classes,
-            "counts": self.counts,
-            "history": self.history,
-            "facts": self.facts,
-        }
-        tensors = {f"flow/{name}": t for name, t in self.flow.usable_state(path).items()}
-        tensors["quantiles"] = self.quantiles
-        write_model(path, Model("images", config, tensors))
+    @classmethod
+    def parse(
+        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: FlowConfig | ImageFlowConfig
+    ) -> tuple[PixelMap, list[str] | None, list[int] | None]:
+        classes, counts = config["classes"], config["counts"]
+        consistent = (classes is None) == (counts is None) and len(classes or []) == len(counts or []) == flow.context
+        if not consistent or not isinstance(flow, ImageFlowConfig):
+            raise ValueError("its flow does not fit its images or classes")
+        if classes is not None and (len(set(classes)) < len(classes) or not sum(counts)):
+            raise ValueError("its classes must have different names and at least one image")
+        return PixelMap(float(config["alpha"])), classes, counts

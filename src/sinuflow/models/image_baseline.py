@@ -1,4 +1,4 @@
-"""What a model of images has to beat."""
+"""A baseline for image models."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..bijections.pixels import LEVELS
 
 
 def histogram_bits(train: Tensor, test: Tensor) -> float:
-    """Bits per dimension of images ``test`` if every pixel is by itself, and has the histogram of ``train``.
+    """Bits per dimension of images ``test`` under independent pixels with the histograms of ``train``.
 
-    Every value is counted once more than it was seen, so that none is impossible.
+    The histograms are smoothed by one additional count for every value.
 
     Example:
         >>> black = torch.zeros(256, 1, 2, 2, dtype=torch.uint8)
@@ -21,7 +21,7 @@ def histogram_bits(train: Tensor, test: Tensor) -> float:
         0.994
     """
     size = train[0].numel()
-    first = torch.arange(size) * LEVELS  # of each pixel's own counts
+    first = torch.arange(size) * LEVELS  # the index of each pixel's first count
     counts = torch.ones(size * LEVELS, dtype=torch.float64)
     for part in train.flatten(1).split(1024):
         counts += torch.bincount((part + first).flatten(), minlength=len(counts))

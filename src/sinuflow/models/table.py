@@ -2,33 +2,52 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..checks import anything, fields, integer, items, number, optional, text
 from ..data import Preprocessor, open_table
+from ..data.columns import LONGEST_NAME
 from ..data.names import quoted_list
 from ..data.reader import Rows, read_rows
 from ..data.split import Ids, Split
 from ..data.values import code_of, to_arrow
 from ..errors import DataError, InversionError
+from ..flow_config import FlowConfig, ImageFlowConfig
 from ..flows.inversion import Certify, Drawn, check_certify, inverse_with_fallback
 from ..flows.sinusoidal import SinusoidalFlow
-from ..flows.storage import Model, write_model
+from .fitted import FittedModel, model_schema
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 #: Rows that are scored or drawn at a time.
 _ROWS = 4096
-#: How many quantiles of the training rows' scores are kept.
-QUANTILES = 1001
 
 
-class TableModel:
+_ESTIMATOR = fields(
+    {
+        "parameters": fields({}, others=anything),
+        "features": integer(1),
+        "names": optional(items(text(LONGEST_NAME))),
+    }
+)
+_SCHEMA = model_schema(
+    {"preprocessing": fields({"columns": items(fields({}, others=anything), least=1)})},  # checked by Column
+    {
+        **dict.fromkeys(("rows", "used_rows", "train_rows", "parameters"), integer(1)),
+        "table": text(),
+        "content": text(200),
+        "torch": text(200),
+    },
+    {"validation_nll": optional(number(finite=False)), "estimator": _ESTIMATOR},
+)
+
+
+class TableModel(FittedModel):
     """The density of a table, in the units of its columns.
 
     Args:
@@ -40,6 +59,9 @@ class TableModel:
         facts: where the model comes from: table, rows, seed, steps, seconds, versions.
     """
 
+    kind, description, schema = "table", "model of a table", _SCHEMA
+    tensor_names: ClassVar = {"preprocessing": {"mean", "factor"}, "split": {"validation", "test", "unused"}}
+
     def __init__(
         self,
         flow: SinusoidalFlow,
@@ -49,12 +71,9 @@ class TableModel:
         history: list[dict[str, Any]],
         facts: dict[str, Any],
     ) -> None:
-        self.flow = flow
+        super().__init__(flow, quantiles, history, facts)
         self.preprocessor = preprocessor
         self.split = split
-        self.quantiles = quantiles
-        self.history = history
-        self.facts = facts
 
     @property
     def columns(self) -> list[str]:
@@ -96,11 +115,11 @@ class TableModel:
             for start in range(0, len(x), _ROWS):
                 rows = slice(start, start + _ROWS)
                 y, ladj = self.preprocessor.forward(x[rows])
-                context = None if given is None else self.preprocessor.context(given[rows]).to(self._home)
+                context = None if given is None else self.preprocessor.context(given[rows]).to(self._like)
                 # What is outside of a logarithm's or logit's range has no density at all.
                 inside = y.isfinite().all(1) & ladj.isfinite()
                 y = torch.where(inside.unsqueeze(1), y, 0.0)
-                score = self.flow(context, validate_args=False).log_prob(y.to(self._home)).double().cpu() + ladj
+                score = self.flow(context, validate_args=False).log_prob(y.to(self._like)).double().cpu() + ladj
                 parts.append(torch.where(inside, score, -torch.inf))
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 
@@ -150,7 +169,7 @@ class TableModel:
 
         check_certify(certify)
         context = self._context(given or {})
-        home = self._home
+        home = self._like
         generator = torch.Generator(home.device)
         generator.seed() if seed is None else generator.manual_seed(seed)
         for start in range(0, count, _ROWS):
@@ -194,7 +213,7 @@ class TableModel:
         if not bool(context.isfinite().all()):
             at = names[int((~context.isfinite()).any(0).nonzero()[0]) if len(names) == context.shape[1] else 0]
             raise DataError(f"{at!r} cannot be {given[at]!r}: it is outside of the range of its map")
-        return context.to(self._home)
+        return context.to(self._like)
 
     def _given_number(self, name: str, given: Mapping[str, Any]) -> float:
         column = next(c for c in self.preprocessor.given if c.name == name)
@@ -212,24 +231,24 @@ class TableModel:
             raise DataError(f"{name!r} must be finite; got {value!r}")
         return number
 
-    @property
-    def _home(self) -> Tensor:
-        """A tensor of the dtype and on the device that the flow computes with."""
-        return next(self.flow.parameters())
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to one safetensors file, atomically; :func:`sinuflow.load` reads it."""
-        config = {
-            "flow": self.flow.config,
-            "preprocessing": self.preprocessor.as_dict(),
-            "history": self.history,
-            "facts": self.facts,
-        }
-        tensors = {f"flow/{name}": t for name, t in self.flow.usable_state(path).items()}
-        tensors |= {f"preprocessing/{name}": t for name, t in self.preprocessor.tensors().items()}
+    def _stored(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        tensors = {f"preprocessing/{name}": t for name, t in self.preprocessor.tensors().items()}
         tensors |= {f"split/{name}": _compact(ids) for name, ids in self.split.stored().items()}
-        tensors["quantiles"] = self.quantiles
-        write_model(path, Model("table", config, tensors))
+        return {"preprocessing": self.preprocessor.as_dict()}, tensors
+
+    @classmethod
+    def parse(
+        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: FlowConfig | ImageFlowConfig
+    ) -> tuple[Preprocessor, Split]:
+        preprocessor = Preprocessor.from_dict(config["preprocessing"], groups["preprocessing"])
+        rows = groups["split"]
+        if any(t.dim() != 1 or t.dtype not in (torch.int32, torch.int64) for t in rows.values()):
+            raise ValueError("its split must be lists of row numbers")
+        split = Split(config["facts"]["rows"], **{name: t.numpy() for name, t in rows.items()})
+        split.check()
+        if (flow.features, flow.context) != (len(preprocessor.features), preprocessor.context_width):
+            raise ValueError("the size of its flow does not match its columns")
+        return preprocessor, split
 
 
 def _compact(ids: Ids) -> Tensor:

@@ -23,8 +23,9 @@ from ..flows.sinusoidal import SinusoidalFlow
 from ..training import ArrowRows, MemoryRows, RowSource, fit
 from ..training.fingerprint import fingerprint
 from ..training.progress import make_progress
-from .table import QUANTILES, TableModel
-from .table_defaults import recipe
+from .defaults import table_recipe
+from .fitted import quantiles_of, run_facts
+from .table import TableModel
 
 #: Rows of a large table that decide the linear map, and the quantiles of the scores.
 _ENOUGH = 100_000
@@ -82,18 +83,11 @@ def fit_table(
     split = split_rows(found.usable, found.total, seed, test)
     rows = _Rows(table, found, split, seed)
     preprocessor = rows.preprocessor
-    chosen = recipe(len(split.train), len(preprocessor.features), conditioning)
+    recipe = table_recipe(len(split.train), len(preprocessor.features), conditioning)
+    recipe = recipe.override(architecture, {"checkpoint_minutes": checkpoint_minutes, **(training or {})}, steps)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        flow = SinusoidalFlow(
-            len(preprocessor.features), preprocessor.context_width, **{**chosen.architecture, **(architecture or {})}
-        )
-    settings = {
-        "checkpoint_minutes": checkpoint_minutes,
-        **chosen.training,
-        **(training or {}),
-        **({} if steps is None else {"steps": steps}),
-    }
+        flow = SinusoidalFlow(len(preprocessor.features), preprocessor.context_width, **recipe.flow)
     if checkpoint is not None:
         shown = make_progress(progress)
         rows.identify(shown.say)
@@ -107,24 +101,19 @@ def fit_table(
         progress=progress,
         device=device,
         seed=seed,
-        **settings,
+        **recipe.training,
     )
-    model = TableModel(flow, preprocessor, split, torch.zeros(QUANTILES), result.history, {})
-    scores = model.score_numbers(*rows.sample)
-    model.quantiles = torch.quantile(scores, torch.linspace(0, 1, QUANTILES, dtype=torch.float64))
+    model = TableModel(flow, preprocessor, split, torch.zeros(0), result.history, {})
+    model.quantiles = quantiles_of(model.score_numbers(*rows.sample))
     model.facts = {
         "table": Path(table.name).name,
         "rows": found.total,
         "content": rows.content,
         "used_rows": len(found.usable),
         "train_rows": len(split.train),
-        "seed": seed,
-        "steps": result.steps,
-        "best_step": result.best_step,
         "validation_nll": result.best_nll,
-        "seconds": round(time.monotonic() - started, 1),
         "parameters": sum(p.numel() for p in flow.parameters()),
-        "torch": torch.__version__,
+        **run_facts(result, seed, started),
     }
     return model
 

@@ -1,8 +1,9 @@
-"""A run on disk: everything that it needs to go on as if nothing had happened."""
+"""Checkpoints: the complete state of a run on disk."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,39 +15,50 @@ from torch import Tensor, nn
 from ..checks import anything, fields, flag, integer, items, number, optional, shortened
 from ..errors import StorageError, TrainingError
 from ..files import locked
-from ..flows.storage import Model, read_model, write_model
+from ..flows.storage import Model, grouped, read_model, write_model
 from .history import RECORD
 
 _KIND = "checkpoint"
 #: The lock file in the folder of a run.
 RUN_LOCK = ".lock"
+#: The hashes of the data in a fingerprint, and what differs if they do.
+_DATA = {"train": "other data", "val": "other validation data"}
 
 
 class Checkpoint(NamedTuple):
-    """The state of a run; ``numbers`` is JSON, ``tensors`` are named by groups."""
+    """The state of a run: ``numbers`` for JSON, and tensors by group and name."""
 
     numbers: dict[str, Any]
     tensors: dict[str, dict[str, Tensor]]
 
 
 class CheckpointFolder:
-    """A folder that holds the checkpoint of one run, and its history.
+    """The folder of a run's checkpoint and history.
 
-    Saving replaces the old checkpoint in one step, so that there is a whole one at any moment,
-    whenever the process is killed.
+    A new checkpoint replaces the old one atomically, so that one of them is complete whenever the process is killed.
+
+    Args:
+        folder: its path.
+        steps: the period of checkpoints in steps.
+        minutes: the period of checkpoints in minutes.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, steps: int | None = None, minutes: float = math.inf) -> None:
         self.folder = folder
         self.file = folder / "checkpoint.safetensors"
         self.history = folder / "history.jsonl"
+        self._steps, self._seconds, self._saved = steps, 60 * minutes, time.monotonic()
 
-    def prepare(self) -> None:
-        """Create the folder."""
+    def prepare(self, resume: bool) -> None:
+        """Create the folder; a checkpoint in it is an error unless the run resumes."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"cannot use {self.folder} for checkpoints: {error.strerror or error}") from error
+        if self.exists() and not resume:
+            raise TrainingError(
+                f"{self.folder} holds a checkpoint already: continue it with resume=True, or use another folder"
+            )
 
     def locked(self) -> AbstractContextManager[None]:
         """Lock the folder against other processes."""
@@ -55,9 +67,14 @@ class CheckpointFolder:
     def exists(self) -> bool:
         return self.file.exists()
 
+    def due(self, step: int) -> bool:
+        """Whether it is time for a checkpoint."""
+        return (self._steps is not None and step % self._steps == 0) or time.monotonic() - self._saved >= self._seconds
+
     def save(self, checkpoint: Checkpoint) -> None:
         tensors = {f"{group}/{name}": t for group, part in checkpoint.tensors.items() for name, t in part.items()}
         write_model(self.file, Model(_KIND, checkpoint.numbers, tensors))
+        self._saved = time.monotonic()
 
     def read(self, fingerprint: Mapping[str, Any], head: Callable[[], str], flow: nn.Module, ema: bool) -> Checkpoint:
         """The checkpoint, if its run had the same settings and data, and its tensors fit the flow.
@@ -66,23 +83,23 @@ class CheckpointFolder:
             fingerprint: the settings of the run, and the hashes of its data.
             head: computes the hash of the first rows, the only one in checkpoints of version 0.1.0.
             flow: the flow in training.
-            ema: whether the run keeps a moving average of the weights.
+            ema: whether the run has a moving average of the weights.
         """
         model = read_model(self.file)
         if model.kind != _KIND:
             raise StorageError(f"{self.file} is not a checkpoint but a {model.kind[:60]}")
-        groups: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in model.tensors.items():
-            group, _, rest = name.partition("/")
-            groups.setdefault(group, {})[rest] = tensor
+        state, groups = model.config, grouped(model.tensors)
         try:
-            _STATE(model.config, "checkpoint")
-            self._compare(model.config["fingerprint"], fingerprint, head)
-            _check_consistency(model.config, groups, fingerprint)
+            _STATE(state, "checkpoint")
+            self._compare(state["fingerprint"], fingerprint, head)
+            if state["step"] > fingerprint["steps"] or state["best_step"] > state["step"]:
+                raise ValueError(f"step {state['step']} is not in a run of {fingerprint['steps']} steps")
+            if (state["best_nll"] is None) != ("best" not in groups):
+                raise ValueError("it must have both the best weights and their score, or neither")
             _check_tensors(groups, flow, ema)
         except (ValueError, RuntimeError) as error:
             raise StorageError(f"{self.file} is not a checkpoint of this run: {error}") from error
-        return Checkpoint(model.config, groups)
+        return Checkpoint(state, groups)
 
     def _compare(self, stored: Mapping[str, Any], fingerprint: Mapping[str, Any], head: Callable[[], str]) -> None:
         """Refuse a run that had other settings or other data."""
@@ -101,26 +118,15 @@ class CheckpointFolder:
             )
 
 
-def _check_consistency(
-    state: Mapping[str, Any], groups: dict[str, dict[str, Tensor]], fingerprint: Mapping[str, Any]
-) -> None:
-    """Refuse numbers that no run with these settings can have."""
-    if state["step"] > fingerprint["steps"] or state["best_step"] > state["step"]:
-        raise ValueError(f"its step {state['step']} is none of a run of {fingerprint['steps']}")
-    if (state["best_nll"] is None) != ("best" not in groups):
-        raise ValueError("it must have the best weights together with their score")
-
-
-def _check_tensors(groups: dict[str, dict[str, Tensor]], flow: nn.Module, ema: bool) -> None:
+def _check_tensors(groups: Mapping[str, dict[str, Tensor]], flow: nn.Module, ema: bool) -> None:
     """Refuse tensors whose names, shapes or dtypes are not those of this flow: optimizers do not check them."""
-    state = {name: (t.shape, t.dtype) for name, t in flow.state_dict().items()}
     required = {"weights", "good", "random"} | ({"average", "good_average"} if ema else set())
-    for group in sorted(required - groups.keys()):
-        raise ValueError(f"it has no {group!r}")
-    for group in sorted(groups.keys() - required - {"best", "optimizer", "good_optimizer"}):
-        raise ValueError(f"it has tensors called {group[:60]!r}, which are not expected")
+    allowed = required | {"best", "optimizer", "good_optimizer"}
+    for group in sorted(required ^ groups.keys()):
+        if group not in allowed & groups.keys():
+            raise ValueError(f"it has {'no' if group in required else 'unexpected tensors'} {group[:60]!r}")
     for group in sorted((required | {"best"}) & groups.keys() - {"random"}):
-        _demand_equal(group, {name: (t.shape, t.dtype) for name, t in groups[group].items()}, state)
+        _demand_equal(group, _types(groups[group]), _types(flow.state_dict()))
     for group in ("best", "good", "good_average"):
         if not all(bool(t.isfinite().all()) for t in groups.get(group, {}).values()):
             raise ValueError(f"some of its weights in {group!r} are not finite")
@@ -128,55 +134,50 @@ def _check_tensors(groups: dict[str, dict[str, Tensor]], flow: nn.Module, ema: b
         moments = groups.get(group, {})
         expected: dict[str, Any] = {}
         for i, p in enumerate(flow.parameters()):
-            own = {f"{i}/exp_avg": (p.shape, p.dtype), f"{i}/exp_avg_sq": (p.shape, p.dtype)}
-            own[f"{i}/step"] = (torch.Size(), torch.float32)
-            if own.keys() & moments.keys():  # a parameter that had no gradient has none
+            own = _types({f"{i}/exp_avg": p, f"{i}/exp_avg_sq": p}) | {f"{i}/step": (torch.Size(), torch.float32)}
+            if own.keys() & moments.keys():  # a parameter that never had a gradient has no moments
                 expected |= own
-        _demand_equal(group, {name: (t.shape, t.dtype) for name, t in moments.items()}, expected)
+        _demand_equal(group, _types(moments), expected)
         if not all(0 <= float(t) < math.inf for name, t in moments.items() if name.endswith("/step")):
             raise ValueError(f"the steps of {group} are not valid counts")
     if set(groups["random"]) - {"cuda"} != {"cpu"}:
         raise ValueError("it lacks the states of the random number generators")
     for device, random in groups["random"].items():
         if random.dtype != torch.uint8 or random.dim() != 1:
-            raise ValueError("the state of its random numbers is none")
+            raise ValueError(f"the state of the random number generator of {device} is invalid")
         if device == "cpu" or torch.cuda.is_available():
             torch.Generator(device).set_state(random)  # raises a RuntimeError if it is invalid
 
 
-def _demand_equal(group: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    different = [name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)]
+def _types(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {name: (t.shape, t.dtype) for name, t in tensors.items()}
+
+
+def _demand_equal(group: str, actual: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    different = [name for name in actual.keys() | expected.keys() if actual.get(name) != expected.get(name)]
     if different:
         raise ValueError(
             f"{len(different)} of the tensors in {group!r} do not fit the flow, such as {min(different)[:200]!r}"
         )
 
 
-#: The hashes of the data in a fingerprint, and what differs if they do.
-_DATA = {"train": "other data", "val": "other validation data"}
-
-#: The state of a run except for its tensors.
+#: The schema of a checkpoint's configuration.
 _STATE = fields(
     {
+        **dict.fromkeys(("step", "best_step", "returns", "waited"), integer()),
         "fingerprint": fields({}, others=anything),
-        "step": integer(),
-        "best_step": integer(),
         "best_nll": optional(number()),
         "finished": flag,
         "position": items(integer(), length=2),
         "rate_factor": number(above=0),
-        "returns": integer(),
-        "waited": integer(),
         "seconds": number(low=0),
         "loss": items(number(), length=2),
         "plateau": items(number(low=0), length=2),
         "guard": fields(
             {
-                "seen": integer(),
+                **dict.fromkeys(("seen", "bad_in_a_row", "skipped"), integer()),
                 "mean": number(),
                 "deviation": number(low=0),
-                "bad_in_a_row": integer(),
-                "skipped": integer(),
             }
         ),
         "history": items(RECORD),

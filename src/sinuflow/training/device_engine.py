@@ -17,11 +17,11 @@ from ..flows.sinusoidal import SinusoidalFlow
 from ..ops import adam as flat_adam
 from ..ops.adam import SLOTS, Flat, Rules, Slot
 from . import guard as guarding
-from .engine import Advance, Engine, PlainEngine, Snapshot, Weights, average_weight, copied
+from .engine import Advance, EagerEngine, Engine, Snapshot, Weights, average_weight
 from .flat import FlatParameters
 from .guard import Guard
 from .settings import Settings
-from .stability import Stability, clip_factor, emphasis
+from .stability import Stability, clip_factor, penalty_weight
 
 #: Steps before the loop looks at what has become of them, and about how many seconds they may take together.
 _MOST_STEPS, _MOST_SECONDS = 256, 0.5
@@ -38,7 +38,7 @@ def make_engine(flow: SinusoidalFlow, batches: Batches, settings: Settings, guar
     alike = len({p.dtype for p in flow.parameters()}) == 1 and all(p.requires_grad for p in flow.parameters())
     if first.is_cuda and wanted and alike:
         return DeviceEngine(flow, batches, settings, guard, rate, record=True)
-    return PlainEngine(flow, batches, settings, guard, rate)
+    return EagerEngine(flow, batches, settings, guard, rate)
 
 
 class _Inputs(NamedTuple):
@@ -48,7 +48,7 @@ class _Inputs(NamedTuple):
     context: Tensor | None
 
 
-class DeviceEngine:
+class DeviceEngine(Engine):
     """Makes many steps in a row without asking the device for anything.
 
     Args:
@@ -153,12 +153,12 @@ class DeviceEngine:
             zeros = self._flat.values.new_zeros
             self._inputs = _Inputs(zeros((features, size)), zeros((context, size)) if context else None)
             self._runs, self._pool = {}, None  # a new shape needs its own recording; the old ones' memory can go
-        turn = 0 if self._stability is None else step % self._stability.turns
+        turn = 0 if self._stability is None else step % self._stability.blocks
         if turn not in self._runs:
             inputs = self._inputs
             self._runs[turn] = self._recorded(inputs, turn) if self._record else lambda: self._make(inputs, turn)
         if self._stability is not None:
-            self._emphasis.fill_(emphasis((step + 1) / self._settings.steps))
+            self._emphasis.fill_(penalty_weight((step + 1) / self._settings.steps))
         return self._inputs, self._runs[turn]
 
     def _recorded(self, inputs: _Inputs, turn: int) -> Callable[[], None]:
@@ -235,10 +235,6 @@ class DeviceEngine:
         if self._mean is None:
             return None
         return self._flow.state_dict() | dict(zip(self._flat.names, self._flat.views(self._mean), strict=True))
-
-    def snapshot(self) -> Snapshot:
-        average = None if self.average is None else copied(self.average)
-        return Snapshot(copied(self._flow.state_dict()), copied(self.optimizer_state()), average)
 
     def restore(self, snapshot: Snapshot) -> None:
         self._flow.load_state_dict(snapshot.weights)

@@ -1,88 +1,94 @@
-"""Who makes the steps.
+"""Training engines: parameters, optimizer state and the moving average, and the steps that update them.
 
-An engine owns the weights, the optimiser and the average of the weights. The plain one makes a step at a
-time with PyTorch's own optimiser; :mod:`sinuflow.training.device_engine` keeps everything on a GPU.
+:class:`EagerEngine` takes one step at a time. :mod:`sinuflow.training.device_engine` keeps everything on a GPU.
 """
 
 from __future__ import annotations
 
-import copy
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..data.batches import Batches
 from ..data.sources import Batch
+from ..flows.sinusoidal import SinusoidalFlow
+from ..ops.adam import BETA1, BETA2, EPSILON
 from .guard import Guard
 from .settings import Settings
-from .stability import Stability, clip_factor, emphasis
+from .stability import Stability, clip_factor, penalty_weight
 
 Weights = dict[str, Tensor]
 
 
 class Advance(NamedTuple):
-    """What some steps have brought."""
+    """Result of :meth:`Engine.advance`."""
 
     steps: int
     rows: int
     loss: float  # of the last step
-    loss_sum: float  # of the steps that were made
+    loss_sum: float  # over the steps that were not skipped
     loss_count: int
 
 
 class Snapshot(NamedTuple):
-    """Weights to come back to."""
+    """Copies of everything that a step updates."""
 
     weights: Weights
     optimizer: Weights
     average: Weights | None
 
 
-class Engine(Protocol):
-    """Makes steps."""
+class Engine(ABC):
+    """Takes optimization steps on a flow."""
+
+    _flow: SinusoidalFlow
 
     @property
+    @abstractmethod
     def average(self) -> Weights | None:
-        """The average of the weights, by name, if one is kept."""
+        """The exponential moving average of the weights, if there is one."""
 
+    @abstractmethod
     def advance(self, step: int, most: int) -> Advance:
-        """Make at least one step and at most so many, of which the first has this number."""
+        """Take between 1 and ``most`` steps, the first of which has number ``step``."""
+
+    @abstractmethod
+    def optimizer_state(self) -> Weights:
+        """``exp_avg``, ``exp_avg_sq`` and ``step`` of every parameter, by its index: ``"0/exp_avg"``."""
+
+    @abstractmethod
+    def restore(self, snapshot: Snapshot) -> None:
+        """Return to a snapshot."""
 
     def snapshot(self) -> Snapshot:
-        """Copies of everything."""
+        average = None if self.average is None else copied(self.average)
+        return Snapshot(copied(self._flow.state_dict()), copied(self.optimizer_state()), average)
 
-    def restore(self, snapshot: Snapshot) -> None:
-        """Go back to copies."""
-
-    def optimizer_state(self) -> Weights:
-        """The optimiser's own numbers: for every parameter, by its place, exp_avg, exp_avg_sq and step."""
-
-    def close(self) -> None:
-        """Leave the flow as any other."""
+    def close(self) -> None:  # noqa: B027
+        """Release what the engine holds on to."""
 
 
-class PlainEngine:
-    """A step at a time, with PyTorch's optimisers; ``rate`` is the learning rate of a step."""
+class EagerEngine(Engine):
+    """One step at a time in eager PyTorch; ``rate`` is the learning rate of a step."""
+
+    average: Weights | None = None
 
     def __init__(
-        self, flow: nn.Module, batches: Batches, settings: Settings, guard: Guard, rate: Callable[[int], float]
+        self, flow: SinusoidalFlow, batches: Batches, settings: Settings, guard: Guard, rate: Callable[[int], float]
     ) -> None:
         self._flow, self._batches, self._settings, self._guard, self._rate = flow, batches, settings, guard, rate
         self._parameters = list(flow.parameters())
-        kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
-        self._optimizer = kind(
-            self._parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
-        )
-        self.average = copied(flow.state_dict()) if settings.ema else None
+        self._optimizer = Adam(self._parameters, settings.weight_decay, decoupled=settings.optimizer == "adamw")
+        if settings.ema:
+            self.average = copied(flow.state_dict())
         self._stability = None if settings.stability is None else Stability(flow, settings.stability)
 
     def advance(self, step: int, most: int) -> Advance:
         batch = self._batches.next()
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._rate(step)
         loss = -self._flow(batch.context, validate_args=False).log_prob(batch.x).mean()
         loss.backward()
         limit = math.inf if self._settings.clip is None else self._settings.clip
@@ -90,60 +96,84 @@ class PlainEngine:
         if self._stability is not None:
             norm = self._add_penalty(self._stability, batch, step, clip_factor(norm, self._settings.clip))
         value = float(loss.detach())
-        good = self._guard.good(value, float(norm))
-        if good:
-            self._optimizer.step()
-            if self.average is not None:
-                self._update_average(step)
-        self._optimizer.zero_grad()
-        return Advance(1, len(batch.x), value, value if good else 0.0, int(good))
+        accepted = self._guard.accept(value, float(norm))
+        if accepted:
+            self._optimizer.step(self._rate(step))
+            self._update_average(step)
+        for parameter in self._parameters:
+            parameter.grad = None
+        return Advance(1, len(batch.x), value, value if accepted else 0.0, int(accepted))
 
     def _add_penalty(self, stability: Stability, batch: Batch, step: int, factor: Tensor) -> Tensor:
-        """Add its gradient to the likelihood's, and give the norm of both together."""
+        """Add the penalty's gradient to the likelihood's, and return the norm of their sum."""
         context = None if batch.context is None else batch.context.mT
-        share = emphasis((step + 1) / self._settings.steps)
-        (factor * share * stability.penalty(batch.x.mT, context, step % stability.turns)).backward()
+        weight = penalty_weight((step + 1) / self._settings.steps)
+        (factor * weight * stability.penalty(batch.x.mT, context, step % stability.blocks)).backward()
         return nn.utils.clip_grad_norm_(self._parameters, math.inf)
 
     def _update_average(self, step: int) -> None:
-        assert self.average is not None
-        state = self._flow.state_dict()
-        names = [name for name, t in state.items() if t.is_floating_point()]
-        weight = average_weight(self._settings.ema, step)
-        torch._foreach_lerp_([self.average[n] for n in names], [state[n] for n in names], weight)
+        if self.average is not None:
+            state = self._flow.state_dict()
+            names = [name for name, t in state.items() if t.is_floating_point()]
+            weight = average_weight(self._settings.ema, step)
+            torch._foreach_lerp_([self.average[n] for n in names], [state[n] for n in names], weight)
 
-    def snapshot(self) -> Snapshot:
-        average = None if self.average is None else copied(self.average)
-        return Snapshot(copied(self._flow.state_dict()), copied(self.optimizer_state()), average)
+    def optimizer_state(self) -> Weights:
+        return self._optimizer.state
 
     def restore(self, snapshot: Snapshot) -> None:
         self._flow.load_state_dict(snapshot.weights)
-        whole = self._optimizer.state_dict()
-        whole["state"] = copy.deepcopy(_by_parameter(snapshot.optimizer))
-        self._optimizer.load_state_dict(whole)
-        self.average = None if snapshot.average is None else copied(snapshot.average)
+        optimizer, average, here = snapshot.optimizer.items(), snapshot.average, self._flow.state_dict()
+        devices = [p.device for p in self._parameters]
+        self._optimizer.state = {k: t.to(devices[int(k.partition("/")[0])], copy=True) for k, t in optimizer}
+        self.average = None if average is None else {k: t.to(here[k].device, copy=True) for k, t in average.items()}
 
-    def optimizer_state(self) -> Weights:
-        state: dict[int, dict[str, Tensor]] = self._optimizer.state_dict()["state"]
-        return {f"{index}/{name}": torch.as_tensor(t) for index, part in state.items() for name, t in part.items()}
 
-    def close(self) -> None:
-        pass
+class Adam:
+    """Adam or, with ``decoupled`` weight decay, AdamW, by the kernels of ``torch.optim.Adam(fused=True)``.
+
+    ``torch.optim`` itself would import ``torch._dynamo``, which takes most of a second at every start.
+
+    Example:
+        >>> w = nn.Parameter(torch.ones(2))
+        >>> w.square().sum().backward()
+        >>> Adam([w]).step(learning_rate=0.1)
+        >>> w.data
+        tensor([0.9000, 0.9000])
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], weight_decay: float = 0.0, decoupled: bool = False) -> None:
+        self._parameters, self._weight_decay = parameters, weight_decay
+        self._update = torch._fused_adamw_ if decoupled else torch._fused_adam_
+        #: As :meth:`Engine.optimizer_state`; parameters that never had a gradient have none.
+        self.state: Weights = {}
+
+    def step(self, learning_rate: float) -> None:
+        """Update all parameters that have a gradient."""
+        groups: dict[tuple[torch.device, torch.dtype], list[list[Tensor]]] = {}
+        for i, p in enumerate(self._parameters):
+            if p.grad is None:
+                continue
+            if f"{i}/step" not in self.state:
+                self.state[f"{i}/exp_avg"], self.state[f"{i}/exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
+                self.state[f"{i}/step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+            moments = (self.state[f"{i}/{name}"] for name in ("exp_avg", "exp_avg_sq", "step"))
+            columns = groups.setdefault((p.device, p.dtype), [[], [], [], [], []])
+            for column, tensor in zip(columns, (p.detach(), p.grad, *moments), strict=True):
+                column.append(tensor)
+        for parameters, gradients, first, second, steps in groups.values():
+            torch._foreach_add_(steps, 1)
+            self._update(
+                parameters, gradients, first, second, [], steps, lr=learning_rate, beta1=BETA1, beta2=BETA2,
+                weight_decay=self._weight_decay, eps=EPSILON, amsgrad=False, maximize=False,
+            )  # fmt: skip
 
 
 def average_weight(ema: float | None, step: int) -> float:
-    """The weight of the new weights in the average: early on, that is over what there is so far."""
+    """The weight of the current weights in the moving average: at first, that is the mean over all steps so far."""
     return 1 - min(ema or 0.0, (1 + step) / (10 + step))
 
 
 def copied(state: Weights) -> Weights:
     """A copy of every tensor."""
     return {name: t.detach().clone() for name, t in state.items()}
-
-
-def _by_parameter(tensors: Weights) -> dict[int, dict[str, Tensor]]:
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, t in tensors.items():
-        index, _, name = key.partition("/")
-        state.setdefault(int(index), {})[name] = t
-    return state

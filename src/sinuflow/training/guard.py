@@ -1,40 +1,48 @@
-"""Watching the loss: what is one odd batch, and what is a run that is lost."""
+"""Detection of outlying losses and of divergence."""
 
 from __future__ import annotations
 
 import math
 
-#: Steps before the guard knows what a usual loss is.
+#: Steps before outliers are detected.
 LEARNING = 20
-#: How fast it forgets.
+#: Decay of the running mean and deviation of the loss.
 MEMORY = 0.98
-#: A loss this many usual deviations above the usual is no loss to learn from.
+#: Deviations above the mean beyond which a loss is an outlier.
 FAR = 30.0
-#: Bad steps in a row that mean more than bad luck.
+#: Consecutive rejected steps that mean divergence.
 PERSISTENT = 10
 
 
 class Guard:
-    """Tells losses to learn from, and counts those that are not.
+    """Rejects steps whose loss or gradient is not finite, or whose loss is far above its running mean.
 
-    A loss is bad if it is not a number, or far above what it usually is. One odd row can do that
-    to one batch; ten such batches in a row mean that the weights are bad.
+    A single outlier in the data can do that to one batch; many such batches in a row mean that the weights have
+    diverged. The threshold is the mean plus :data:`FAR` mean absolute deviations plus ``slack``.
+
+    Example:
+        >>> guard = Guard(slack=1.0)
+        >>> [guard.accept(loss, gradient_norm=1.0) for loss in (2.0, 1.9, math.nan)]
+        [True, True, False]
+        >>> guard.skipped, guard.diverged
+        (1, False)
     """
 
     def __init__(self, slack: float) -> None:
         self.slack = slack
-        self.seen = 0
-        self.mean = 0.0
-        self.deviation = 0.0
-        self.bad_in_a_row = 0
         self.skipped = 0
+        self.restart()
 
-    def good(self, loss: float, gradient_norm: float) -> bool:
-        """Whether to make the step."""
-        good = math.isfinite(loss) and math.isfinite(gradient_norm)
-        if good and self.seen >= LEARNING:
-            good = loss <= self.mean + FAR * self.deviation + self.slack
-        if not good:
+    def restart(self) -> None:
+        """Forget the losses so far."""
+        self.seen, self.mean, self.deviation, self.bad_in_a_row = 0, 0.0, 0.0, 0
+
+    def accept(self, loss: float, gradient_norm: float) -> bool:
+        """Whether to take the step."""
+        accepted = math.isfinite(loss) and math.isfinite(gradient_norm)
+        if accepted and self.seen >= LEARNING:
+            accepted = loss <= self.mean + FAR * self.deviation + self.slack
+        if not accepted:
             self.bad_in_a_row += 1
             self.skipped += 1
             return False
@@ -46,18 +54,14 @@ class Guard:
         return True
 
     @property
-    def lost(self) -> bool:
-        """Whether steps have been bad for so long that the weights must be to blame."""
+    def diverged(self) -> bool:
+        """Whether so many steps in a row were rejected that the weights must be the cause."""
         return self.bad_in_a_row >= PERSISTENT
 
-    def restart(self) -> None:
-        """Forget what was usual."""
-        self.seen, self.mean, self.deviation, self.bad_in_a_row = 0, 0.0, 0.0, 0
-
     def state(self) -> dict[str, float]:
-        """Everything as numbers, to be stored."""
+        """Everything but ``slack``, for checkpoints."""
         return {name: value for name, value in vars(self).items() if name != "slack"}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Set what :meth:`state` gave."""
+        """Set the values of :meth:`state`."""
         vars(self).update(state)

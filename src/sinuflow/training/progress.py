@@ -1,21 +1,20 @@
-"""What a user sees while a model trains: a bar in a terminal, plain lines elsewhere."""
+"""Progress of a training run: a bar in a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import Any, NamedTuple, Protocol, TextIO
+from datetime import timedelta
+from typing import Any, NamedTuple, TextIO
 
 from ..printable import printable
 
-#: Seconds between plain lines.
-_PAUSE = 10.0
-#: Seconds between updates of the bar.
-_TICK = 0.2
+#: Seconds between lines, and between updates of the bar.
+_LINE_SECONDS, _BAR_SECONDS = 10.0, 0.2
 
 
-class Standing(NamedTuple):
-    """Where a run stands."""
+class Status(NamedTuple):
+    """The state of a run."""
 
     step: int
     steps: int
@@ -24,55 +23,36 @@ class Standing(NamedTuple):
     rows_per_second: float
     unit: str = ""
 
-    def text(self) -> str:
-        best = "" if self.best is None else f"  best validation {self.best:.4f}{self.unit}"
-        return f"loss {self.loss:.4f}{best}  {self.rows_per_second:,.0f} rows/s"
 
+class Progress:
+    """Shows nothing; the base of what does."""
 
-class Progress(Protocol):
-    """Shows how far a run is."""
-
-    def show(self, standing: Standing) -> None:
+    def show(self, status: Status) -> None:
         """Called at every step; decides itself how often to show something."""
 
     def say(self, message: str) -> None:
-        """Show a message now."""
+        """Show a message."""
 
     def close(self) -> None:
         """Called once, at the end."""
 
 
-class Silent:
-    """Shows nothing."""
-
-    def show(self, standing: Standing) -> None:
-        pass
-
-    def say(self, message: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class Lines:
-    """A line now and then, for files and pipes."""
+class Lines(Progress):
+    """A line every ten seconds, for files and pipes."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
-        self._started = time.monotonic()
+        self._started = self._shown = time.monotonic()
         self._first: int | None = None
-        self._shown = self._started
-        self._last: Standing | None = None
+        self._last: Status | None = None
 
-    def show(self, standing: Standing) -> None:
+    def show(self, status: Status) -> None:
         now = time.monotonic()
-        if self._first is None:
-            self._first = standing.step
-        self._last = standing
-        if now - self._shown >= _PAUSE:
+        self._first = status.step if self._first is None else self._first
+        self._last = status
+        if now - self._shown >= _LINE_SECONDS:
             self._shown = now
-            self._write(standing, now)
+            self._write(status, now)
 
     def say(self, message: str) -> None:
         print(printable(message), file=self._stream, flush=True)
@@ -82,22 +62,24 @@ class Lines:
             self._write(self._last, time.monotonic())
             self._last = None
 
-    def _write(self, standing: Standing, now: float) -> None:
-        done = standing.step - (self._first or 0) + 1
-        left = (now - self._started) / done * (standing.steps - standing.step)
-        ahead = f"  {_duration(left)} left" if standing.step < standing.steps else ""
-        self.say(f"step {standing.step}/{standing.steps}  {standing.text()}{ahead}")
+    def _write(self, status: Status, now: float) -> None:
+        done = status.step - (self._first or 0) + 1
+        seconds = (now - self._started) / done * (status.steps - status.step)
+        left = f"  {timedelta(seconds=min(round(seconds), 10**9))} left" if status.step < status.steps else ""
+        best = "" if status.best is None else f"  best validation {status.best:.4f}{status.unit}"
+        speed = f"{status.rows_per_second:,.0f} rows/s"
+        self.say(f"step {status.step}/{status.steps}  loss {status.loss:.4f}{best}  {speed}{left}")
 
 
-class Bar:
-    """A progress bar, by rich."""
+class Bar(Progress):
+    """A progress bar by rich."""
 
     def __init__(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._progress = Progress(
-            BarColumn(bar_width=16),  # all of it fits 80 columns
+            BarColumn(bar_width=16),  # so that all of it fits 80 columns
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.description}"),
@@ -107,16 +89,16 @@ class Bar:
         self._task: Any = None
         self._shown = 0.0
 
-    def show(self, standing: Standing) -> None:
+    def show(self, status: Status) -> None:
         now = time.monotonic()
         if self._task is None:
             self._progress.start()
-            self._task = self._progress.add_task("", total=standing.steps, completed=standing.step)
-        if now - self._shown >= _TICK or standing.step == standing.steps:
+            self._task = self._progress.add_task("", total=status.steps, completed=status.step)
+        if now - self._shown >= _BAR_SECONDS or status.step == status.steps:
             self._shown = now
-            best = "" if standing.best is None else f" best {standing.best:.3f}{standing.unit}"
-            text = f"loss {standing.loss:.3f}{best} {standing.rows_per_second:,.0f} rows/s"
-            self._progress.update(self._task, completed=standing.step, description=text)
+            best = "" if status.best is None else f" best {status.best:.3f}{status.unit}"
+            text = f"loss {status.loss:.3f}{best} {status.rows_per_second:,.0f} rows/s"
+            self._progress.update(self._task, completed=status.step, description=text)
 
     def say(self, message: str) -> None:
         self._progress.console.print(printable(message), markup=False, highlight=False)
@@ -125,19 +107,13 @@ class Bar:
         self._progress.stop()
 
 
-def make_progress(wanted: bool) -> Progress:
-    """A bar in a terminal that can show one, lines elsewhere, nothing if not wanted."""
-    if not wanted:
-        return Silent()
+def make_progress(enabled: bool) -> Progress:
+    """A bar in a terminal if rich is installed, lines elsewhere, nothing if disabled."""
+    if not enabled:
+        return Progress()
     if sys.stderr.isatty():
         try:
             return Bar()
         except ImportError:
             pass
     return Lines()
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,4 +1,4 @@
-"""How the learning rate changes while training."""
+"""Learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from ..errors import ArgumentError
 
 Name = Literal["constant", "cosine", "exponential", "plateau"]
 
-#: The share of the learning rate that is left at the end, where a schedule goes down to something.
+#: The fraction of the learning rate at the end of the exponential schedule, and the smallest one of a plateau.
 _FLOOR = 0.01
 
 
 @dataclass(frozen=True)
 class Plateau:
-    """The plateau schedule with numbers of its own; ``schedule="plateau"`` has these defaults.
+    """The plateau schedule; ``schedule="plateau"`` has these defaults.
 
     Args:
-        factor: what is left of the learning rate each time that it is lowered.
-        patience: validations in a row that bring nothing better, before that.
+        factor: the learning rate is multiplied by this after ``patience`` validations without improvement.
+        patience: consecutive validations without improvement.
 
     Example:
         >>> schedule = Schedule(Plateau(factor=0.9, patience=2), steps=100, warmup=0)
         >>> for improved in (True, False, False):
         ...     schedule.validated(improved)
-        >>> schedule.share(50)
+        >>> schedule.factor(50)
         0.9
     """
 
@@ -37,24 +37,24 @@ class Plateau:
         if isinstance(self.factor, bool) or not isinstance(self.factor, (int, float)) or not 0 < self.factor < 1:
             raise ArgumentError(f"factor must be between 0 and 1; got {self.factor!r}")
         if isinstance(self.patience, bool) or not isinstance(self.patience, int) or self.patience < 1:
-            raise ArgumentError(f"patience must be a whole number, 1 or more; got {self.patience!r}")
+            raise ArgumentError(f"patience must be an integer of at least 1; got {self.patience!r}")
 
 
-#: What :func:`sinuflow.fit` takes as ``schedule``.
+#: The argument ``schedule`` of :func:`sinuflow.fit`.
 ScheduleName = Name | Plateau
 
 
 class Schedule:
-    r"""The learning rate of each step, as a share of the largest one.
+    r"""The learning rate of each step as a fraction of the largest one.
 
-    With s the share of the steps that are done: ``"constant"`` is 1; ``"cosine"`` is
-    :math:`(1 + \cos \pi s)/2`; ``"exponential"`` is :math:`0.01^s`, or with a ``decay`` its power by the epochs that
-    are done; ``"plateau"`` is halved whenever five validations in a row bring nothing better, and a :class:`Plateau`
-    does so with other numbers. Before that, a linear ``warmup``.
+    After a linear ``warmup``, with s the fraction of the remaining steps that are done: ``"constant"`` is 1;
+    ``"cosine"`` is :math:`(1 + \cos \pi s)/2`; ``"exponential"`` is :math:`0.01^s` or, with a ``decay``, ``decay`` to
+    the power of the completed epochs; ``"plateau"`` is multiplied by a factor whenever several consecutive validations
+    bring no improvement (:class:`Plateau`).
 
     Example:
         >>> schedule = Schedule("cosine", steps=100, warmup=10)
-        >>> round(schedule.share(0), 3), schedule.share(10), round(schedule.share(100), 3)
+        >>> round(schedule.factor(0), 3), schedule.factor(10), round(schedule.factor(100), 3)
         (0.091, 1.0, 0.0)
     """
 
@@ -63,29 +63,26 @@ class Schedule:
     ) -> None:
         if not isinstance(name, Plateau) and name not in get_args(Name):
             raise ArgumentError(f"schedule must be one of {', '.join(get_args(Name))}, or a Plateau; got {name!r}")
-        self._name, self._steps, self._warmup = name, steps, warmup
-        self._told = name if isinstance(name, Plateau) else Plateau() if name == "plateau" else None
-        self._decay, self._per_epoch = decay, per_epoch
+        self._name, self._steps, self._warmup, self._decay, self._per_epoch = name, steps, warmup, decay, per_epoch
+        self._settings = name if isinstance(name, Plateau) else Plateau() if name == "plateau" else None
         self.plateau = 1.0
         self.waited = 0
 
-    def share(self, step: int) -> float:
-        """The share of the largest learning rate at a step."""
+    def factor(self, step: int) -> float:
+        """The fraction of the largest learning rate at a step."""
         if step < self._warmup:
             return (step + 1) / (self._warmup + 1)
         done = (step - self._warmup) / max(1, self._steps - self._warmup)
         if self._name == "cosine":
             return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-        if self._name == "exponential" and self._decay is not None:
-            return float(self._decay ** (step // self._per_epoch))
         if self._name == "exponential":
-            return float(_FLOOR**done)
+            return float(_FLOOR**done if self._decay is None else self._decay ** (step // self._per_epoch))
         return self.plateau
 
     def validated(self, improved: bool) -> None:
-        """Say whether the last validation brought something better."""
-        if self._told is None:
+        """Record whether the last validation improved on the best."""
+        if self._settings is None:
             return
         self.waited = 0 if improved else self.waited + 1
-        if self.waited >= self._told.patience:
-            self.plateau, self.waited = max(_FLOOR, self.plateau * self._told.factor), 0
+        if self.waited >= self._settings.patience:
+            self.plateau, self.waited = max(_FLOOR, self.plateau * self._settings.factor), 0

@@ -1,15 +1,16 @@
-"""What a run is told, checked once."""
+"""The settings of a run, validated."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from ..errors import ArgumentError
 from .schedules import ScheduleName
 
-#: The most validations of a run: checkpoints hold a record of each, and are read within bounds of memory.
+#: The most validations of a run: checkpoints hold a record of each, and reading them takes bounded memory.
 MOST_RECORDS = 20_000
 
 OptimizerName = Literal["adam", "adamw"]
@@ -17,7 +18,7 @@ OptimizerName = Literal["adam", "adamw"]
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of :func:`sinuflow.fit` that decide about the result."""
+    """The arguments of :func:`sinuflow.fit` that determine its result."""
 
     steps: int
     batch_size: int
@@ -35,47 +36,43 @@ class Settings:
     stability: float | None = None
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if hasattr(value, "item"):  # NumPy's numbers are welcome, and stored as plain ones
+        for name, value in vars(self).items():
+            if hasattr(value, "item"):  # NumPy scalars become Python's, which JSON can hold
                 object.__setattr__(self, name, value.item())
-        for name in ("steps", "batch_size", "validate_every"):
-            self._demand(name, _is_whole(getattr(self, name)) and getattr(self, name) >= 1, "a whole number, 1 or more")
-        self._demand("warmup", _is_whole(self.warmup) and self.warmup >= 0, "a whole number, 0 or more")
-        self._demand("seed", _is_whole(self.seed), "a whole number")
-        self._demand("learning_rate", _is_number(self.learning_rate) and self.learning_rate > 0, "above 0")
-        self._demand("weight_decay", _is_number(self.weight_decay) and self.weight_decay >= 0, "0 or more")
-        self._demand("clip", self.clip is None or (_is_number(self.clip) and self.clip > 0), "above 0, or None")
-        self._demand("ema", self.ema is None or (_is_number(self.ema) and 0 < self.ema < 1), "between 0 and 1, or None")
-        self._demand(
-            "patience", self.patience is None or (_is_whole(self.patience) and self.patience >= 1), "1 or more, or None"
-        )
-        decay = self.decay
-        self._demand("decay", decay is None or (_is_number(decay) and 0 < decay <= 1), "above 0 and at most 1, or None")
-        stability = self.stability
-        self._demand("stability", stability is None or (_is_number(stability) and stability > 0), "above 0, or None")
-        self._demand(
-            "validate_every",
-            self.steps <= MOST_RECORDS * self.validate_every,
-            f"at least {-(-self.steps // MOST_RECORDS)} for so many steps, because a history has at most "
-            f"{MOST_RECORDS:,} records",
-        )
+        for name, (kind, valid, expected) in _RULES.items():
+            value = getattr(self, name)
+            if value is None and expected.endswith("None"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, kind) or not (abs(value) < math.inf and valid(value)):
+                raise ArgumentError(f"{name} must be {expected}; got {value!r}")
+        least = -(-self.steps // MOST_RECORDS)
+        if self.validate_every < least:
+            raise ArgumentError(
+                f"validate_every must be at least {least} for so many steps, because a history has at most "
+                f"{MOST_RECORDS:,} records; got {self.validate_every!r}"
+            )
         if self.decay is not None and self.schedule != "exponential":
             raise ArgumentError('decay belongs to schedule="exponential"')
-        names = get_args(OptimizerName)
-        self._demand("optimizer", self.optimizer in names, " or ".join(names))
-
-    def _demand(self, name: str, fulfilled: bool, what: str) -> None:
-        if not fulfilled:
-            raise ArgumentError(f"{name} must be {what}; got {getattr(self, name)!r}")
+        if self.optimizer not in get_args(OptimizerName):
+            raise ArgumentError(f"optimizer must be {' or '.join(get_args(OptimizerName))}; got {self.optimizer!r}")
 
     def as_dict(self) -> dict[str, Any]:
         """All settings by name."""
         return asdict(self)
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+#: For each numeric setting its type, further conditions, and both in words.
+_RULES: dict[str, tuple[Any, Callable[[float], bool], str]] = {
+    "steps": (int, lambda v: v >= 1, "an integer of at least 1"),
+    "batch_size": (int, lambda v: v >= 1, "an integer of at least 1"),
+    "validate_every": (int, lambda v: v >= 1, "an integer of at least 1"),
+    "warmup": (int, lambda v: v >= 0, "an integer of at least 0"),
+    "seed": (int, lambda v: True, "an integer"),
+    "patience": (int, lambda v: v >= 1, "an integer of at least 1, or None"),
+    "learning_rate": ((int, float), lambda v: v > 0, "above 0"),
+    "weight_decay": ((int, float), lambda v: v >= 0, "0 or more"),
+    "clip": ((int, float), lambda v: v > 0, "above 0, or None"),
+    "ema": ((int, float), lambda v: 0 < v < 1, "between 0 and 1, or None"),
+    "decay": ((int, float), lambda v: 0 < v <= 1, "above 0 and at most 1, or None"),
+    "stability": ((int, float), lambda v: v > 0, "above 0, or None"),
+}

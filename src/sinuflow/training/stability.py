@@ -1,21 +1,21 @@
-r"""A penalty that keeps errors from growing on the way back from noise to images.
+r"""A penalty on image flows whose inverse amplifies errors.
 
-A shift of an image, :math:`s(x) = x + c(x)`, is inverted by a recursion along the raster, in which every pixel follows
-from the ones before. Where c says too much about a pixel, with a gain above one for each of the next, an error grows
-exponentially along a stroke. Likelihood does not mind, because the log-determinant of a shift is 0 whatever c is; so
-flows of images learn such shifts, and bring a few of their images back badly.
+An image shift :math:`s(x) = x + c(x)` is inverted by a recursion along the raster, in which every pixel depends on the
+ones before. Where the gain of c from pixel to pixel exceeds one, errors grow exponentially along a stroke. The
+likelihood does not penalize this, because the log-determinant of a shift is 0 for any c.
 
-Let δ be a small error of :math:`s(x)`, and :math:`u = s^{-1}(s(x) + \delta) - x` what becomes of it. The quotient
+Let δ be a small perturbation of :math:`s(x)`, and :math:`u = s^{-1}(s(x) + \delta) - x` the resulting error. The
+quotient
 
 .. math:: q = \frac{\sum_i u_i^3 \, [s(x + u) - s(x)]_i}{\sum_i u_i^4}
 
-is 1 if u is δ, and about the reciprocal of the growth where a few pixels' errors have grown, because the fourth powers
-leave the others out. The penalty is :math:`\max(0, \rho - q)`, with gradients for the network alone, x and u being
-given: it makes s tell x + u from x. Images whose errors do not grow are left alone.
+is 1 if u is δ, and about the reciprocal of the growth where the errors of a few pixels have grown, because fourth
+powers single these out. The penalty is :math:`\max(0, \rho - q)`, differentiated with respect to the network alone,
+for constant x and u: it makes s separate x + u from x. Images whose errors do not grow contribute no gradient.
 
-What counts is how errors grow through all layers. On the way they become smooth: what one layer has magnified is much
-the same along a stroke, and the next one magnifies that far more than noise that is independent from pixel to pixel. So
-δ is the same over squares of pixels, of another size from image to image.
+What counts is the growth through all layers. An error that one layer has amplified is smooth along a stroke, and the
+next layer amplifies smooth errors far more than pixelwise independent noise. So δ is constant over square patches, of
+another size from image to image.
 """
 
 from __future__ import annotations
@@ -30,31 +30,29 @@ from ..conditioners.pixelcnn import Shape
 from ..errors import ArgumentError
 from ..solvers import SolverOptions
 
-#: The standard deviation of δ: far above rounding, far below what matters in an image.
+#: Standard deviation of δ: far above rounding errors, far below visible differences.
 _ERROR = 0.05
-#: Sizes of squares over which δ is the same, one after the other.
-_SQUARES = (1, 2, 4, 8)
-#: ρ: the largest error may be about this one's reciprocal times as large after a shift's inverse.
+#: Patch sizes of δ, cycled over the images of a batch.
+_PATCHES = (1, 2, 4, 8)
+#: ρ: the inverse of a shift may amplify the largest error by about 1/ρ.
 _QUOTIENT = 0.8
-#: An error that has become larger than this is followed in its direction so far only: the flow has not learned from
-#: images that are farther away.
+#: Longer errors u are scaled down to this length, because the flow is untrained so far from the data.
 _FAR = 10.0
 
 
 class Stability:
-    """The penalty of all shifts of a flow of images, times a weight, which it has at the end of training.
+    """The penalty over all shifts of an image flow, times ``weight``.
 
-    It is estimated from one block at a time, whose number is called the turn: inverses cost more than the rest of a
-    training step.
+    A training step estimates it from one block of layers, because inverses cost more than the rest of the step.
 
     Example:
         >>> import sinuflow
         >>> flow = sinuflow.SinusoidalFlow.image((1, 8, 8), blocks=3)
         >>> stability = Stability(flow, weight=500.0)
-        >>> stability.turns
+        >>> stability.blocks
         3
-        >>> penalty = stability.penalty(torch.randn(64, 5), None, turn=0)  # for 5 images, feature-major
-        >>> float(penalty.detach())  # an untrained shift leaves errors as they are
+        >>> penalty = stability.penalty(torch.randn(64, 5), None, block=0)  # for 5 images, feature-major
+        >>> float(penalty.detach())  # an untrained shift does not amplify errors
         0.0
     """
 
@@ -64,76 +62,74 @@ class Stability:
         self._blocks = [i for i, layer in enumerate(self._layers) if isinstance(layer, ImageLDUBlock)]
         self._weight = weight
         if not self._blocks:
-            raise ArgumentError("stability is for flows of images, SinusoidalFlow.image(...): leave it out for others")
+            raise ArgumentError("stability is for image flows, SinusoidalFlow.image(...): leave it out for others")
         layers = [layer for i in self._blocks for layer in self._layers[i].modules() if isinstance(layer, ImageLayer)]
         if not all(isinstance(layer, ImageShift) for layer in layers):
             raise ArgumentError("stability is for shifts alone: leave it out, or choose the conditioning shift")
 
     @property
-    def turns(self) -> int:
-        """How many blocks there are."""
+    def blocks(self) -> int:
+        """The number of blocks with shifts."""
         return len(self._blocks)
 
-    def penalty(self, x: Tensor, context: Tensor | None, turn: int) -> Tensor:
-        """An estimate of the penalty, from the shifts of one block; x (D, B) and context (K, B) are feature-major."""
-        place = self._blocks[turn]
+    def penalty(self, x: Tensor, context: Tensor | None, block: int) -> Tensor:
+        """An estimate of the penalty from one block; x (D, B) and context (K, B) are feature-major."""
+        index = self._blocks[block]
         with torch.no_grad():
-            for layer in self._layers[:place]:
+            for layer in self._layers[:index]:
                 x, _ = layer.transform(x, context if layer.context else None)
-        return self._weight * self.turns * _of_block(self._layers[place], x, context)[0]
+        return self._weight * self.blocks * _block_penalty(self._layers[index], x, context)[0]
 
     @torch.no_grad()
-    def judged(self, x: Tensor, context: Tensor | None) -> float:
-        """The penalty of all blocks, by errors that are always the same: to compare weights by."""
-        cuda = [x.device] if x.is_cuda else []
-        with torch.random.fork_rng(devices=cuda):
+    def evaluate(self, x: Tensor, context: Tensor | None) -> float:
+        """The penalty of all blocks for fixed noise, to compare weights by."""
+        with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
             torch.manual_seed(0)
-            found = 0.0
+            total = 0.0
             for layer in self._layers:
                 if isinstance(layer, ImageLDUBlock):
-                    more, x = _of_block(layer, x, context)
-                    found += float(more)
+                    penalty, x = _block_penalty(layer, x, context)
+                    total += float(penalty)
                 else:
                     x, _ = layer.transform(x, context if layer.context else None)
-        return self._weight * found
+        return self._weight * total
 
 
-def _of_block(block: nn.Module, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The penalty of a block's shifts for its input x, without the weight, and what the block makes of x."""
+def _block_penalty(block: nn.Module, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The sum of the penalties of a block's shifts at its input x, and the block's output."""
     assert isinstance(block, ImageLDUBlock)
-    found = x.new_zeros(())
+    penalty = x.new_zeros(())
     for layer in block:
-        given = context if layer.context else None
+        layer_context = context if layer.context else None
         with torch.no_grad():
-            z, _ = layer.transform(x, given)
+            z, _ = layer.transform(x, layer_context)
         if isinstance(layer, ImageShift):
             assert isinstance(layer.conditioner, PixelCNN)
-            error = _ERROR * squares_of_noise(z, layer.conditioner.shape)
-            found = found + growth_penalty(layer, x, z, given, error)
+            error = _ERROR * patch_noise(z, layer.conditioner.shape)
+            penalty = penalty + growth_penalty(layer, x, z, layer_context, error)
         x = z
-    return found, x
+    return penalty, x
 
 
-def emphasis(progress: float) -> float:
-    """What the penalty is multiplied by when a share of all steps is done: it grows to its weight.
+def penalty_weight(progress: float) -> float:
+    """The penalty's share of its full weight after a fraction of all steps, ``progress`` squared.
 
-    What counts is where training ends, and before that, a flow learns better with less of it. In short runs on MNIST, a
-    weight that grew to 200 in proportion to the steps cost less likelihood than a constant one of 100, and kept errors
-    as small. The square, which grows later, and to a larger weight for the same cost, was not compared with that.
+    The weights at the end of training are what counts, and before that, a flow learns better with a smaller penalty.
+    In short runs on MNIST, a weight that grew linearly to 200 cost less likelihood than a constant one of 100 for
+    equally small errors. The square was not compared with that.
 
     Example:
-        >>> emphasis(0.0), emphasis(0.5), emphasis(1.0)
+        >>> penalty_weight(0.0), penalty_weight(0.5), penalty_weight(1.0)
         (0.0, 0.25, 1.0)
     """
     return progress**2
 
 
 def clip_factor(norm: Tensor, clip: float | None) -> Tensor:
-    """What the gradient of the likelihood is multiplied by, lest its norm be above ``clip``; and the penalty's with it.
+    """The factor that clips the likelihood's gradient of this norm; the penalty's gradient is multiplied by it too.
 
-    Were the two clipped together, larger weights would mean ever less: a block gets the penalty in one of many steps,
-    and clipping cuts that one, while the likelihood pulls at the block in all of them. A norm that is no number, or too
-    large to be one, has a factor that is none, so that the step is not made.
+    Clipping their sum would shrink the penalty more the larger its weight, because a block gets the penalty in few
+    steps and the likelihood's gradient in all of them. A non-finite norm gives NaN, so that the step is skipped.
 
     Example:
         >>> clip_factor(torch.tensor([0.0, 4.0, 20.0, torch.inf]), 5.0)
@@ -144,30 +140,31 @@ def clip_factor(norm: Tensor, clip: float | None) -> Tensor:
     return torch.where(norm.isfinite(), (clip / (norm + 1e-6)).clamp(max=1.0), torch.nan)
 
 
-def squares_of_noise(like: Tensor, shape: Shape) -> Tensor:
-    """Standard normal noise for feature-major images (D, B) of a shape (C, H, W), the same over squares of pixels.
+def patch_noise(like: Tensor, shape: Shape) -> Tensor:
+    """Standard normal noise for feature-major images (D, B) of a shape (C, H, W), constant over square patches.
 
-    The first image has squares of 1 by 1 pixel, the next ones of 2, 4 and 8, and so on again; channels have the same.
+    The first image has patches of 1 by 1 pixel, the next ones of 2, 4 and 8, and so on in turn; all channels have the
+    same noise if patches are larger than a pixel.
 
     Example:
-        >>> noise = squares_of_noise(torch.empty(36, 4), (1, 6, 6)).mT.reshape(4, 6, 6)
+        >>> noise = patch_noise(torch.empty(36, 4), (1, 6, 6)).mT.reshape(4, 6, 6)
         >>> [image.unique().numel() for image in noise]
         [36, 9, 4, 1]
     """
     channels, height, width = shape
     noise = torch.randn_like(like).view(channels, height, width, -1)
-    for turn, size in enumerate(_SQUARES):
+    for i, size in enumerate(_PATCHES):
         if size > 1:
             rows, columns = (torch.arange(n, device=like.device) // size * size for n in (height, width))
-            mine = noise[:1, ..., turn :: len(_SQUARES)]
-            noise[..., turn :: len(_SQUARES)] = mine[:, rows][:, :, columns]
+            pixels = noise[:1, ..., i :: len(_PATCHES)]
+            noise[..., i :: len(_PATCHES)] = pixels[:, rows][:, :, columns]
     return noise.view(like.shape)
 
 
 def growth_penalty(shift: ImageShift, x: Tensor, z: Tensor, context: Tensor | None, error: Tensor) -> Tensor:
-    r"""The mean of :math:`\max(0, \rho - q)` over a feature-major batch x (D, B), of which the shift makes z.
+    r"""The mean of :math:`\max(0, \rho - q)` over a feature-major batch x (D, B), where z is the shift of x.
 
-    The ``error`` of z, δ above, is (D, B) too.
+    ``error`` is δ, of shape (D, B).
 
     Example:
         >>> shift, x = ImageShift((1, 4, 4)), torch.randn(16, 5)
@@ -176,22 +173,23 @@ def growth_penalty(shift: ImageShift, x: Tensor, z: Tensor, context: Tensor | No
         True
     """
     with torch.no_grad():
-        u = shift.invert(z + error, context, SolverOptions()).x - x
-        # A pixel that overflows says nothing of how; the ones before it are as they would be without it.
+            assert isinstance(layer.conditioner, PixelCNN)
+        u = shift.invert(z + error, context, SolverOptions())[-1].x - x
+        # Pixels that overflow carry no information; the ones before them do not depend on them.
         u = torch.where(u.isfinite(), u, 0)
         u = torch.where((u != 0).any(0), u, error)
         largest = u.abs().amax(0)
         relative = u / largest
         cubes = relative**3
         weight = cubes / (cubes * relative).sum(0)
-        # s(x + u) - s(x) is the error by construction. By kernels for training, with half of the digits, it is less
-        # exact: good enough for gradients, but not to tell who is below the threshold.
+        # s(x + u) - s(x) equals δ by construction. Training kernels compute it in reduced precision: enough for
+        # gradients, not to decide which images are below the threshold.
         missing = _QUOTIENT - (weight * (error / largest)).sum(0)
         length = largest.clamp(max=_FAR)
     twice = None if context is None else torch.cat([context, context], 1)
     both, _ = shift.transform(torch.cat([x + length * relative, x], 1), twice)
     moved, still = both.chunk(2, 1)
     quotient = (weight * (moved - still)).sum(0) / length
-    # The value is the exact one's, and the gradient is that of the quotient.
+    # The exact value, with the gradient of the quotient.
     exact = missing + (quotient.detach() - quotient)
     return exact.clamp(min=0).mean()

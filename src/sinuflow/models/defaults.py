@@ -1,0 +1,92 @@
+"""Default architectures and training settings by the size of the data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from ..errors import ArgumentError
+from ..flow_config import ImageConditioning
+
+Size = Literal["auto", "small", "paper"]
+
+#: Images with at most this many pixels times channels get a small flow on a GPU too.
+_FEW = 256
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The arguments of a flow, and of :func:`sinuflow.fit` to train it."""
+
+    flow: dict[str, Any]
+    training: dict[str, Any]
+
+    def override(
+        self, flow: Mapping[str, Any] | None, training: Mapping[str, Any] | None, steps: int | None = None
+    ) -> Recipe:
+        """The recipe with other values for some of the arguments."""
+        more = {} if steps is None else {"steps": steps}
+        return Recipe({**self.flow, **(flow or {})}, {**self.training, **(training or {}), **more})
+
+
+def table_recipe(rows: int, features: int, conditioning: str = "full") -> Recipe:
+    """The defaults for a table with so many training rows and modelled columns.
+
+    Small tables get small networks with dropout and weight decay, large ones wide networks and more steps.
+    """
+    if rows < 500:
+        size: dict[str, Any] = {"hidden": (32, 32), "blocks": 3, "scales": 1, "dropout": 0.2}
+        steps, rate, decay = 1_500, 1e-3, 1e-2
+    elif rows < 2_000:
+        size = {"hidden": (128, 128), "blocks": 4, "scales": 2, "dropout": 0.2}
+        steps, rate, decay = 3_000, 2e-3, 1e-2
+    elif rows < 10_000:
+        size = {"hidden": (256, 256), "blocks": 4, "scales": 1, "waves": 8, "dropout": 0.3}
+        steps, rate, decay = 4_000, 1e-3, 1e-3
+    else:
+        size = {"hidden": (128, 128), "blocks": 5, "scales": 2, "dropout": 0.0}
+        steps, rate, decay = 8_000, 2e-3, 1e-4
+    if conditioning == "shift":
+        size |= {"blocks": 2 * size["blocks"], "scales": 4, "waves": 4}
+    batch_size = 512 if rows >= 10_000 else 256 if rows >= 1_000 else 64
+    return Recipe({"conditioning": conditioning, **size}, _training(steps, batch_size, rate, decay, 0.99))
+
+
+def image_recipe(
+    shape: Sequence[int], size: Size = "auto", gpu: bool = False, conditioning: ImageConditioning | None = None
+) -> Recipe:
+    """The defaults for images of a shape (C, H, W).
+
+    ``"paper"`` is the paper's flow, for GPUs; ``"small"`` trains on a CPU in minutes, with affine conditioning by
+    default; ``"auto"`` is the paper's flow on a GPU, except for images of a few pixels.
+
+    Example:
+        >>> image_recipe((1, 8, 8)).flow["blocks"], image_recipe((3, 32, 32), gpu=True).flow["blocks"]
+        (4, 12)
+    """
+    if size not in get_args(Size):
+        raise ArgumentError(f"size must be one of {', '.join(get_args(Size))}; got {size!r}")
+    if size == "auto":
+        size = "paper" if gpu and math.prod(shape) > _FEW else "small"
+    if size == "paper":
+        flow = {"blocks": 12, "scales": 4, "waves": 4, "residual_blocks": 2, "channels": max(16, 4 * shape[0])}
+        training = _training(40_000, 128, 1e-3, 1e-2, 0.999)
+    else:
+        flow = {"blocks": 4, "scales": 2, "waves": 4, "residual_blocks": 1, "channels": max(8, 4 * shape[0])}
+        training = _training(2_000, 64, 5e-3, 1e-2, 0.99)
+    return Recipe({"conditioning": conditioning or ("shift" if size == "paper" else "affine"), **flow}, training)
+
+
+def _training(steps: int, batch_size: int, learning_rate: float, weight_decay: float, ema: float) -> dict[str, Any]:
+    return {
+        "steps": steps,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "optimizer": "adamw",
+        "weight_decay": weight_decay,
+        "schedule": "cosine",
+        "ema": ema,
+        "patience": 20,
+    }
