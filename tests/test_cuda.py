@@ -11,12 +11,12 @@ import torch
 import sinuflow
 from looks_trained import look_trained
 from sinuflow.bijections.pixels import PixelMap
-from sinuflow.bijections.whole_flow import whole_flow
 from sinuflow.conditioners import MADE
 from sinuflow.conditioners.pixelcnn import PixelCNN
 from sinuflow.data.image_rows import ImageRows
 from sinuflow.ops.backends.cuda.pixels.program import PixelProgram
 from sinuflow.ops.dropout import Dropout
+from sinuflow.ops.flow_program import flow_program
 from sinuflow.ops.pixel_affine import scaled
 from sinuflow.ops.pixelcnn_fused import (
     forward_kernels,
@@ -103,7 +103,7 @@ def test_whole_flows_are_what_their_layers_are(name):
         rough = torch.randn(rows, flow.features)
         wide = torch.randn(rows, flow.context, dtype=torch.float64) if flow.context else None
         x, c = rough.cuda(), None if wide is None else wide.float().cuda()
-        assert whole_flow(flow.bijection, x.mT) is not None
+        assert flow_program(flow.bijection, x.mT) is not None
         log_p = flow(c).log_prob(x)
         expected = exact(wide).log_prob(rough.double())
         torch.testing.assert_close(log_p.double().cpu(), expected, rtol=1e-4, atol=1e-3)
@@ -123,9 +123,9 @@ def test_kernels_drop_what_the_formula_says(name, monkeypatch):
     exact = look_trained(sinuflow.SinusoidalFlow(**FLOWS[name], dropout=0.3)).double()
     flow = copy.deepcopy(exact).float().cuda().train()
     x = torch.randn(300, flow.features)
-    whole = whole_flow(flow.bijection, x.cuda().mT)
+    whole = flow_program(flow.bijection, x.cuda().mT)
     assert whole is not None
-    assert whole.learns()  # a trial, which takes no dropout
+    assert whole.has_gradients()  # a trial, which takes no dropout
     dropout = Dropout(0.3, torch.tensor([3, -4], dtype=torch.int32))
     monkeypatch.setattr(whole, "dropout", lambda: dropout._replace(seed=dropout.seed.cuda()))
     dropping_like([m for m in exact.modules() if isinstance(m, MADE)], dropout, whole.shape.units)

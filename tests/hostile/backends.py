@@ -10,12 +10,12 @@ from unittest.mock import patch
 import torch
 
 from sinuflow import SinusoidalFlow
-from sinuflow.bijections.whole_flow import WholeFlow, anatomy
 from sinuflow.conditioners import pixelcnn
 from sinuflow.conditioners.pixelcnn import PixelCNN
 from sinuflow.ops import pixelcnn_fused, select, stack_inverse
 from sinuflow.ops.backends.cuda.pixels.program import PixelProgram
 from sinuflow.ops.backends.cuda.program import Program
+from sinuflow.ops.flow_program import FlowProgram, layout
 from sinuflow.transformers import waves
 from tests.ops.emulator import EmulatorLauncher
 
@@ -58,9 +58,9 @@ def cuda(flow: SinusoidalFlow) -> Iterator[None]:
         ):
             yield
         return
-    found = anatomy(flow.bijection)
+    found = layout(flow.bijection.spec(), flow.bijection.named_parameters())
     assert found is not None
     kernels = Program(found.shape, found.offsets, torch.device("cpu"), EmulatorLauncher(found.shape))
-    whole = WholeFlow(flow.bijection, found, kernels)
-    with patch.object(flow.bijection, "_at_once", lambda _: whole):
+    whole = FlowProgram(flow.bijection, found.shape, kernels)
+    with patch.object(flow.bijection, "_program", lambda _: whole):
         yield

@@ -74,7 +74,7 @@ def test_kernels_drop_what_the_formula_says(name, processors, monkeypatch):
 
 def test_without_training_nothing_is_dropped():
     flow, exact, whole = emulated("full", 132, {**FLOWS["full"], "dropout": 0.3})
-    assert whole.rates() == {0.3}
+    assert whole.dropout_rates() == {0.3}
     assert whole.dropout().rate == 0.3
     flow.eval(), exact.eval()
     assert whole.dropout() is None
@@ -86,17 +86,17 @@ def test_every_pass_drops_other_units():
     x, _ = draw(flow)
     (first, _), (second, _) = whole.transform(x, None), whole.transform(x, None)
     assert (first != second).any()
-    with whole.undropped():
+    with whole.without_dropout():
         (first, _), (second, _) = whole.transform(x, None), whole.transform(x, None)
     assert (first == second).all()
     assert flow.training
-    assert whole.rates() == {0.3}
+    assert whole.dropout_rates() == {0.3}
 
 
 def test_gradients_are_tried_without_dropout():
     _flow, _, whole = emulated("shift", 132, {**FLOWS["shift"], "dropout": 0.3})
-    whole._learns = None
-    assert whole.learns()
+    whole._gradients_verified = None
+    assert whole.has_gradients()
 
 
 def test_second_derivatives_through_dropout_are_refused():
@@ -122,8 +122,8 @@ def test_second_derivatives_are_those_of_the_pass_that_was_made():
 
 def test_dropout_may_be_changed_later():
     flow, _, whole = emulated("shift", 132)
-    assert whole.rates() == {0.0}
+    assert whole.dropout_rates() == {0.0}
     for made in flow.modules():
         if isinstance(made, MADE):
             made.dropout = 0.2
-    assert whole.rates() == {0.2}
+    assert whole.dropout_rates() == {0.2}

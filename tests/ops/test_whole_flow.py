@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import weakref
 from typing import Any
@@ -11,10 +12,11 @@ import torch
 
 from looks_trained import look_trained
 from sinuflow import SinusoidalFlow
+from sinuflow.bijections import AutoregressiveWaves, Chain, ElementwiseAffine, LDUBlock
 from sinuflow.bijections.base import CERTIFIED
-from sinuflow.bijections.whole_flow import WholeFlow, agrees, anatomy, gradients_agree
 from sinuflow.ops.backends.cuda import program
 from sinuflow.ops.backends.cuda.program import Program
+from sinuflow.ops.flow_program import FlowProgram, Layout, agrees, gradients_agree, layout
 from tests.ops.emulator import EmulatorLauncher
 
 FLOWS = {
@@ -49,17 +51,17 @@ BATCH = 21
 
 def emulated(
     name: str, processors: int, options: dict[str, Any] | None = None
-) -> tuple[SinusoidalFlow, SinusoidalFlow, WholeFlow]:
+) -> tuple[SinusoidalFlow, SinusoidalFlow, FlowProgram]:
     """A flow, the same in float64, and its kernels; few processors make blocks of more rows."""
     options = options or FLOWS[name]
     flow = look_trained(SinusoidalFlow(**options))
-    found = anatomy(flow.bijection)
+    found = layout(flow.bijection.spec(), flow.bijection.named_parameters())
     assert found is not None
     kernels = Program(found.shape, found.offsets, torch.device("cpu"), EmulatorLauncher(found.shape, processors))
     exact = SinusoidalFlow(**options).double()
     exact.load_state_dict(flow.state_dict())
-    whole = WholeFlow(flow.bijection, found, kernels)
-    whole._learns = True  # the tests compare gradients themselves
+    whole = FlowProgram(flow.bijection, found.shape, kernels)
+    whole._gradients_verified = True  # the tests compare gradients themselves
     return flow, exact, whole
 
 
@@ -78,7 +80,7 @@ def error(ours: torch.Tensor, exact: torch.Tensor) -> float:
     return float((ours - exact).abs().max() / (1 + exact.abs().max())) if exact.numel() else 0.0
 
 
-def compare(flow: SinusoidalFlow, exact: SinusoidalFlow, whole: WholeFlow) -> None:
+def compare(flow: SinusoidalFlow, exact: SinusoidalFlow, whole: FlowProgram) -> None:
     """The map, its log-determinant, and the gradients of both, with float64."""
     x, context = draw(flow)
     leaves = [t.requires_grad_() for t in (x, context) if t is not None]
@@ -143,7 +145,9 @@ def test_activations_go_with_the_gradients():
     x, _ = draw(flow)
     kept = []
     plain = whole.program.forward
-    whole.program.forward = lambda *a, **k: kept.append(weakref.ref((found := plain(*a, **k)).kept.hidden)) or found
+    whole.program.forward = lambda *a, **k: (
+        kept.append(weakref.ref((found := plain(*a, **k)).activations.hidden)) or found
+    )
     loss = whole.transform(x, None)[1].sum()
     assert kept[0]() is not None
     loss.backward()
@@ -169,7 +173,7 @@ def test_little_shared_memory_is_enough(name):
             continue
         with torch.no_grad():
             z, _ = whole.transform(x, None)
-            back = whole.invert(z, None, limit=200)
+            back = whole.inverse(z, None, limit=200)
             assert error(z, exact.bijection.layer_by_layer(x.double(), None)[0]) < 1e-5
             assert error(back.x, x.double()) < 1e-4
     assert {slots for _, _, slots in seen} == {2, 3, 4}
@@ -179,15 +183,13 @@ def test_little_shared_memory_is_enough(name):
 @pytest.mark.parametrize("batch", [BATCH, 75])
 @pytest.mark.parametrize("name", ["shift", "full"])
 def test_the_log_density_and_its_gradient_in_one_go(name, batch):
-    """What the training loop uses: no gradients from outside, and memory that is its own."""
+    """What the training loop uses."""
     flow, exact, whole = emulated(name, 132)
     x, _ = draw(flow, batch)
-    packed = whole.program.pack(whole.parameters(), learning=True)
-    scored = whole.program.forward(packed, x, None, keep=True)
-    expected = exact().log_prob(x.mT.double())
-    assert error(scored.log_density, expected) < 1e-5
     out = torch.zeros(sum(p.numel() for p in flow.parameters()))
-    whole.program.backward(packed, scored.z, scored.kept, None, None, nll_scale=1 / batch, out=out)
+    log_density = whole.nll_gradient(x, None, out)
+    expected = exact().log_prob(x.mT.double())
+    assert error(log_density, expected) < 1e-5
     truth = torch.autograd.grad(-expected.mean(), list(exact.parameters()))
     assert error(out, torch.cat([g.reshape(-1) for g in truth])) < 1e-5
 
@@ -200,9 +202,8 @@ def test_the_inverse_is_certified(name, processors):
     x, context = draw(flow)
     with torch.no_grad():
         z = exact.bijection.layer_by_layer(x.double(), double(context))[0].float()
-        certificate = exact.bijection.certified(z.double(), double(context), CERTIFIED)
-        again, ladj = certificate.x, certificate.ladj
-        found = whole.invert(z, context, limit=200)
+        again, ladj, *_ = exact.bijection.certified(z.double(), double(context), CERTIFIED)
+        found = whole.inverse(z, context, limit=200)
     assert error(found.x, again) < 2e-5
     assert error(found.ladj, ladj) < 1e-4
     assert bool(found.converged.all())
@@ -215,9 +216,9 @@ def test_what_cannot_be_inverted_is_said_row_by_row():
     flow, _, whole = emulated("full", 132)
     z, _ = draw(flow)
     z[2, 3], z[0, 11] = math.nan, math.inf
-    found = whole.invert(z, None, limit=200)
+    found = whole.inverse(z, None, limit=200)
     assert found.converged.all(0).tolist() == [n not in (3, 11) for n in range(BATCH)]
-    hurried = whole.invert(draw(flow)[0], None, limit=1)
+    hurried = whole.inverse(draw(flow)[0], None, limit=1)
     assert not bool(hurried.converged.all(0).any())
 
 
@@ -228,7 +229,7 @@ def test_a_context_that_is_no_number_spoils_its_own_row_and_no_other(bad):
     context[1, 4] = bad
     with torch.no_grad():
         z, ladj = whole.transform(x, context)
-        back = whole.invert(x, context, limit=200)
+        back = whole.inverse(x, context, limit=200)
     others = [n for n in range(BATCH) if n != 4]
     assert bool(ladj[4].isnan())
     assert bool(z[:, others].isfinite().all())
@@ -240,7 +241,7 @@ def test_weights_that_are_no_numbers_are_not_overlooked():
     with torch.no_grad():
         flow.bijection.bijections[0].conditioner.layers[1].weight.fill_(math.nan)
         _, ladj = whole.transform(draw(flow)[0], None)
-        back = whole.invert(draw(flow)[0], None, limit=200)
+        back = whole.inverse(draw(flow)[0], None, limit=200)
     assert bool(ladj.isnan().all())
     assert not bool(back.converged.all(0).any())
 
@@ -249,17 +250,17 @@ def test_weights_that_are_no_numbers_are_not_overlooked():
 def test_an_affine_map_that_collapses_all_draws_is_not_certified(mean, log_scale):
     flow, _, whole = emulated("shift", 132)
     z, _ = draw(flow)
-    assert whole.invert(z, None, limit=200).converged.all()
+    assert whole.inverse(z, None, limit=200).converged.all()
     affine = flow.bijection.bijections[-1]
     affine.mean.data[2], affine.log_scale.data[2] = mean, log_scale
-    found = whole.invert(z, None, limit=200)
+    found = whole.inverse(z, None, limit=200)
     assert not found.converged[0].any()
     assert found.residual[0].isinf().all()
 
 
 def test_flows_that_are_too_large_for_a_block_are_left_to_the_layers():
     flow = SinusoidalFlow(3, blocks=1, hidden=(4096, 4096))
-    found = anatomy(flow.bijection)
+    found = layout(flow.bijection.spec(), flow.bijection.named_parameters())
     assert not Program(found.shape, found.offsets, torch.device("cpu"), EmulatorLauncher(found.shape)).fits()
 
 
@@ -303,7 +304,7 @@ def test_kernels_that_err_are_found_out():
 def test_gradients_are_tried_when_they_are_first_wanted(name):
     flow, _, whole = emulated(name, 132)
     assert gradients_agree(whole)
-    whole._learns = None
+    whole._gradients_verified = None
     plain = whole.program.backward
 
     def wrong(*arguments, **options):
@@ -330,4 +331,33 @@ def test_gradients_are_tried_when_they_are_first_wanted(name):
     ],
 )
 def test_other_flows_are_left_to_the_layers(options):
-    assert anatomy(SinusoidalFlow(**{"features": 3, "blocks": 1, "hidden": (32, 32), **options}).bijection) is None
+    chain = SinusoidalFlow(**{"features": 3, "blocks": 1, "hidden": (32, 32), **options}).bijection
+    assert layout(chain.spec(), chain.named_parameters()) is None
+
+
+def found(chain: Chain) -> Layout | None:
+    return layout(chain.spec(), chain.named_parameters())
+
+
+def test_a_chain_need_not_come_from_a_flow():
+    """Arguments that a layer was not given have the defaults of its network."""
+    chain = Chain([LDUBlock(3), LDUBlock(3), ElementwiseAffine(3)])
+    assert found(chain).shape == found(SinusoidalFlow(3, blocks=2, hidden=(256, 256), squash=0.0).bijection).shape
+    assert found(copy.deepcopy(chain)) == found(chain)
+    assert found(Chain([LDUBlock(3), LDUBlock(3, waves=3), ElementwiseAffine(3)])) is None
+    assert found(Chain([LDUBlock(3), ElementwiseAffine(3), LDUBlock(3)])) is None
+    waves = [AutoregressiveWaves(3, hidden=(32, 32), reverse=reverse) for reverse in (False, True, True)]
+    assert found(Chain(waves[:2])) is not None
+    assert found(Chain(waves)) is None
+    assert found(Chain(waves[1:])) is None
+
+
+def test_changed_chains_run_layer_by_layer():
+    """The kernels read parameters in place: none may be computed, added or removed."""
+    chain = SinusoidalFlow(3, blocks=2, hidden=(32, 32)).bijection
+    assert found(chain) is not None
+    torch.nn.utils.parametrizations.weight_norm(chain.bijections[0].bijections[0].conditioner.layers[0])
+    assert found(chain) is None
+    chain = SinusoidalFlow(3, blocks=2, hidden=(32, 32)).bijection
+    chain.bijections.append(ElementwiseAffine(3))
+    assert found(chain) is None

@@ -13,12 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sinuflow import SinusoidalFlow
 from sinuflow.data.batches import Batches
 from sinuflow.data.sources import Batch, MemoryRows
+from sinuflow.ops.backends.cuda.program import Program
+from sinuflow.ops.flow_program import FlowProgram, layout
 from sinuflow.training.device_engine import DeviceEngine, make_engine
 from sinuflow.training.engine import PlainEngine
 from sinuflow.training.flat import FlatParameters
 from sinuflow.training.guard import Guard
 from sinuflow.training.schedules import Schedule
 from sinuflow.training.settings import Settings
+from tests.ops.emulator import EmulatorLauncher
 from tests.training.small import banana, small_flow
 
 DOUBLE = torch.float64
@@ -94,6 +97,24 @@ def test_in_single_precision_they_agree_as_far_as_rounding_lets_them():
     for kind in (PlainEngine, DeviceEngine):
         _, engine, _, _ = build(kind, settings(), MemoryRows(banana(400)), torch.float32)
         sums.append(train(engine, 100)[0])
+    assert sums[0] == pytest.approx(sums[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("context", [0, 2])
+def test_gradients_come_from_the_flow_program(context, monkeypatch):
+    given = banana(400, seed=3) if context else None
+    sums = []
+    for kind in (PlainEngine, DeviceEngine):
+        torch.manual_seed(0)
+        flow, engine, _, _ = build(kind, settings(), MemoryRows(banana(400), given), torch.float32, context=context)
+        if kind is DeviceEngine:
+            found = layout(flow.bijection.spec(), flow.bijection.named_parameters())
+            kernels = Program(*found, torch.device("cpu"), EmulatorLauncher(found.shape))
+            program = FlowProgram(flow.bijection, found.shape, kernels)
+            monkeypatch.setattr(flow.bijection, "_program", lambda _, program=program: program)
+            monkeypatch.setattr(flow.bijection, "layer_by_layer", None)
+            monkeypatch.setattr(program, "_gradients_verified", True)
+        sums.append(train(engine, 20)[0])
     assert sums[0] == pytest.approx(sums[1], rel=1e-4)
 
 

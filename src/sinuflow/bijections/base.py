@@ -16,7 +16,7 @@ from ..solvers import Inversion, SolverOptions
 from .batch_splitting import split_if_out_of_memory
 
 if TYPE_CHECKING:
-    from .whole_flow import WholeFlow
+    from ..ops.flow_program import FlowProgram
 
 CERTIFIED = SolverOptions()
 
@@ -275,11 +275,11 @@ class Chain(Bijection):
 
     @split_if_out_of_memory
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        whole = self._at_once(x)
-        return self.layer_by_layer(x, context) if whole is None else whole.transform(x, context)
+        program = self._program(x)
+        return self.layer_by_layer(x, context) if program is None else program.transform(x, context)
 
     def layer_by_layer(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        """:meth:`transform` without fused kernels for the whole chain."""
+        """The reference implementation of :meth:`transform`: one bijection after the other."""
         total: Tensor | None = None
         for bijection in self:
             x, ladj = bijection.transform(x, context if bijection.context else None)
@@ -290,39 +290,48 @@ class Chain(Bijection):
     @split_if_out_of_memory
     def log_density(self, x: Tensor, context: Tensor | None) -> Tensor:
         """The log-density of a feature-major batch if z is standard normal, of shape (B,)."""
-        whole = self._at_once(x)
-        if whole is not None and not self._needs_gradients(x, context):
-            return whole.log_density(x, context)
+        program = self._program(x)
+        if program is not None and not self._needs_gradients(x, context):
+            return program.log_density(x, context)
         z, ladj = self.transform(x, context)
         return log_normal(z) + ladj
 
     @split_if_out_of_memory
     def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
-        whole = self._at_once(z) if options.method == "certified" else None
-        if whole is None or self._needs_gradients(z, context):
+        program = self._program(z) if options.method == "certified" else None
+        if program is None or self._needs_gradients(z, context):
             return self.invert_layer_by_layer(z, context, options)
-        return Inversion(*whole.invert(z, context, options.limit))
+        return Inversion(*program.inverse(z, context, options.limit))
 
     def invert_layer_by_layer(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
-        """:meth:`invert` without fused kernels for the whole chain."""
+        """The reference implementation of :meth:`invert`: one bijection after the other."""
         layers: list[Inversion] = []
         for bijection in reversed(list(self)):
             layers.append(bijection.invert(z, context if bijection.context else None, options))
             z = layers[-1].x
         return Inversion.stack(layers)
 
+    def nll_gradient(self, x: Tensor, context: Tensor | None, out: Tensor) -> Tensor | None:
+        """The log-densities of :meth:`log_density`, and in the flat tensor ``out`` the gradient of minus their mean.
+
+        ``out`` has the parameters' gradients one after the other, and zeros to begin with. None where the fused op is
+        not available.
+        """
+        program = self._program(x)
+        return program.nll_gradient(x, context, out) if program is not None and program.has_gradients() else None
+
     def _needs_gradients(self, x: Tensor, context: Tensor | None) -> bool:
         if not torch.is_grad_enabled():
             return False
         return any(t.requires_grad for t in (x, *([] if context is None else [context]), *self.parameters()))
 
-    def _at_once(self, x: Tensor) -> WholeFlow | None:
-        """Kernels that take all bijections at once, if there are any for this chain and this batch."""
+    def _program(self, x: Tensor) -> FlowProgram | None:
+        """The fused op for all bijections together, if there is one for this chain and this batch."""
         if not x.is_cuda:
             return None
-        from .whole_flow import whole_flow
+        from ..ops.flow_program import flow_program
 
-        return whole_flow(self, x)
+        return flow_program(self, x)
 
     def initialize(self, x: Tensor, context: Tensor | None) -> Tensor:
         for bijection in self:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..bijections.whole_flow import whole_flow
 from ..data.batches import Batches
 from ..data.sources import Batch, ResidentRows, Taker
 from ..flows.sinusoidal import SinusoidalFlow
@@ -211,16 +210,11 @@ class DeviceEngine:
 
     def _gradients(self, inputs: _Inputs) -> tuple[Tensor, int]:
         """Write the gradient, and give what the loss is the mean of, and its sign."""
-        chain = getattr(self._flow, "bijection", None)  # other libraries' flows have none
-        whole = None if chain is None else whole_flow(chain, inputs.x)
-        if whole is not None and whole.learns():
-            program = whole.program
-            packed = program.pack(list(self._flat.parameters), learning=True)
-            dropout, scale = whole.dropout(), 1 / inputs.x.shape[-1]
-            scored = program.forward(packed, inputs.x, inputs.context, keep=True, dropout=dropout)
-            assert scored.kept is not None
-            program.backward(packed, scored.z, scored.kept, None, None, scale, self._gradient, dropout)
-            return scored.log_density, -1
+        bijection = getattr(self._flow, "bijection", None)  # flows of other libraries have none
+        if bijection is not None:
+            log_density = bijection.nll_gradient(inputs.x, inputs.context, self._gradient)
+            if log_density is not None:
+                return log_density, -1
         context = None if inputs.context is None else inputs.context.mT
         loss = -self._flow(context, validate_args=False).log_prob(inputs.x.mT).mean()
         grads = torch.autograd.grad(loss, self._flat.parameters)

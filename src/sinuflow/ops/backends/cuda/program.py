@@ -19,7 +19,7 @@ _WEIGHT_THREADS, _WAVE_THREADS = 128, 128
 _MANY_ROWS = 2048
 
 
-class Kept(NamedTuple):
+class Activations(NamedTuple):
     """What the forward pass leaves for the backward pass."""
 
     inputs: Tensor
@@ -34,7 +34,7 @@ class Scored(NamedTuple):
     z: Tensor
     ladj: Tensor
     log_density: Tensor
-    kept: Kept | None
+    activations: Activations | None
 
 
 class Gradients(NamedTuple):
@@ -45,7 +45,7 @@ class Gradients(NamedTuple):
     parameters: Tensor
 
 
-class Inverted(NamedTuple):
+class Inverse(NamedTuple):
     """Data (D, B) and the inverse's log-determinant; certificates (layers, B), in the order of inversion."""
 
     x: Tensor
@@ -91,7 +91,7 @@ class Program:
         """Score a batch of shape (D, B)."""
         batch = x.shape[-1]
         z, ladj, log_density = torch.empty_like(x), self._empty(batch), self._empty(batch)
-        kept = self._room(batch) if keep else None
+        activations = self._room(batch) if keep else None
         arguments = ForwardArguments(
             x=x,
             context=context,
@@ -102,10 +102,10 @@ class Program:
             z=z,
             ladj=ladj,
             log_density=log_density,
-            kept_inputs=kept and kept.inputs,
-            kept_hidden=kept and kept.hidden,
-            kept_outputs=kept and kept.outputs,
-            kept_x=kept and kept.x,
+            kept_inputs=activations and activations.inputs,
+            kept_hidden=activations and activations.hidden,
+            kept_outputs=activations and activations.outputs,
+            kept_x=activations and activations.x,
             seed=dropout and dropout.seed,
             drop_below=dropout.threshold if dropout else 0,
             keep_scale=dropout.scale if dropout else 1.0,
@@ -113,12 +113,12 @@ class Program:
             **self._ways.forward.arguments(),
         )
         self._blocks.run("flow_forward", self._ways.forward, batch, arguments)
-        return Scored(z, ladj, log_density, kept)
+        return Scored(z, ladj, log_density, activations)
 
-    def _room(self, batch: int) -> Kept:
+    def _room(self, batch: int) -> Activations:
         shape = self._shape
         networks, depth = shape.networks, len(shape.hidden)
-        return Kept(
+        return Activations(
             self._empty(networks, batch, shape.inputs),
             self._empty(networks, depth, batch, shape.units),
             self._empty(networks, batch, shape.head) if shape.conditional else None,
@@ -131,7 +131,7 @@ class Program:
         self,
         packed: Packed,
         z: Tensor,
-        kept: Kept,
+        activations: Activations,
         grad_z: Tensor | None,
         grad_ladj: Tensor | None,
         nll_scale: float = 0.0,
@@ -146,7 +146,7 @@ class Program:
         shape, batch = self._shape, z.shape[-1]
         grad_x = torch.empty_like(z)
         grad_context = self._empty(shape.context, batch) if shape.context else None
-        grad_values = None if shape.conditional else torch.empty_like(kept.x)
+        grad_values = None if shape.conditional else torch.empty_like(activations.x)
         gradient = torch.zeros(self._total, device=self.device, dtype=torch.float32) if out is None else out
         parts = self._backward_parts(batch)
         most = max(upper - lower for lower, upper in parts)
@@ -160,10 +160,10 @@ class Program:
                 weights=packed.transposed,
                 waves=packed.waves,
                 affine=packed.affine,
-                kept_inputs=kept.inputs,
-                kept_hidden=kept.hidden,
-                kept_outputs=kept.outputs,
-                kept_x=kept.x,
+                kept_inputs=activations.inputs,
+                kept_hidden=activations.hidden,
+                kept_outputs=activations.outputs,
+                kept_x=activations.x,
                 grad_x=grad_x,
                 grad_context=grad_context,
                 grad_outputs=grad_outputs,
@@ -178,8 +178,8 @@ class Program:
             )
             self._blocks.run("flow_backward", self._ways.backward, batch, chain)
             weights = WeightArguments(
-                kept_inputs=kept.inputs,
-                kept_hidden=kept.hidden,
+                kept_inputs=activations.inputs,
+                kept_hidden=activations.hidden,
                 grad_outputs=grad_outputs,
                 grad_hidden=grad_hidden,
                 jobs=self._jobs,
@@ -197,7 +197,7 @@ class Program:
                 free=packed.free,
                 waves=packed.waves,
                 affine=packed.affine,
-                kept_x=kept.x,
+                kept_x=activations.x,
                 grad_values=grad_values,
                 z=z,
                 grad_z=grad_z,
@@ -219,11 +219,11 @@ class Program:
 
     # ---------------------------------------------------------------- noise to data
 
-    def inverse(self, packed: Packed, z: Tensor, context: Tensor | None, limit: int) -> Inverted:
+    def inverse(self, packed: Packed, z: Tensor, context: Tensor | None, limit: int) -> Inverse:
         """Invert a batch of shape (D, B), with a certificate for every layer."""
         shape, batch = self._shape, z.shape[-1]
         layers = shape.networks if shape.conditional else 3 * shape.blocks + 1
-        found = Inverted(
+        found = Inverse(
             torch.empty_like(z),
             self._empty(batch),
             torch.empty((layers, batch), dtype=torch.int32, device=self.device),
