@@ -13,7 +13,7 @@ import torch
 
 from ..data.sources import as_source
 from ..errors import ArgumentError, TrainingError
-from ..flows.sinusoidal import SinusoidalFlow
+from ..flows.flow import Flow
 from .checkpoint import CheckpointFolder
 from .fingerprint import fingerprint, fingerprint_of_head
 from .history import History, Record
@@ -32,7 +32,7 @@ _INITIAL_ROWS = 10_000
 class FitResult:
     """A trained flow, and how it came about."""
 
-    flow: SinusoidalFlow
+    flow: Flow
     history: list[Record]
     best_step: int
     best_nll: float | None
@@ -40,7 +40,7 @@ class FitResult:
 
 
 def fit(
-    flow: SinusoidalFlow,
+    flow: Flow,
     train: Any,
     val: Any = None,
     *,
@@ -152,10 +152,10 @@ def fit(
             )
     record = Path(history) if history is not None else folder.history if folder is not None else None
     log = History(record, None if tensorboard is None else Path(tensorboard))
-    described = {**settings.as_dict(), "flow": flow.config, "rows": rows.rows}
+    described: dict[str, Any] = {**settings.as_dict(), "rows": rows.rows}
     shown = make_progress(progress)
     if folder is not None:  # only checkpoints need the hashes
-        described |= {"train": fingerprint(rows, shown.say)}
+        described |= {"flow": flow.config, "train": fingerprint(rows, shown.say)}
         described |= {"val": None if watched is None else fingerprint(watched, shown.say)}
     cuda = [torch.cuda.current_device() if place.index is None else place.index] if place.type == "cuda" else []
     current = torch.cuda.device(cuda[0]) if cuda else contextlib.nullcontext()

@@ -15,7 +15,7 @@ from ..data.batches import Batches
 from ..data.image_rows import ImageRows
 from ..data.sources import RowSource
 from ..errors import TrainingError
-from ..flows.sinusoidal import SinusoidalFlow
+from ..flows.flow import Flow
 from .checkpoint import Checkpoint
 from .device_engine import make_engine
 from .engine import Snapshot, Weights, copied
@@ -42,7 +42,7 @@ class Trainer:
 
     def __init__(
         self,
-        flow: SinusoidalFlow,
+        flow: Flow,
         train: RowSource,
         validation: RowSource | None,
         settings: Settings,
