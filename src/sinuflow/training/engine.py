@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..data.batches import Batches
 from ..data.sources import Batch
-from ..flows.sinusoidal import SinusoidalFlow
+from ..flows.flow import Flow
 from ..ops.adam import BETA1, BETA2, EPSILON
 from .guard import Guard
 from .settings import Settings
@@ -45,7 +45,7 @@ class Snapshot(NamedTuple):
 class Engine(ABC):
     """Takes optimization steps on a flow."""
 
-    _flow: SinusoidalFlow
+    _flow: Flow
 
     @property
     @abstractmethod
@@ -78,7 +78,7 @@ class EagerEngine(Engine):
     average: Weights | None = None
 
     def __init__(
-        self, flow: SinusoidalFlow, batches: Batches, settings: Settings, guard: Guard, rate: Callable[[int], float]
+        self, flow: Flow, batches: Batches, settings: Settings, guard: Guard, rate: Callable[[int], float]
     ) -> None:
         self._flow, self._batches, self._settings, self._guard, self._rate = flow, batches, settings, guard, rate
         self._parameters = list(flow.parameters())
