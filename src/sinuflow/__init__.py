@@ -6,12 +6,17 @@ from typing import TYPE_CHECKING, Any
 from .errors import ArgumentError, DataError, InversionError, SinuflowError, StorageError, TrainingError
 
 if TYPE_CHECKING:
+    from . import testing
+    from .bijections import Autoregressive, Chain
+    from .flows.flow import Flow
+    from .flows.image import ImageFlow
     from .flows.sinusoidal import SinusoidalFlow
     from .models.image import ImageModel
     from .models.image_fitting import fit_images
     from .models.loading import load
     from .models.table import TableModel
     from .models.table_fitting import fit_table
+    from .registry import register
     from .solvers import Inversion
     from .training import FitResult, fit
 
@@ -19,8 +24,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ArgumentError",
+    "Autoregressive",
+    "Chain",
     "DataError",
     "FitResult",
+    "Flow",
+    "ImageFlow",
     "ImageModel",
     "Inversion",
     "InversionError",
@@ -35,12 +44,18 @@ __all__ = [
     "fit_images",
     "fit_table",
     "load",
+    "register",
+    "testing",
 ]
 
 # PyTorch takes a second to import, and in that second the command line must already handle signals. So the public names
 # are imported when they are first used.
 _MODULES = {
+    "Autoregressive": "bijections",
+    "Chain": "bijections",
     "FitResult": "training",
+    "Flow": "flows.flow",
+    "ImageFlow": "flows.image",
     "ImageModel": "models.image",
     "Inversion": "solvers",
     "SinusoidalDensity": "models.estimator",
@@ -50,10 +65,12 @@ _MODULES = {
     "fit_images": "models.image_fitting",
     "fit_table": "models.table_fitting",
     "load": "models.loading",
+    "register": "registry",
 }
 #: Modules that are attributes of the package without being imported by name.
 _SUBMODULES = {
-    "bijections", "conditioners", "data", "errors", "flows", "models", "ops", "pixels", "solvers", "training",
+    "bijections", "conditioners", "data", "errors", "flows", "models", "ops", "pixels", "solvers", "testing",
+    "training", "transformers",
 }  # fmt: skip
 
 
@@ -68,5 +85,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    # Whoever lists the package also looks at every name, and the estimator needs an extra.
+    # Tools that list the package also access every name, and the estimator needs an extra.
     return sorted({*globals(), *_MODULES, *_SUBMODULES} - {"SinusoidalDensity"})

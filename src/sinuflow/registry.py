@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import numbers
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
@@ -42,6 +43,26 @@ class Spec:
         if not isinstance(data["class"], str) or not isinstance(data["arguments"], dict):
             raise ValueError("a spec's class must be a string, and its arguments a dictionary")
         return cls(data["class"], {name: _from_json(value) for name, value in data["arguments"].items()})
+
+    def unregistered(self) -> Iterator[str]:
+        """The names of the classes that are not registered, in this spec and those inside of it."""
+        if self.name not in _CLASSES:
+            yield self.name
+        for spec in _specs(list(self.arguments.values())):
+            yield from spec.unregistered()
+
+    def is_own(self) -> bool:
+        """Whether the class is one of Sinuflow's, and not a user's."""
+        return self.name in _CLASSES and _CLASSES[self.name].__module__.startswith(f"{__package__}.")
+
+
+def _specs(value: Any) -> Iterator[Spec]:
+    """The outermost specs in an argument."""
+    if isinstance(value, Spec):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for each in value if isinstance(value, list) else value.values():
+            yield from _specs(each)
 
 
 class Component:
@@ -95,8 +116,8 @@ def _plain(value: Any) -> Any:
 
 
 def _name(cls: type) -> str:
-    """The name under which the class is registered, or its own."""
-    return next((name for name, known in _CLASSES.items() if known is cls), cls.__name__)
+    """The name under which the class is registered, or its qualified name, which no registered class has."""
+    return next((name for name, known in _CLASSES.items() if known is cls), f"{cls.__module__}.{cls.__qualname__}")
 
 
 def _to_json(value: Any) -> Any:
@@ -108,6 +129,8 @@ def _to_json(value: Any) -> Any:
         return {"mapping": {str(name): _to_json(each) for name, each in value.items()}}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, numbers.Real):  # NumPy's
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
     raise StorageError(
         f"a component has an argument of type {type(value).__name__}, which no file can hold: "
         "use numbers, strings, lists, dictionaries and registered components"

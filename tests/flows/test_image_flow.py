@@ -9,7 +9,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 import sinuflow
-from sinuflow import ArgumentError, InversionError, SinusoidalFlow, StorageError
+from sinuflow import ArgumentError, ImageFlow, InversionError, SinusoidalFlow, StorageError
 from sinuflow.bijections import ElementwiseAffine
 from sinuflow.bijections.image import ImageLDUBlock
 from sinuflow.data.images import PixelMap, dequantize
@@ -50,6 +50,13 @@ def test_defaults_of_the_paper():
     assert scale.frequency.shape == (4, 784, 4)
     assert len(upper.conditioner.blocks) == 2
     assert len(upper.conditioner.blocks[0].look.bias) == 16
+
+
+def test_image_flows_are_sinusoidal_flows():
+    flow = SinusoidalFlow.image((1, 4, 4), blocks=1)
+    assert isinstance(flow, ImageFlow)
+    assert isinstance(flow, SinusoidalFlow)
+    assert isinstance(SinusoidalFlow.from_config(flow.config), ImageFlow)
 
 
 def test_a_context_costs_few_parameters():
@@ -101,7 +108,7 @@ def test_a_file_that_does_not_fit_its_configuration_is_refused(tmp_path):
             sinuflow.load(path)
 
 
-def test_a_file_from_before_there_were_conditionings_holds_the_papers_flow(tmp_path):
+def test_a_file_without_a_conditioning_holds_the_papers_flow(tmp_path):
     flow = trained_image_flow()
     config = {name: value for name, value in flow.config.items() if name != "conditioning"}
     storage.write_model(tmp_path / "m.safetensors", storage.Model("flow", config, flow.state_dict()))
@@ -111,7 +118,7 @@ def test_a_file_from_before_there_were_conditionings_holds_the_papers_flow(tmp_p
     assert torch.equal(loaded().log_prob(x), flow().log_prob(x))
 
 
-def test_flows_of_vectors_are_stored_as_before(tmp_path):
+def test_flows_of_vectors_are_stored_without_hyperparameters_of_images(tmp_path):
     SinusoidalFlow(2, blocks=1, hidden=(4,)).save(tmp_path / "m.safetensors")
     with safe_open(tmp_path / "m.safetensors", framework="pt") as file:
         config = json.loads(file.metadata()["config"])
@@ -211,8 +218,6 @@ def test_wrong_arguments_say_what_would_be_right():
     flow = SinusoidalFlow.image((1, 4, 4), blocks=1)
     with pytest.raises(ArgumentError, match=r"x must have shape \(\.\.\., 16\); got \(2, 1, 4, 4\)"):
         flow.bijection(torch.zeros(2, 1, 4, 4))
-    with pytest.raises(ArgumentError, match="there is no drawing of a ImageLDUBlock"):
-        flow.draw()
 
 
 def stripes(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -184,7 +184,7 @@ def test_the_forgery_itself_loads(path):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("format_version", "2", "format version 2, and this Sinuflow reads up to 1: upgrade"),
+        ("format_version", "3", "format version 3, and this Sinuflow reads up to 2: upgrade"),
         ("format_version", "one", "no valid format version"),
         ("format_version", "²", "its header is not plain ASCII"),
         ("format_version", "9" * 5000, "no valid format version"),

@@ -259,8 +259,8 @@ class Chain(Bijection):
     """
 
     def __init__(self, bijections: Sequence[Bijection]) -> None:
-        if not bijections:
-            raise ArgumentError("a chain needs at least one bijection")
+        if not bijections or not all(isinstance(b, Bijection) for b in bijections):
+            raise ArgumentError("a chain needs at least one bijection, and nothing but bijections")
         super().__init__(bijections[0].features, max(b.context for b in bijections))
         for b in bijections:
             if b.features != self.features or b.context not in (0, self.context):

@@ -114,6 +114,7 @@ class ImageLDUBlock(Chain):
         yield from ("lower", "scale", "upper")
 
 
+@register
 class ImageChain(Chain):
     """The bijection of an image flow: LDU blocks, and an elementwise affine map at the end.
 

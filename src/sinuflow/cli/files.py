@@ -13,7 +13,7 @@ import typer
 
 from ..errors import DataError, StorageError
 from ..files import lock_beside, locked, replacing, require_regular, require_writable
-from ..flows.sinusoidal import SinusoidalFlow
+from ..flows.flow import Flow
 from ..models.image import ImageModel
 from ..models.loading import load
 from ..models.table import TableModel
@@ -28,7 +28,7 @@ _FORMATS = (".csv", ".parquet")
 def load_fitted(path: Path) -> TableModel | ImageModel:
     """A fitted table or fitted images, the latter on a GPU if there is one."""
     model = load(path)
-    if isinstance(model, SinusoidalFlow):
+    if isinstance(model, Flow):
         raise StorageError(f"{path} holds a bare flow, without a table's columns: make models with `sinuflow fit`")
     return model.to(find_device("auto")) if isinstance(model, ImageModel) else model
 

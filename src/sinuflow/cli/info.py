@@ -11,7 +11,7 @@ import typer
 from .. import __version__
 from ..data.labels import listed
 from ..errors import ArgumentError
-from ..flows.sinusoidal import SinusoidalFlow
+from ..flows.flow import Flow
 from ..models.image import ImageModel
 from ..models.loading import load
 from ..models.table import TableModel
@@ -64,7 +64,7 @@ def _show_model(path: Path) -> None:
         _show_images(path, found)
     else:
         echo(f"{path}: a flow over {found.features} features")
-    flow = found if isinstance(found, SinusoidalFlow) else found.flow
+    flow = found if isinstance(found, Flow) else found.flow
     parameters = sum(p.numel() for p in flow.parameters())
     options = ", ".join(f"{k}={v}" for k, v in flow.config.items() if k not in ("features", "context"))
     echo(f"flow: {parameters:,} parameters; {options}")

@@ -9,9 +9,10 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution, constraints
 
-from ..bijections import Chain
-from ..bijections.base import check_vectors, log_normal
+from ..bijections import Bijection, Chain
+from ..bijections.base import check_vectors
 from ..errors import ArgumentError, InversionError
+from .bases import Base, StandardNormal
 from .inversion import Certify, certified_inverse
 
 #: The sample shape of a single draw.
@@ -19,7 +20,7 @@ _ONE = Size()
 
 
 class FlowDistribution(Distribution):
-    r"""The density :math:`\log p(x) = \log N(T^{-1}(x); 0, I) + \log |\det J_{T^{-1}}(x)|`.
+    r"""The density :math:`\log p(x) = \log p_{\text{base}}(T^{-1}(x)) + \log |\det J_{T^{-1}}(x)|`.
 
     The batch shape is that of the context, without its last dimension. With ``validate_args``, on by
     default, values that are not finite are refused; without, they give NaN in their own row.
@@ -35,10 +36,12 @@ class FlowDistribution(Distribution):
     support = constraints.independent(constraints.real, 1)
     has_rsample = True
 
-    def __init__(self, bijection: Chain, context: Tensor | None = None, validate_args: bool | None = None) -> None:
+    def __init__(
+        self, bijection: Bijection, base: Base, context: Tensor | None = None, validate_args: bool | None = None
+    ) -> None:
         # Our own default: importing some libraries turns validation off for all distributions.
         validate_args = True if validate_args is None else validate_args
-        self.bijection = bijection
+        self.bijection, self.base = bijection, base
         if bijection.context:
             if context is None:
                 raise ArgumentError(
@@ -59,13 +62,13 @@ class FlowDistribution(Distribution):
 
     @property
     def _validating(self) -> bool:
-        # Looking at values would break a compiled graph in two.
+        # Reading values would break a compiled graph in two.
         return bool(self._validate_args) and not torch.compiler.is_compiling()
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> FlowDistribution:
         new: FlowDistribution = self._get_checked_instance(FlowDistribution, _instance)
         shape = Size(batch_shape)
-        new.bijection = self.bijection
+        new.bijection, new.base = self.bijection, self.base
         new.context = None if self.context is None else self.context.expand(*shape, self.context.shape[-1])
         super(FlowDistribution, new).__init__(shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
@@ -76,7 +79,11 @@ class FlowDistribution(Distribution):
         rows, context, shape = self.bijection.feature_major(value, self.context, "value")
         if self._validating:
             _refuse_non_finite(value, "value")
-        log_density = self.bijection.log_density(rows, context).reshape(shape)
+        if isinstance(self.bijection, Chain) and type(self.base) is StandardNormal:
+            log_density = self.bijection.log_density(rows, context).reshape(shape)
+        else:
+            z, ladj = self.bijection(value, self.context)
+            log_density = self.base.log_prob(z) + ladj
         try:
             return log_density.expand(torch.broadcast_shapes(shape, self.batch_shape))
         except RuntimeError:
@@ -96,13 +103,13 @@ class FlowDistribution(Distribution):
 
         Guarantee: with ``certify="layers"``, each layer of the flow was inverted to working precision for every sample;
         with ``"end-to-end"``, every sample maps back to its noise through the whole flow, within the tolerance
-        of :meth:`SinusoidalFlow.invert <sinuflow.SinusoidalFlow.invert>`; or an :class:`~sinuflow.InversionError` is
-        raised. Draws are always finite: noise that overflows, or that cannot be inverted, raises that error, too.
+        of :meth:`Flow.invert <sinuflow.Flow.invert>`; or an :class:`~sinuflow.InversionError` is raised. Draws are
+        always finite: noise that overflows, or that cannot be inverted, raises that error, too.
 
         Args:
             sample_shape: the shape of the draws, in front of the batch shape.
-            generator: of the noise; PyTorch's own by default.
-            temperature: the factor of the noise; below 1, draws keep to the denser regions.
+            generator: random number generator of the noise; PyTorch's default one if None.
+            temperature: factor of the base's draws; below 1, samples keep to the denser regions.
             certify: ``"end-to-end"`` costs one forward pass, and changes no sample. The layers' certificates do not
                 bound the rounding error that accumulates over an ill-conditioned flow; ``flow.double()`` reduces it.
         """
@@ -129,21 +136,28 @@ class FlowDistribution(Distribution):
         *,
         certify: Certify = "layers",
     ) -> tuple[Tensor, Tensor]:
-        """Draw with gradients, and the log-density of what was drawn, in one pass.
+        """Draw with gradients, and the log-density of the draws, in one pass.
 
         The log-density is that of the flow itself, whatever the temperature. Guarantees and arguments are those of
         :meth:`sample`.
         """
         noise = self._noise(sample_shape, generator, temperature)
         x, ladj = certified_inverse(self.bijection, noise, self.context, certify)
-        return x, _finite_log_density(log_normal(noise.movedim(-1, 0)) - ladj)
+        return x, _finite_log_density(self.base.log_prob(noise) - ladj)
 
     def _noise(self, sample_shape: Any, generator: torch.Generator | None, temperature: float) -> Tensor:
         check_temperature(temperature)
-        parameter = next(self.bijection.parameters())
-        shape = self._extended_shape(Size([sample_shape] if isinstance(sample_shape, int) else sample_shape))
-        noise = torch.randn(shape, generator=generator, dtype=parameter.dtype, device=parameter.device)
+        sample_shape = Size([sample_shape] if isinstance(sample_shape, int) else sample_shape)
+        noise = self.base.draw((*sample_shape, *self.batch_shape), generator, self._like)
         return noise if temperature == 1 else temperature * noise
+
+    @property
+    def _like(self) -> Tensor:
+        """A tensor with the dtype and on the device of the noise: the first parameter, if there is one."""
+        for parameter in self.bijection.parameters():
+            return parameter
+        tensors = [*self.base.parameters(), *self.bijection.buffers(), *self.base.buffers(), torch.empty(0)]
+        return next(t for t in tensors if t.is_floating_point()) if self.context is None else self.context
 
 
 def check_temperature(temperature: float) -> None:

@@ -13,12 +13,12 @@ from ..bijections.base import CERTIFIED, from_feature_major, raise_unless_conver
 from ..errors import ArgumentError, InversionError
 from ..solvers import Inversion, SolverOptions
 
-#: What is certified of a draw: each layer's inverse by itself, or also the round trip through the whole flow.
+#: Kinds of certificate of a draw: each layer's inverse by itself, or also the round trip through the whole flow.
 Certify = Literal["layers", "end-to-end"]
 
 
 class RoundTrip(NamedTuple):
-    """How far x, mapped back through the whole flow, is from the noise z; both of the batch shape."""
+    """Distance of x, mapped back through the whole flow, to the noise z; both tensors have the batch shape."""
 
     residual: Tensor
     accurate: Tensor  # whether the residual meets its tolerance

@@ -1,7 +1,7 @@
-"""Model files: one safetensors file with the configuration in its header. Never a pickle.
+"""Model files: one safetensors file with the configuration in its header.
 
-The header holds a format name and version, what kind of thing the file is, its configuration as
-JSON, and a checksum of it all, which safetensors itself does not have.
+The header holds a format name and version, the kind of model, its configuration as JSON, and a checksum of everything,
+which safetensors itself does not have. Version 2 adds flows whose configuration is a spec of registered classes.
 """
 
 from __future__ import annotations
@@ -19,33 +19,42 @@ from torch import Tensor
 
 from ..errors import StorageError
 from ..files import write_atomically
+from ..registry import Spec
 from ..tensor_file import MOST_TENSORS, parse_json, read_tensor_file
 
 FORMAT = "sinuflow"
-FORMAT_VERSION = 1
+#: The newest version of the format.
+FORMAT_VERSION = 2
 
 
 class Model(NamedTuple):
-    """What a model file says."""
+    """The content of a model file."""
 
     kind: str
     config: dict[str, Any]
     tensors: dict[str, Tensor]
 
 
-def write_model(path: str | os.PathLike[str], model: Model) -> None:
-    """Write the model to ``path``: all of it, or nothing, and then an older file stays as it was."""
+def write_model(path: str | os.PathLike[str], model: Model, version: int = 1) -> None:
+    """Write the model to ``path`` atomically; if that fails, an older file stays unchanged.
+
+    ``version`` is the lowest version of the format that holds such a model, so that older releases can read it.
+    """
     if len(model.tensors) > MOST_TENSORS:
         raise StorageError(f"cannot write {path}: it would have more than {MOST_TENSORS:,} tensors; use fewer blocks")
     tensors = {name: t.detach().cpu().contiguous() for name, t in model.tensors.items()}
     header = {
         "format": FORMAT,
-        "format_version": str(FORMAT_VERSION),
+        "format_version": str(version),
         "kind": model.kind,
         "config": json.dumps(model.config),
     }
     header["sha256"] = _checksum(header, tensors)
-    write_atomically(Path(path), to_safetensors(tensors, metadata=header))
+    try:
+        content = to_safetensors(tensors, metadata=header)
+    except RuntimeError as error:  # tensors that share memory
+        raise StorageError(f"cannot write {path}: {error}") from error
+    write_atomically(Path(path), content)
 
 
 def read_model(path: Path) -> Model:
@@ -76,6 +85,47 @@ def grouped(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         group, _, rest = name.partition("/")
         groups.setdefault(group, {})[rest] = tensor
     return groups
+
+
+def check_storable(path: str | os.PathLike[str], spec: Spec, state: dict[str, Tensor]) -> None:
+    """Raise a :class:`~sinuflow.StorageError` if a file with this spec and these tensors could not be loaded."""
+    missing = next(spec.unregistered(), None)
+    if missing is not None:
+        raise StorageError(
+            f"cannot write {path}: the class {missing} is not registered; put @sinuflow.register before it"
+        )
+    if not all(isinstance(t, Tensor) for t in state.values()):
+        raise StorageError(f"cannot write {path}: its modules have extra state that is no tensor")
+    try:
+        check_size(spec, state)
+    except ValueError as error:
+        raise StorageError(f"cannot write {path}: {error}") from error
+
+
+def check_size(spec: Spec, tensors: dict[str, Tensor]) -> None:
+    """Raise a ValueError if a spec describes far more components, or far larger ones, than the tensors fit."""
+    specs, sizes = _extent(spec)
+    elements = sum(t.numel() for t in tensors.values())
+    if specs > 2 * len(tensors) + 1000 or sizes > 2 * elements + 200_000:
+        raise ValueError("its description needs far more parameters than there are")
+
+
+def _extent(value: Any, own: bool = True) -> tuple[int, int]:
+    """The number of specs in a value, and the sum of the integers in the arguments of Sinuflow's own classes.
+
+    These integers are sizes, or permutations, which count by their length.
+    """
+    if isinstance(value, Spec):
+        specs, sizes = _extent(list(value.arguments.values()), value.is_own())
+        return specs + 1, sizes
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        if len(value) <= 1024 and all(type(n) is int for n in value) and sorted(value) == list(range(len(value))):
+            return 0, len(value)
+        extents = [_extent(each, own) for each in value]
+        return sum(specs for specs, _ in extents), sum(sizes for _, sizes in extents)
+    return 0, abs(value) if own and type(value) is int else 0
 
 
 def _checksum(header: dict[str, str], tensors: dict[str, Tensor]) -> str:

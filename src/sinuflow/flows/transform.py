@@ -1,4 +1,4 @@
-"""The flow's map as a torch Transform."""
+"""The flow's bijection as a torch Transform."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributions import Transform, constraints
 
-from ..bijections import Chain
+from ..bijections import Bijection
 
 
 class FlowTransform(Transform):
@@ -28,7 +28,7 @@ class FlowTransform(Transform):
     codomain = constraints.real_vector
     bijective = True
 
-    def __init__(self, bijection: Chain, context: Tensor | None = None, cache_size: int = 0) -> None:
+    def __init__(self, bijection: Bijection, context: Tensor | None = None, cache_size: int = 0) -> None:
         super().__init__(cache_size=cache_size)
         self.bijection = bijection
         self.context = context
@@ -52,6 +52,6 @@ class FlowTransform(Transform):
         return self.call_and_ladj(x)[1]
 
     def call_and_ladj(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """z and the log-determinant in one pass, which is what zuko asks for."""
+        """z and the log-determinant in one pass; zuko calls this method."""
         z, ladj = self.bijection(x, self.context)
         return z, ladj

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..data.batches import Batches
 from ..data.sources import Batch, ResidentRows, Taker
-from ..flows.sinusoidal import SinusoidalFlow
+from ..flows.flow import Flow
 from ..ops import adam as flat_adam
 from ..ops.adam import SLOTS, Flat, Rules, Slot
 from . import guard as guarding
@@ -31,7 +31,7 @@ _REHEARSALS = 3
 Rate = Callable[[int], float]
 
 
-def make_engine(flow: SinusoidalFlow, batches: Batches, settings: Settings, guard: Guard, rate: Rate) -> Engine:
+def make_engine(flow: Flow, batches: Batches, settings: Settings, guard: Guard, rate: Rate) -> Engine:
     """The engine for where the flow is."""
     first = next(flow.parameters())
     wanted = os.environ.get("SINUFLOW_ENGINE", "").lower() != "plain"
@@ -61,7 +61,7 @@ class DeviceEngine(Engine):
     """
 
     def __init__(
-        self, flow: SinusoidalFlow, batches: Batches, settings: Settings, guard: Guard, rate: Rate, record: bool
+        self, flow: Flow, batches: Batches, settings: Settings, guard: Guard, rate: Rate, record: bool
     ) -> None:
         self._flow, self._batches, self._settings, self._guard, self._rate = flow, batches, settings, guard, rate
         self._record = record
@@ -210,9 +210,9 @@ class DeviceEngine(Engine):
 
     def _gradients(self, inputs: _Inputs) -> tuple[Tensor, int]:
         """Write the gradient, and give what the loss is the mean of, and its sign."""
-        bijection = getattr(self._flow, "bijection", None)  # flows of other libraries have none
-        if bijection is not None:
-            log_density = bijection.nll_gradient(inputs.x, inputs.context, self._gradient)
+        chain = getattr(self._flow, "normal_chain", None)  # flows of other libraries have none
+        if chain is not None:
+            log_density = chain.nll_gradient(inputs.x, inputs.context, self._gradient)
             if log_density is not None:
                 return log_density, -1
         context = None if inputs.context is None else inputs.context.mT

@@ -12,7 +12,7 @@ import torch
 
 from ..data.sources import as_source
 from ..errors import ArgumentError
-from ..flows.sinusoidal import SinusoidalFlow
+from ..flows.flow import Flow
 from .checkpoint import CheckpointFolder
 from .fingerprint import fingerprint, fingerprint_of_head
 from .history import History, Record
@@ -39,7 +39,7 @@ class FitResult:
         steps: how many steps were taken.
     """
 
-    flow: SinusoidalFlow
+    flow: Flow
     history: list[Record]
     best_step: int
     best_nll: float | None
@@ -47,7 +47,7 @@ class FitResult:
 
 
 def fit(
-    flow: SinusoidalFlow,
+    flow: Flow,
     train: Any,
     val: Any = None,
     *,
@@ -159,8 +159,9 @@ def fit(
     records = Path(history) if history is not None else None if folder is None else folder.history
     log = History(records, None if tensorboard is None else Path(tensorboard))
     shown = make_progress(progress)
-    identity = {**settings.as_dict(), "flow": flow.config, "rows": rows.rows}
-    if folder is not None:  # only checkpoints need the hashes
+    identity: dict[str, Any] = {**settings.as_dict(), "rows": rows.rows}
+    if folder is not None:  # only checkpoints need the configuration and the hashes
+        identity["flow"] = flow.config
         identity["train"] = fingerprint(rows, shown.say)
         identity["val"] = None if val_rows is None else fingerprint(val_rows, shown.say)
     cuda = [torch.cuda.current_device() if place.index is None else place.index] if place.type == "cuda" else []

@@ -13,7 +13,7 @@ import torch
 from ..data.batches import Batches
 from ..data.sources import RowSource
 from ..errors import TrainingError
-from ..flows.sinusoidal import SinusoidalFlow
+from ..flows.flow import Flow
 from .checkpoint import Checkpoint
 from .device_engine import make_engine
 from .engine import Snapshot, Weights, copied
@@ -41,7 +41,7 @@ class Trainer:
 
     def __init__(
         self,
-        flow: SinusoidalFlow,
+        flow: Flow,
         train: RowSource,
         validation: RowSource | None,
         settings: Settings,

@@ -1,0 +1,293 @@
+"""Flows of any bijection and base: distributions, files, registered classes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import sinuflow
+from sinuflow import ArgumentError, Chain, Flow, SinusoidalFlow, StorageError
+from sinuflow.bijections import AutoregressiveWaves, Bijection, ElementwiseAffine, LDUBlock
+from sinuflow.bijections.base import LayerInverse
+from sinuflow.flows import storage
+from sinuflow.flows.bases import Base, StandardNormal, StudentT
+from sinuflow.registry import Spec
+from tests.builders import trained, trained_flow
+
+DOUBLE = torch.float64
+
+
+@sinuflow.register(name="tests.Roll")
+class Roll(Bijection):
+    """A permutation, without parameters."""
+
+    def __init__(self, features: int, steps: int = 1, context: int = 0) -> None:
+        super().__init__(features, context)
+        self.steps = steps
+
+    def transform(self, x, context):
+        return x.roll(self.steps, 0), x.new_zeros(x.shape[-1])
+
+    def invert(self, z, context, options):
+        return [LayerInverse.exact(z.roll(-self.steps, 0), z.new_zeros(z.shape[-1]))]
+
+
+@sinuflow.register(name="tests.Centred")
+class Centred(Bijection):
+    """A bijection with buffers of several dtypes."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("origin", torch.zeros(features, dtype=DOUBLE))
+        self.register_buffer("sign", torch.zeros(features) + 1, persistent=False)
+        self.scale = nn.Parameter(torch.ones(features), requires_grad=False)
+
+    def transform(self, x, context):
+        scale = (self.sign * self.scale).to(x).unsqueeze(-1)
+        return scale * (x - self.origin.to(x).unsqueeze(-1)), scale.log().sum().expand(x.shape[-1])
+
+
+@sinuflow.register(name="tests.Laplace")
+class Laplace(Base):
+    """The least that a base needs."""
+
+    def log_prob(self, z):
+        return -(z.abs() + math.log(2)).sum(-1)
+
+    def sample(self, shape):
+        return torch.distributions.Laplace(0.0, 1.0).sample((*shape, self.features))
+
+
+def composed(base: Base | None = None, dtype: torch.dtype = DOUBLE, context: int = 0) -> Flow:
+    layers = [LDUBlock(3, context, 1, hidden=(8,)), Roll(3, 2), ElementwiseAffine(3)]
+    trained(chain := Chain(layers), dtype=dtype)
+    return Flow(chain, base).eval().to(dtype)
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(1)
+
+
+def test_a_flow_of_the_same_chain_is_the_same_distribution_bit_for_bit():
+    flow = trained_flow(3, 2)
+    same = Flow(flow.bijection)
+    c, x = torch.randn(4, 2, dtype=DOUBLE), torch.randn(4, 3, dtype=DOUBLE)
+    assert torch.equal(same(c).log_prob(x), flow(c).log_prob(x))
+    for ours, theirs in zip(
+        same(c).rsample_and_log_prob((5,), seeded()), flow(c).rsample_and_log_prob((5,), seeded()), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+    assert same.state_dict().keys() == flow.state_dict().keys()
+
+
+@pytest.mark.parametrize("base", [None, StudentT(3, 3.0, learnable=True), Laplace(3)], ids=lambda b: type(b).__name__)
+@pytest.mark.parametrize("context", [0, 2])
+def test_log_densities_of_draws_and_of_values_agree(base, context):
+    flow = composed(base, context=context)
+    d = flow(torch.randn(4, 2, dtype=DOUBLE)) if context else flow().expand([4])
+    x, log_p = d.rsample_and_log_prob((5,), seeded())
+    assert x.shape == (5, 4, 3)
+    torch.testing.assert_close(d.log_prob(x), log_p, rtol=1e-8, atol=1e-8)
+    assert torch.equal(d.sample((5,), seeded()), x.detach())
+    assert not torch.equal(d.sample((5,), torch.Generator().manual_seed(2)), x.detach())
+    state = torch.get_rng_state()
+    cold = d.sample((5,), seeded(), temperature=0.5, certify="end-to-end")
+    assert torch.equal(torch.get_rng_state(), state)  # a generator leaves the default one alone
+    noise, halved = (flow.bijection(t, d.context)[0] for t in (x, cold))
+    torch.testing.assert_close(halved, 0.5 * noise)
+
+
+@pytest.mark.parametrize("base", [StandardNormal(1), StudentT(1, 2.5), Laplace(1)], ids=lambda b: type(b).__name__)
+def test_densities_of_bases_integrate_to_one_and_fit_their_draws(base):
+    z = torch.linspace(-60, 60, 200_001, dtype=DOUBLE).unsqueeze(-1)
+    density = base.double().log_prob(z).exp()
+    assert float(torch.trapezoid(density, z.squeeze(-1))) == pytest.approx(1, abs=1e-3)
+    draws = base.draw((100_000,), seeded(), z)
+    inside = float(density[z.abs().squeeze(-1) <= 1].sum() * 120 / 200_000)
+    assert float((draws.abs() <= 1).double().mean()) == pytest.approx(inside, abs=0.01)
+
+
+def test_the_degrees_of_freedom_are_learned():
+    torch.manual_seed(0)
+    x = torch.distributions.StudentT(2.0).sample((4000, 1))
+    flow = Flow(ElementwiseAffine(1), StudentT(1, df=10.0, learnable=True))
+    assert not any(p.requires_grad for p in StudentT(1).parameters())
+    sinuflow.fit(flow, x, steps=200, batch_size=1000, learning_rate=5e-2, progress=False, device="cpu")
+    assert 1.5 < float(flow.base.df.detach()) < 2.7
+    grad = torch.autograd.grad(flow().rsample((9,)).square().sum(), list(flow.parameters()))
+    assert all(bool(g.isfinite().all()) for g in grad)
+
+
+def test_a_flow_without_parameters_takes_its_dtype_from_the_context():
+    flow = Flow(Roll(3, context=2))
+    assert flow(torch.zeros(4, 2, dtype=DOUBLE)).sample((2,)).dtype == DOUBLE
+    assert Flow(Roll(3))().sample((2,)).dtype == torch.float32
+    assert Flow(Roll(3)).invert(torch.zeros(2, 3)).converged.all()
+
+
+def test_wrong_parts_are_refused():
+    for arguments, message in [
+        ((nn.Linear(2, 2),), "bijection must be a Bijection; got Linear"),
+        ((Roll(3), nn.Linear(2, 2)), "base must be a Base; got Linear"),
+        ((Roll(3), StudentT(2)), "the base has 2 features, but the bijection has 3"),
+    ]:
+        with pytest.raises(ArgumentError, match=message):
+            Flow(*arguments)
+    for df in (0, -1.0, math.inf, math.nan, "3"):
+        with pytest.raises(ArgumentError, match="df must be a positive number"):
+            StudentT(2, df)
+    with pytest.raises(ArgumentError, match="features must be"):
+        StandardNormal(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize(
+    "base", [None, StudentT(3, 3.0, learnable=True), StudentT(3), Laplace(3)], ids=lambda b: type(b).__name__
+)
+def test_what_is_loaded_is_what_was_saved(base, dtype, tmp_path):
+    flow = composed(base, dtype, context=2)
+    flow.save(tmp_path / "m.safetensors")
+    loaded = sinuflow.load(tmp_path / "m.safetensors")
+    assert type(loaded) is Flow
+    assert loaded.spec() == flow.spec()
+    c, x = torch.randn(4, 2, dtype=dtype), torch.randn(4, 3, dtype=dtype)
+    assert torch.equal(loaded(c).log_prob(x), flow(c).log_prob(x))
+    assert torch.equal(loaded(c).sample((2,), seeded()), flow(c).sample((2,), seeded()))
+    assert [p.requires_grad for p in loaded.parameters()] == [p.requires_grad for p in flow.parameters()]
+    assert not loaded.training
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_buffers_keep_their_values_and_dtypes(dtype, tmp_path):
+    layer = Centred(2)
+    layer.count += 5
+    layer.origin += 1e9
+    layer.scale.data += 0.5
+    layer.scale.data = layer.scale.data.to(dtype)
+    flow = Flow(Chain([layer, ElementwiseAffine(2).to(dtype)]))
+    flow.save(tmp_path / "m")
+    loaded = sinuflow.load(tmp_path / "m")
+    for (name, ours), (_, theirs) in zip(flow.state_dict().items(), loaded.state_dict().items(), strict=True):
+        assert torch.equal(ours, theirs), name
+        assert ours.dtype == theirs.dtype
+    sign = loaded.bijection.bijections[0].sign
+    assert torch.equal(sign, torch.ones(2, dtype=dtype))
+    assert not loaded.bijection.bijections[0].scale.requires_grad
+
+
+def test_the_two_built_in_flows_have_files_of_version_1(tmp_path):
+    def version(flow: Flow) -> str:
+        flow.save(tmp_path / "m")
+        return storage.read_tensor_file(tmp_path / "m")[0]["format_version"]
+
+    assert version(SinusoidalFlow(2, blocks=1, hidden=(4,))) == "1"
+    assert version(SinusoidalFlow.image((1, 2, 2), blocks=1)) == "1"
+    assert version(Flow(SinusoidalFlow(2, blocks=1, hidden=(4,)).bijection)) == "2"
+
+
+def test_classes_that_are_not_registered_are_neither_saved_nor_loaded(tmp_path):
+    class Own(Roll):
+        pass
+
+    class Chain(Roll):  # the name of another class
+        pass
+
+    for cls in (Own, Chain):
+        with pytest.raises(StorageError, match=rf"{cls.__name__} is not registered; put @sinuflow.register before it"):
+            Flow(sinuflow.Chain([ElementwiseAffine(3), cls(3)])).save(tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+    spec = Flow(Roll(3)).spec().to_json()
+    spec["arguments"]["bijection"]["class"] = "lab.Spline"
+    storage.write_model(tmp_path / "m", storage.Model("flow", spec, {}), 2)
+    message = "the class 'lab.Spline' is not registered: import the module that defines it"
+    with pytest.raises(StorageError, match=message):
+        sinuflow.load(tmp_path / "m")
+
+
+def test_what_no_file_can_hold_is_not_saved(tmp_path):
+    @sinuflow.register(name="tests.Table")
+    class Table(Bijection):
+        def __init__(self, table: object) -> None:
+            super().__init__(2)
+
+    with pytest.raises(StorageError, match="an argument of type Tensor, which no file can hold"):
+        Flow(Table(torch.zeros(2))).save(tmp_path / "m")
+    layer = ElementwiseAffine(2)
+    with pytest.raises(StorageError, match="share memory"):
+        Flow(Chain([layer, layer])).save(tmp_path / "m")
+    flow = Flow(ElementwiseAffine(2), StudentT(2))
+    flow.base.log_df.data[0] = math.nan
+    with pytest.raises(StorageError, match="'log_df' of the base is NaN"):
+        flow.save(tmp_path / "m")
+    with pytest.raises(StorageError, match="needs far more parameters"):
+        Flow(Chain([Roll(2, context=0) for _ in range(1200)])).save(tmp_path / "m")
+
+
+def test_numpy_numbers_are_stored_as_numbers(tmp_path):
+    Flow(Roll(np.int64(3), steps=np.int32(2))).save(tmp_path / "m")
+    assert sinuflow.load(tmp_path / "m").bijection.steps == 2
+
+
+SPECS = [
+    ([], "invalid configuration"),
+    ({"class": "Flow"}, "must have the keys class and arguments"),
+    ({"class": 3, "arguments": {}}, "class must be a string"),
+    ({"class": "Flow", "arguments": []}, "its arguments a dictionary"),
+    ({"class": "Flow", "arguments": {}}, "missing 1 required positional argument"),
+    ({"class": "Flow", "arguments": {"bijection": 3}}, "bijection must be a Bijection"),
+    ({"class": "Flow", "arguments": {"bijection": None, "colour": 3}}, "unexpected keyword argument"),
+    ({"class": "StudentT", "arguments": {"features": 2}}, "it describes a StudentT"),
+]
+LAYERS = [
+    (("ElementwiseAffine", {"features": "2"}), "invalid configuration"),
+    (("ElementwiseAffine", {"features": -1}), "features must be at least 1"),
+    (("ElementwiseAffine", {"features": 10**6}), "far too few parameters"),
+    (("ElementwiseAffine", {"features": 2, "self": 1}), "invalid configuration"),
+    (("LDUBlock", {"features": 2, "hidden": [10**5] * 1000}), "far too few parameters"),
+    (("LDUBlock", {"features": 2, "hidden": list(range(1024))}), "invalid configuration"),
+    (("LDUBlock", {"features": 2, "hidden": [90_000, 90_000]}), "far too few parameters"),
+    (("LDUBlock", {"features": 400, "scales": 300, "waves": 300}), "far too few parameters"),
+    (("tests.Roll", {"features": 2, "context": 1}), "far too few|does not fit"),
+    (("Chain", {"bijections": []}), "a chain needs at least one bijection"),
+]
+
+
+@pytest.mark.parametrize(("spec", "message"), SPECS)
+def test_specs_that_are_invalid_are_refused(spec, message, tmp_path):
+    storage.write_model(tmp_path / "m", storage.Model("flow", spec, {}), 2)
+    with pytest.raises(StorageError, match=message):
+        sinuflow.load(tmp_path / "m")
+
+
+@pytest.mark.parametrize(("layer", "message"), LAYERS)
+def test_layers_that_do_not_fit_their_tensors_are_refused(layer, message, tmp_path):
+    flow = Flow(Chain([ElementwiseAffine(2), AutoregressiveWaves(2, hidden=(4,))]))
+    spec = flow.spec()
+    spec.arguments["bijection"].arguments["bijections"][0] = Spec(*layer)
+    storage.write_model(tmp_path / "m", storage.Model("flow", spec.to_json(), flow.state_dict()), 2)
+    with pytest.raises(StorageError, match=message):
+        sinuflow.load(tmp_path / "m")
+
+
+def test_specs_that_are_nested_deeply_are_refused(tmp_path):
+    spec = ElementwiseAffine(2).spec().to_json()
+    for _ in range(300):
+        spec = {"class": "Chain", "arguments": {"bijections": [spec]}}
+    config = {"class": "Flow", "arguments": {"bijection": spec, "base": None}}
+    storage.write_model(tmp_path / "m", storage.Model("flow", config, {"a": torch.zeros(2)}), 2)
+    with pytest.raises(StorageError):
+        sinuflow.load(tmp_path / "m")
+
+
+def test_a_flow_is_trained_like_any_other():
+    torch.manual_seed(0)
+    x = torch.randn(500, 3) * torch.tensor([1.0, 2.0, 3.0]) + 5
+    flow = Flow(Chain([LDUBlock(3, hidden=(8,)), Roll(3), ElementwiseAffine(3)]))
+    result = sinuflow.fit(flow, x, x[:100], steps=40, progress=False, device="cpu")
+    assert result.best_nll < 6.3  # the entropy is 6.05
+    assert flow.initialize(x) is None
