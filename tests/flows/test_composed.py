@@ -12,10 +12,10 @@ from torch import nn
 import sinuflow
 from sinuflow import ArgumentError, Chain, Flow, SinusoidalFlow, StorageError
 from sinuflow.bijections import AutoregressiveWaves, Bijection, ElementwiseAffine, LDUBlock
-from sinuflow.bijections.base import LayerInverse
 from sinuflow.flows import storage
 from sinuflow.flows.bases import Base, StandardNormal, StudentT
 from sinuflow.registry import Spec
+from sinuflow.solvers import Inversion
 from tests.builders import trained, trained_flow
 
 DOUBLE = torch.float64
@@ -33,7 +33,7 @@ class Roll(Bijection):
         return x.roll(self.steps, 0), x.new_zeros(x.shape[-1])
 
     def invert(self, z, context, options):
-        return [LayerInverse.exact(z.roll(-self.steps, 0), z.new_zeros(z.shape[-1]))]
+        return Inversion.exact(z.roll(-self.steps, 0), z.new_zeros(z.shape[-1]))
 
 
 @sinuflow.register(name="tests.Centred")

@@ -1,0 +1,132 @@
+"""The checks of user-made components accept what is right, and name what is wrong."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import sinuflow
+from sinuflow import Chain, Flow, SinusoidalFlow
+from sinuflow.bijections import AutoregressiveWaves, Bijection, ElementwiseAffine
+from sinuflow.flows.bases import Base, StandardNormal, StudentT
+from sinuflow.solvers import Inversion
+from sinuflow.testing import check_base, check_bijection, check_flow
+from tests.builders import BIJECTIONS
+
+
+@pytest.mark.parametrize("name", BIJECTIONS)
+def test_built_in_bijections_pass(name):
+    check_bijection(BIJECTIONS[name](3, 2), rows=4)
+
+
+@pytest.mark.parametrize("base", [StandardNormal(3), StudentT(3, 1.0), StudentT(3, 30.0, learnable=True)], ids=repr)
+def test_built_in_bases_pass(base):
+    check_base(base)
+
+
+def test_built_in_flows_pass_and_are_not_changed():
+    flow = SinusoidalFlow(2, 2, blocks=1, hidden=(4,), dropout=0.5)
+    before = {name: t.clone() for name, t in flow.state_dict().items()}
+    x, state = torch.randn(5, 2), torch.get_rng_state()
+    check_flow(flow, torch.zeros(5, 2), x=x)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert flow.training
+    assert all(torch.equal(t, before[name]) for name, t in flow.state_dict().items())
+    check_flow(SinusoidalFlow.image((1, 2, 2), blocks=1, channels=2), rows=3)
+    check_flow(Flow(ElementwiseAffine(2), StudentT(2, 3.0)), perturb=0.0)
+
+
+class Scaling(Bijection):
+    """Right in all respects; the mistakes derive from it."""
+
+    def __init__(self, features: int = 3) -> None:
+        super().__init__(features)
+        self.log_scale = nn.Parameter(torch.zeros(features))
+
+    def transform(self, x, context):
+        log_scale = self.log_scale.to(x.dtype)
+        return x * log_scale.exp().unsqueeze(-1), log_scale.sum().expand(x.shape[-1])
+
+    def invert(self, z, context, options):
+        log_scale = self.log_scale.to(z.dtype)
+        return Inversion.exact(z * (-log_scale).exp().unsqueeze(-1), -log_scale.sum().expand(z.shape[-1]))
+
+
+def transforming(change):
+    return type("Mistake", (Scaling,), {"transform": lambda self, x, c: change(self, *Scaling.transform(self, x, c))})
+
+
+def inverting(change):
+    def invert(self, z, context, options):
+        return change(self, Scaling.invert(self, z, context, options))
+
+    return type("Mistake", (Scaling,), {"invert": invert})
+
+
+MISTAKES = [
+    (transforming(lambda self, z, ladj: (z, -ladj)), "its log-determinant differs from that of its Jacobian by 0"),
+    (transforming(lambda self, z, ladj: (z[:2], ladj)), "z has shape"),
+    (transforming(lambda self, z, ladj: (z / 0, ladj)), "NaN or infinite"),
+    (transforming(lambda self, z, ladj: (z - z.mean(-1, keepdim=True), ladj)), "z of a row depends on the other rows"),
+    (transforming(lambda self, z, ladj: (z.detach(), ladj)), "differs from finite differences|Jacobian"),
+    (inverting(lambda self, layer: layer._replace(x=layer.x + 1e-3)), "does not map back to z; it is off by 0.001"),
+    (inverting(lambda self, layer: layer._replace(ladj=-layer.ladj)), "the log-determinants do not cancel"),
+    (inverting(lambda self, layer: layer._replace(x=layer.x.detach())), "the gradient of its inverse with respect to"),
+    (inverting(lambda self, layer: Inversion(*(t.detach() for t in layer))), "its inverse has no gradients"),
+    (
+        inverting(lambda self, layer: layer._replace(x=layer.x.nan_to_num(posinf=0), converged=layer.converged | True)),
+        "the certificate of infinite noise claims convergence",
+    ),
+    (inverting(lambda self, layer: layer._replace(converged=layer.converged & False)), "has not converged for 8 of 8"),
+    (
+        inverting(lambda self, layer: layer._replace(converged=layer.converged.all().expand(len(layer.converged)))),
+        "an infinite row makes the inverse of other rows fail",
+    ),
+]
+
+
+def test_a_bijection_without_mistakes_passes():
+    check_bijection(Scaling())
+
+
+@pytest.mark.parametrize(("cls", "message"), MISTAKES)
+def test_mistakes_are_named(cls, message):
+    with pytest.raises(AssertionError, match=rf"^bijection \(Mistake\): .*({message})"):
+        check_bijection(cls())
+    chain = Chain([ElementwiseAffine(3), cls()])
+    with pytest.raises(AssertionError, match=rf"^bijection.bijections.1 \(Mistake\): .*({message})"):
+        check_flow(Flow(chain), save=False)
+
+
+def test_conditioners_that_are_not_autoregressive_are_noticed():
+    layer = AutoregressiveWaves(3, hidden=(8,))
+    for masked in [*layer.conditioner.layers, layer.conditioner.head]:
+        masked.mask.fill_(1)
+    with pytest.raises(AssertionError, match=r"log-determinant|depend on themselves"):
+        check_bijection(layer)
+
+
+class Wide(Base):
+    def log_prob(self, z):
+        return -0.5 * (z**2).sum(-1) - 0.5 * z.shape[-1] * math.log(2 * math.pi)
+
+    def sample(self, shape):
+        return 1.2 * torch.randn(*shape, self.features)
+
+
+def test_wrong_bases_are_named():
+    with pytest.raises(AssertionError, match=r"base \(Wide\): its draws do not fit its log_prob: .* is -1.4"):
+        check_flow(Flow(ElementwiseAffine(2), Wide(2)))
+    flat = type("Flat", (Wide,), {"sample": lambda self, shape: torch.randn(shape)})
+    with pytest.raises(AssertionError, match=r"base \(Flat\): sample\(\(\)\) has shape \(\)"):
+        check_base(flat(2))
+
+
+def test_flows_that_cannot_be_saved_are_named():
+    with pytest.raises(AssertionError, match=r"cannot be saved and loaded: .*Scaling is not registered"):
+        check_flow(Flow(Scaling()))
+    check_flow(Flow(Scaling()), save=False)
+    assert sinuflow.testing.check_flow is check_flow
