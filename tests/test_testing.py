@@ -11,9 +11,11 @@ from torch import nn
 import sinuflow
 from sinuflow import Chain, Flow, SinusoidalFlow
 from sinuflow.bijections import AutoregressiveWaves, Bijection, ElementwiseAffine
-from sinuflow.bijections.base import LayerInverse
+from sinuflow.conditioners import Conditioner
 from sinuflow.flows.bases import Base, StandardNormal, StudentT
-from sinuflow.testing import check_base, check_bijection, check_flow
+from sinuflow.solvers import Inversion, Root, Step
+from sinuflow.testing import check_base, check_bijection, check_conditioner, check_flow, check_transformer
+from sinuflow.transformers import Affine, ConditionalWaves, Shift
 from tests.builders import BIJECTIONS
 
 
@@ -52,7 +54,7 @@ class Scaling(Bijection):
 
     def invert(self, z, context, options):
         log_scale = self.log_scale.to(z.dtype)
-        return [LayerInverse.exact(z * (-log_scale).exp().unsqueeze(-1), -log_scale.sum().expand(z.shape[-1]))]
+        return Inversion.exact(z * (-log_scale).exp().unsqueeze(-1), -log_scale.sum().expand(z.shape[-1]))
 
 
 def transforming(change):
@@ -61,8 +63,7 @@ def transforming(change):
 
 def inverting(change):
     def invert(self, z, context, options):
-        (layer,) = Scaling.invert(self, z, context, options)
-        return [change(self, layer)]
+        return change(self, Scaling.invert(self, z, context, options))
 
     return type("Mistake", (Scaling,), {"invert": invert})
 
@@ -76,7 +77,7 @@ MISTAKES = [
     (inverting(lambda self, layer: layer._replace(x=layer.x + 1e-3)), "does not map back to z; it is off by 0.001"),
     (inverting(lambda self, layer: layer._replace(ladj=-layer.ladj)), "the log-determinants do not cancel"),
     (inverting(lambda self, layer: layer._replace(x=layer.x.detach())), "the gradient of its inverse with respect to"),
-    (inverting(lambda self, layer: LayerInverse(*(t.detach() for t in layer))), "its inverse has no gradients"),
+    (inverting(lambda self, layer: Inversion(*(t.detach() for t in layer))), "its inverse has no gradients"),
     (
         inverting(lambda self, layer: layer._replace(x=layer.x.nan_to_num(posinf=0), converged=layer.converged | True)),
         "the certificate of infinite noise claims convergence",
@@ -102,12 +103,71 @@ def test_mistakes_are_named(cls, message):
         check_flow(Flow(chain), save=False)
 
 
-def test_conditioners_that_are_not_autoregressive_are_noticed():
+def test_conditioners_that_are_not_autoregressive_are_named():
     layer = AutoregressiveWaves(3, hidden=(8,))
     for masked in [*layer.conditioner.layers, layer.conditioner.head]:
         masked.mask.fill_(1)
-    with pytest.raises(AssertionError, match=r"log-determinant|depend on themselves"):
+    with pytest.raises(AssertionError, match=r"^bijection.conditioner \(MADE\): the parameters of step"):
         check_bijection(layer)
+
+
+class Neighbours(Conditioner):
+    """Parameters of a feature are the features before it; the mistakes derive from it."""
+
+    def forward(self, x, context=None):
+        return x.roll(1, 0).cumsum(0).unsqueeze(1) - x[-1:].unsqueeze(1)
+
+    def incremental(self, like, context=None):
+        total = torch.zeros_like(like[:1])
+        for i in range(self.features):
+            yield (step := Step(slice(i, i + 1), total.unsqueeze(1)))
+            total = total + step.solution
+
+
+def conditioning(forward=Neighbours.forward, incremental=Neighbours.incremental):
+    return type("Mistake", (Neighbours,), {"forward": forward, "incremental": incremental})
+
+
+@pytest.mark.parametrize(
+    ("cls", "message"),
+    [
+        (conditioning(lambda self, x, c=None: x), "its output has shape"),
+        (conditioning(lambda self, x, c=None: x.unsqueeze(1), Conditioner.incremental), "step 0 differ from forward"),
+        (
+            conditioning(lambda self, x, c=None: 0 * x.unsqueeze(1), lambda self, like, c=None: iter(())),
+            "its steps leave out 3 features",
+        ),
+        (
+            conditioning(
+                lambda self, x, c=None: x.unsqueeze(1),
+                lambda self, like, c=None: iter([Step(slice(0, 3), like.unsqueeze(1))]),
+            ),
+            "its parameters of feature 0 depend on feature 0",
+        ),
+    ],
+)
+def test_mistakes_of_conditioners_are_named(cls, message):
+    check_conditioner(Neighbours(3, 1))
+    with pytest.raises(AssertionError, match=rf"^conditioner \(Mistake\): .*{message}"):
+        check_conditioner(cls(3, 1))
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ({"forward": lambda self, x, h: (-x, 0 * x.sum(0))}, "its derivative is -1 somewhere"),
+        ({"forward": lambda self, x, h: (2 * x, 0 * x.sum(0))}, "its log-determinant differs .* by 2.08"),
+        ({"forward": lambda self, x, h: (x.T, 0 * x.sum(0))}, "its shapes are"),
+        ({"inverse": lambda self, z, h, options: Root.exact(z, z * 0 + 1)}, r"x = inverse\(z\) does not map back"),
+        ({"inverse": lambda self, z, h, options: Root.exact(z - h[:, 0], z * 0 + 2)}, "the slope that its inverse"),
+        ({"gradients": lambda self, x, h, gz, gl: (gz, gz.unsqueeze(1) * 2)}, "its gradients differ"),
+    ],
+)
+def test_mistakes_of_transformers_are_named(methods, message):
+    for transformer in (Shift(), Affine(), ConditionalWaves(2, 2)):
+        check_transformer(transformer)
+    with pytest.raises(AssertionError, match=rf"^transformer \(Mistake\): .*{message}"):
+        check_transformer(type("Mistake", (Shift,), methods)())
 
 
 class Wide(Base):

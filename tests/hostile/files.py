@@ -13,7 +13,11 @@ import pandas as pd
 import torch
 
 import sinuflow
+from sinuflow.bijections import Autoregressive, LDUBlock, Linear
+from sinuflow.conditioners import MADE
+from sinuflow.flows.bases import StudentT
 from sinuflow.flows.storage import Model, read_model, write_model
+from sinuflow.transformers import Affine
 from tests.builders import trained_flow
 from tests.models.small_images import gradients, quick_model
 from tests.training.small import quick, small_flow
@@ -23,7 +27,9 @@ VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 2, 3, 7, 64, 10**4, 200_000, 20_000_000, 10**8, 10**9, 2**31, 2**53, 2**63, -(2**63),
     10**30, 0.0, -0.0, 0.5, -0.5, 1e-320, 1e-30, 1e30, 1e308, float("nan"), float("inf"), float("-inf"), "", "9", "a",
     "nan", "shift", "full", "none", "category", "number", "\x1b[31m", "\ud800", "x" * 10_000, [], [1], [0, 0], [[]], {},
-    {"a": 1}, [1] * 1000, ["a", "a"], [None] * 3, {"features": 10**9},
+    {"a": 1}, [1] * 1000, ["a", "a"], [None] * 3, {"features": 10**9}, "Chain", "Flow", "MADE", "ElementwiseAffine",
+    {"class": "StandardNormal", "arguments": {"features": 2}}, {"class": "Shift", "arguments": {}}, {"mapping": {}},
+    {"class": "Linear", "arguments": {"features": 10**5}}, {"class": "ElementwiseAffine", "arguments": {"features": 2}},
 ]  # fmt: skip
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8]
@@ -48,6 +54,12 @@ def model_files(folder: Path) -> list[Path]:
     for conditioning, context in (("shift", 0), ("full", 2), ("none", 1)):
         save(trained_flow(2, context, conditioning, blocks=2, hidden=(4, 4), dtype=torch.float32))
     save(sinuflow.SinusoidalFlow.image((1, 3, 3), context=2, blocks=1, channels=2, conditioning="affine"))
+    layers = [
+        LDUBlock(2, 1, scales=1, waves=2, hidden=(4,)),
+        Autoregressive(Affine(), MADE(2, 2, hidden=(4,)), order=[1, 0]),
+        Linear(2),
+    ]
+    save(sinuflow.Flow(sinuflow.Chain(layers), StudentT(2)))
     options = {"steps": 3, "progress": False, "device": "cpu", "architecture": {"hidden": (4,), "blocks": 1}}
     save(sinuflow.fit_table(table(), **options))
     save(sinuflow.fit_table(table(), context=["kind"], **options))

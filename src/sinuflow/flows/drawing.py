@@ -42,6 +42,7 @@ _KINDS = {
     "LowerShift": ("L", "lower shift", "z_i = x_i + c_i(x_{<i})", "lower"),
     "SinusoidalLayer": ("D", "sinusoidal layer", "z_i = τ_n ∘ … ∘ τ_1(x_i)", "diagonal"),
     "AutoregressiveWaves": ("T", "conditional waves", "z_i = τ_n ∘ … ∘ τ_1(exp(s_i) x_i + d_i)", "lower"),
+    "Autoregressive": ("T", "autoregressive", "z_i = τ(x_i; c_i(x_{<i}))", "lower"),
     "ImageShift": ("L", "image shift", "z_i = x_i + c_i(x_{<i})", "lower"),
     "ImageAffine": ("L", "image affine", "z_i = exp(s_i(x_{<i})) (x_i + c_i(x_{<i}))", "lower"),
     "ElementwiseAffine": ("A", "elementwise affine", "z_i = (x_i \u2212 μ_i) exp(\u2212s_i)", "diagonal"),
@@ -113,7 +114,7 @@ def _layer(bijection: Bijection) -> _Layer:
     spec, name = bijection.spec(), type(bijection).__name__
     doc = re.sub("[`_^]|:math:", "", (type(bijection).__doc__ or "").strip().partition("\n")[0])
     symbol, title, formula, form = _KINDS.get(spec.name, (name[:1], name, doc, ""))
-    if spec.name in _KINDS and spec.arguments.get("reverse"):
+    if spec.name in _KINDS and (spec.arguments.get("reverse") or spec.arguments.get("order") == "reverse"):
         symbol, title = symbol.replace("L", "U"), f"{title}, reversed"
         formula, form = formula.replace("<", ">"), "upper"
     hidden = {"features", "context", "reverse"} | (

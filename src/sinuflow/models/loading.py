@@ -15,6 +15,7 @@ from ..errors import SinuflowError, StorageError
 from ..flow_config import FlowConfig, ImageFlowConfig, flow_config
 from ..flows.flow import Flow
 from ..flows.loading import build_flow
+from ..flows.sinusoidal import SinusoidalFlow
 from ..flows.storage import grouped, read_model
 from .image import ImageModel
 from .table import TableModel
@@ -29,7 +30,6 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Fl
     Example:
         >>> import pathlib, tempfile
         >>> path = pathlib.Path(tempfile.mkdtemp()) / "m.safetensors"
-        >>> from sinuflow import SinusoidalFlow
         >>> SinusoidalFlow(features=2, blocks=1, hidden=(8,)).save(path)
         >>> load(path).features
         2
@@ -51,6 +51,7 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Fl
             raise ValueError("its quantiles must be float64 and in increasing order")
         parts = fitted.parse(config, groups, _hyperparameters(path, config["flow"]))
     flow = build_flow(path, config["flow"], groups.get("flow", {}))
+    assert isinstance(flow, SinusoidalFlow)  # by its hyperparameters
     loaded: TableModel | ImageModel = fitted(flow, *parts, quantiles, config["history"], config["facts"])
     return loaded.to(device)
 

@@ -160,9 +160,10 @@ def fit(
     log = History(records, None if tensorboard is None else Path(tensorboard))
     shown = make_progress(progress)
     identity: dict[str, Any] = {**settings.as_dict(), "rows": rows.rows}
-    if folder is not None:  # only checkpoints need the hashes
-        identity |= {"flow": flow.config, "train": fingerprint(rows, shown.say)}
-        identity |= {"val": None if val_rows is None else fingerprint(val_rows, shown.say)}
+    if folder is not None:  # only checkpoints need the configuration and the hashes
+        identity["flow"] = flow.config
+        identity["train"] = fingerprint(rows, shown.say)
+        identity["val"] = None if val_rows is None else fingerprint(val_rows, shown.say)
     cuda = [torch.cuda.current_device() if place.index is None else place.index] if place.type == "cuda" else []
     current = torch.cuda.device(cuda[0]) if cuda else contextlib.nullcontext()
     locked = contextlib.nullcontext() if folder is None else folder.locked()

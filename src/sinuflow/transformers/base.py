@@ -57,6 +57,8 @@ class Transformer(Component, nn.Module):
         """Vector-Jacobian products of ``forward`` with respect to x and h."""
         with torch.enable_grad():
             x, h = x.detach().requires_grad_(), h.detach().requires_grad_()
-            outputs = self(x, h)
-        grads = torch.autograd.grad(outputs, (x, h), (grad_z, grad_ladj), allow_unused=True)
+            z, ladj = self(x, h)
+        # A log-determinant that is constant has no graph.
+        pairs = [(t, g) for t, g in ((z, grad_z), (ladj, grad_ladj)) if t.requires_grad]
+        grads = torch.autograd.grad([t for t, _ in pairs], (x, h), [g for _, g in pairs], allow_unused=True)
         return tuple(torch.zeros_like(t) if g is None else g for t, g in zip((x, h), grads, strict=True))  # type: ignore[return-value]
