@@ -81,8 +81,8 @@ def test_messages_for_invalid_arrays():
     for array, message in [
         (np.zeros((2, 1, 3, 3)), r"uint8 with values from 0 to 255; got float64 from 0 to 0: multiply by 255"),
         (np.full((2, 1, 3, 3), 200), r"got int64 from 200 to 200: round, and convert"),
-        (np.full((2, 1, 3, 3), 300.0), r"got float64 from 300 to 300: bring the values to that range"),
-        (np.full((2, 1, 3, 3), -1), r"got int64 from -1 to -1: bring the values to that range"),
+        (np.full((2, 1, 3, 3), 300.0), r"got float64 from 300 to 300: rescale the values"),
+        (np.full((2, 1, 3, 3), -1), r"got int64 from -1 to -1: rescale the values"),
         (np.full((2, 1, 3, 3), "x"), r"got <U1$"),
         (np.zeros((2, 3), dtype=np.uint8), r"shape \(N, C, H, W\), or \(N, H, W\) if they are greyscale; got \(2, 3\)"),
         (np.zeros((0, 3, 3), dtype=np.uint8), "holds no images"),
