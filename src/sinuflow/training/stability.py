@@ -173,8 +173,7 @@ def growth_penalty(shift: ImageShift, x: Tensor, z: Tensor, context: Tensor | No
         True
     """
     with torch.no_grad():
-            assert isinstance(layer.conditioner, PixelCNN)
-        u = shift.invert(z + error, context, SolverOptions())[-1].x - x
+        u = shift.invert(z + error, context, SolverOptions()).x - x
         # Pixels that overflow carry no information; the ones before them do not depend on them.
         u = torch.where(u.isfinite(), u, 0)
         u = torch.where((u != 0).any(0), u, error)
