@@ -95,7 +95,7 @@ def train_peer(flow: Peer, model: TableModel, x: Tensor, val: Tensor, seconds: f
         seed=seed,
     )
     start = time.process_time()
-    trainer = Trainer(flow, train, validation, settings, History(), Progress(), slack=float(x.shape[1]))
+    trainer = Trainer(flow, train, validation, settings, History(), Progress())
     trainer.run(lambda: None)
     trainer.finish()
     return steps, time.process_time() - start

@@ -1,4 +1,4 @@
-"""Opening images, and writing them."""
+"""Reading and writing images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_folder(folder, images, names=None):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_pngs_come_back_as_they_were(channels, tmp_path):
+def test_pngs_are_lossless(channels, tmp_path):
     images = gradients(5, channels)
     found = open_pictures(write_folder(tmp_path / "p", images))
     assert torch.equal(found.images, images)
@@ -64,7 +64,7 @@ def test_arrays_and_their_files(tmp_path):
     assert torch.equal(open_pictures(str(tmp_path / "grey.npy")).images, images[:, :1])
 
 
-def test_images_are_told_from_tables(tmp_path):
+def test_images_are_distinguished_from_tables(tmp_path):
     for name, shape, images in [("a", (4, 3), False), ("b", (4, 3, 3), True), ("c", (4, 1, 3, 3), True)]:
         np.save(tmp_path / f"{name}.npy", np.zeros(shape))
         assert holds_pictures(tmp_path / f"{name}.npy") is images
@@ -77,12 +77,12 @@ def test_images_are_told_from_tables(tmp_path):
     assert holds_pictures(tmp_path / "deep" / "er")
 
 
-def test_a_wrong_array_is_refused_with_what_is_expected():
+def test_messages_for_invalid_arrays():
     for array, message in [
         (np.zeros((2, 1, 3, 3)), r"uint8 with values from 0 to 255; got float64 from 0 to 0: multiply by 255"),
         (np.full((2, 1, 3, 3), 200), r"got int64 from 200 to 200: round, and convert"),
-        (np.full((2, 1, 3, 3), 300.0), r"got float64 from 300 to 300: bring the values to that range"),
-        (np.full((2, 1, 3, 3), -1), r"got int64 from -1 to -1: bring the values to that range"),
+        (np.full((2, 1, 3, 3), 300.0), r"got float64 from 300 to 300: rescale the values"),
+        (np.full((2, 1, 3, 3), -1), r"got int64 from -1 to -1: rescale the values"),
         (np.full((2, 1, 3, 3), "x"), r"got <U1$"),
         (np.zeros((2, 3), dtype=np.uint8), r"shape \(N, C, H, W\), or \(N, H, W\) if they are greyscale; got \(2, 3\)"),
         (np.zeros((0, 3, 3), dtype=np.uint8), "holds no images"),
@@ -94,7 +94,7 @@ def test_a_wrong_array_is_refused_with_what_is_expected():
             open_pictures(array)
 
 
-def test_wrong_folders_and_files_are_refused(tmp_path):
+def test_invalid_folders_and_files_are_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     folder = write_folder(tmp_path / "p", gradients(2))
     (tmp_path / "x.npy").write_bytes(b"nonsense")
@@ -114,7 +114,7 @@ def test_wrong_folders_and_files_are_refused(tmp_path):
         open_pictures(folder)
 
 
-def test_pictures_must_be_of_one_size_and_kind(tmp_path):
+def test_all_pictures_have_one_size_and_kind(tmp_path):
     good = write_folder(tmp_path, gradients(1)) / "000.png"
     Image.new("L", (9, 7)).save(tmp_path / "wide.png")
     Image.new("RGB", (7, 7)).save(tmp_path / "colour.png")
@@ -141,7 +141,7 @@ def test_a_picture_needs_one_channel_or_three(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_without_pillow_one_line_says_what_to_install(monkeypatch, tmp_path):
+def test_without_pillow_the_error_names_the_extra(monkeypatch, tmp_path):
     folder = write_folder(tmp_path, gradients(1))
     real = builtins.__import__
 
@@ -155,7 +155,7 @@ def test_without_pillow_one_line_says_what_to_install(monkeypatch, tmp_path):
         open_pictures(folder)
 
 
-def test_a_grid_has_every_image_in_its_place():
+def test_a_grid_of_images():
     images = torch.arange(5, dtype=torch.uint8).view(5, 1, 1, 1).expand(5, 3, 16, 8)
     picture = grid_of(images)  # 3 columns, 2 rows, every pixel twice
     assert picture.shape == (3, 2 * 32 + 2, 3 * 16 + 2 * 2)
@@ -166,7 +166,7 @@ def test_a_grid_has_every_image_in_its_place():
 
 
 @pytest.mark.parametrize("side", [8_200, 10_000, 60_000])
-def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decompressed(tmp_path, side):
+def test_too_large_pictures_are_refused_before_decompression(tmp_path, side):
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
@@ -178,7 +178,7 @@ def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decompressed(tmp_p
 
 
 @pytest.mark.parametrize("kind", ["EPS", "GIF", "BMP", "TIFF", "PPM"])
-def test_only_png_is_decoded_whatever_the_name_says(tmp_path, kind):
+def test_only_png_is_decoded(tmp_path, kind):
     Image.new("L", (7, 7)).save(tmp_path / "x.png", format=kind)
     with pytest.raises(DataError, match=r"cannot read the picture .*x.png"):
         read_pngs([tmp_path / "x.png"])

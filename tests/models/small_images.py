@@ -1,4 +1,4 @@
-"""Small images that a small flow learns in a moment."""
+"""Small images and models that train in seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHORT: dict[str, Any] = {"progress": False, "device": "cpu", "architecture": SMA
 
 
 def gradients(count: int = 60, channels: int = 1, seed: int = 0) -> Tensor:
-    """Images of 7x7 pixels that become brighter from left to right."""
+    """Images of 7x7 pixels with brightness increasing from left to right."""
     generator = torch.Generator().manual_seed(seed)
     start = torch.randint(20, 100, (count, 1, 1, 1), generator=generator)
     noise = torch.randint(10, (count, channels, 7, 7), generator=generator)

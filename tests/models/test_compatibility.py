@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parents[1] / "data" / "0.1.0"
 EXPECTED = json.loads((FOLDER / "expected.json").read_text())
 
 
-def test_a_table_of_version_0_1_0_scores_and_samples_as_it_did():
+def test_a_table_model_of_version_0_1_0():
     model = sinuflow.load(FOLDER / "table.safetensors")
     np.testing.assert_allclose(model.log_prob(table())[:20], EXPECTED["table"]["log_prob"], rtol=2e-6)
     rows = model.sample(5, {"kind": "red"}, seed=3).to_pylist()
@@ -28,7 +28,7 @@ def test_a_table_of_version_0_1_0_scores_and_samples_as_it_did():
         assert row == {**expected, "size": pytest.approx(expected["size"], rel=1e-5)}
 
 
-def test_images_of_version_0_1_0_score_and_sample_as_they_did():
+def test_an_image_model_of_version_0_1_0():
     model = sinuflow.load(FOLDER / "images.safetensors")
     bits = model.bits_per_dimension(gradients(), [0, 1, 2] * 20)[:20]
     np.testing.assert_allclose(bits, EXPECTED["images"]["bits"], rtol=2e-6)

@@ -1,4 +1,4 @@
-"""Models of images: bits, samples and files."""
+"""Image models: bits per dimension, samples and files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 import sinuflow
 from sinuflow import ArgumentError, DataError, InversionError, StorageError
 from sinuflow.bijections.pixels import PixelMap
-from sinuflow.data.labels import one_hot
 from sinuflow.flows import storage
 from tests.models.small_images import gradients, quick_model
 
@@ -26,8 +25,8 @@ def classy():
     return quick_model(gradients(), labels=torch.arange(60) % 3, steps=20)
 
 
-def test_the_density_is_that_of_cells_of_size_one(plain):
-    """With a flow that makes pixels uniform, every cell has the density 1/256."""
+def test_the_density_is_in_units_of_pixel_levels(plain):
+    """For uniform pixels every level has the density 1/256."""
     images = torch.randint(256, (5, 1, 7, 7), dtype=torch.uint8)
     model = sinuflow.ImageModel(plain.flow, PixelMap(0.0), None, None, plain.quantiles, [], {})
 
@@ -51,7 +50,7 @@ def test_the_density_is_that_of_cells_of_size_one(plain):
 
 
 @pytest.mark.parametrize("labelled", [False, True])
-def test_the_round_trip_is_the_largest_error_of_a_pixel(labelled, plain, classy, monkeypatch):
+def test_the_reconstruction_error_is_that_of_the_worst_pixel(labelled, plain, classy, monkeypatch):
     model, labels = (classy, torch.arange(150) % 3) if labelled else (plain, None)
     images = gradients(150, seed=2)
     assert float(model.round_trip(images, labels).max()) < 1e-4  # in float32
@@ -77,7 +76,7 @@ def test_the_round_trip_is_the_largest_error_of_a_pixel(labelled, plain, classy,
     assert float(errors[2:128].max()) < 1e-4
 
 
-def test_scores_are_the_same_at_every_call(plain):
+def test_scores_are_deterministic(plain):
     images = gradients(300, seed=2)
     bits = plain.bits_per_dimension(images)
     assert bits.dtype == torch.float64
@@ -86,7 +85,7 @@ def test_scores_are_the_same_at_every_call(plain):
     torch.testing.assert_close(-plain.log_prob(images) / (49 * math.log(2)), bits)
 
 
-def test_samples_are_those_of_the_flow(classy):
+def test_samples_agree_with_the_flow(classy):
     drawn = classy.sample(130, label=1, seed=4)
     assert drawn.dtype == torch.uint8
     assert drawn.shape == (130, 1, 7, 7)
@@ -95,20 +94,22 @@ def test_samples_are_those_of_the_flow(classy):
     assert not torch.equal(drawn, classy.sample(130, label=1, seed=5))
     noise = torch.randn((128, 49), generator=torch.Generator().manual_seed(4))
     with torch.no_grad():
-        x, _ = classy.flow.bijection.inverse(noise, one_hot(torch.ones(128, dtype=torch.int64), 3))
+        x, _ = classy.flow.bijection.inverse(
+            noise, torch.nn.functional.one_hot(torch.ones(128, dtype=torch.int64), 3).float()
+        )
     assert torch.equal(drawn[:128].flatten(1), classy.pixels.to_bytes(x))
 
 
-def test_what_float32_cannot_invert_is_drawn_in_float64(classy, monkeypatch):
+def test_sampling_falls_back_to_float64(classy, monkeypatch):
     want, real, asked = classy.sample(20), type(classy.flow.bijection).certified, []
 
     def certified(self, noise, context, options):
         """The layers of float32 are not certified, and after two calls those of float64 are not either."""
         asked.append(noise.dtype)
-        result = real(self, noise, context, options)
+        inversion = real(self, noise, context, options)
         if noise.dtype == torch.float32 or len(asked) > 2:
-            result = result._replace(converged=torch.zeros_like(result.converged))
-        return result
+            inversion = inversion._replace(converged=torch.zeros_like(inversion.converged))
+        return inversion
 
     monkeypatch.setattr(type(classy.flow.bijection), "certified", certified)
     assert (classy.sample(20).int() - want.int()).abs().max() <= 1
@@ -117,7 +118,7 @@ def test_what_float32_cannot_invert_is_drawn_in_float64(classy, monkeypatch):
         classy.sample(20)
 
 
-def test_without_a_label_classes_are_as_frequent_as_in_the_data(classy):
+def test_by_default_classes_have_their_frequencies_in_the_data(classy):
     classy.counts, counts = [0, 60, 0], classy.counts
     try:
         generator = torch.Generator().manual_seed(0)
@@ -128,13 +129,13 @@ def test_without_a_label_classes_are_as_frequent_as_in_the_data(classy):
     assert counts == [20, 20, 20]
 
 
-def test_at_temperature_zero_there_is_one_image(plain):
+def test_at_temperature_zero_all_images_are_equal(plain):
     drawn = plain.sample(3, temperature=0.0)
     assert torch.equal(drawn[0], drawn[1])
 
 
 @pytest.mark.parametrize("which", ["plain", "classy"])
-def test_what_is_loaded_is_what_was_saved(which, request, tmp_path):
+def test_a_model_survives_saving_and_loading(which, request, tmp_path):
     model = request.getfixturevalue(which)
     model.save(tmp_path / "m.safetensors")
     loaded = sinuflow.load(tmp_path / "m.safetensors")
@@ -149,7 +150,7 @@ def test_what_is_loaded_is_what_was_saved(which, request, tmp_path):
     assert torch.equal(loaded.anomaly_percentile(bits), model.anomaly_percentile(bits))
 
 
-def test_a_file_that_makes_no_sense_is_refused(classy, tmp_path):
+def test_an_inconsistent_file_is_refused(classy, tmp_path):
     path = tmp_path / "m.safetensors"
     classy.save(path)
     good = storage.read_model(path)
@@ -170,7 +171,7 @@ def test_a_file_that_makes_no_sense_is_refused(classy, tmp_path):
         sinuflow.load(path)
 
 
-def test_wrong_questions_are_answered_with_what_is_expected(plain, classy):
+def test_messages_for_invalid_arguments(plain, classy):
     cases = [
         (lambda: plain.log_prob(gradients(channels=3)), r"shape \(N, 1, 7, 7\); got \(60, 3, 7, 7\)"),
         (lambda: plain.log_prob(gradients(), [0] * 60), "this model has no classes"),
@@ -192,14 +193,14 @@ def test_wrong_questions_are_answered_with_what_is_expected(plain, classy):
             plain.sample(**options)
 
 
-def test_it_says_what_it_is_a_model_of(plain, classy):
+def test_describe(plain, classy):
     assert plain.describe() == "7x7 pixels, greyscale"
     assert classy.describe() == "7x7 pixels, greyscale, 3 classes"
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_it_gives_the_same_bits_and_images():
+def test_bits_and_images_on_a_gpu():
     model = quick_model(gradients(), labels=torch.arange(60) % 3, steps=50, device="cuda")
     labels = [0, 1, 2] * 20
     bits, drawn = model.bits_per_dimension(gradients(), labels), model.sample(20)

@@ -1,4 +1,4 @@
-"""From images to a model of them."""
+"""Fitting image models."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.training.test_checkpoints import StopError, stopping_at
 
 @pytest.fixture(scope="module")
 def striped():
-    """A model of stripes, across or down by their class, and images that it has not seen."""
+    """A model of stripes, horizontal or vertical by class, and images for testing."""
     generator = torch.Generator().manual_seed(0)
     images, labels = stripes(1500, generator)
     model = sinuflow.fit_images(images, labels=labels, alpha=0.05, steps=250, **SHORT)
     return model, images, stripes(300, generator)
 
 
-def test_a_few_hundred_steps_beat_pixels_by_themselves(striped):
+def test_a_few_hundred_steps_beat_independent_pixels(striped):
     model, images, (test, labels) = striped
     bits = float(model.bits_per_dimension(test, labels).mean())
     baseline = histogram_bits(images, test)
@@ -36,13 +36,13 @@ def test_a_few_hundred_steps_beat_pixels_by_themselves(striped):
     assert 0 < model.facts["round_trip"] < 1e-4
 
 
-def test_another_class_takes_more_bits(striped):
+def test_the_true_class_has_fewer_bits(striped):
     model, _, (test, labels) = striped
     right, wrong = (model.bits_per_dimension(test, which) for which in (labels, 1 - labels))
     assert (wrong > right).double().mean() > 0.9
 
 
-def test_images_are_drawn_of_the_class_that_is_asked_for(striped):
+def test_samples_have_the_class_of_their_label(striped):
     model, _, _ = striped
     for label in (0, 1):
         drawn = model.sample(40, label=label, seed=1).float().squeeze(1)
@@ -50,7 +50,7 @@ def test_images_are_drawn_of_the_class_that_is_asked_for(striped):
         assert ((down > across) == (label == 0)).double().mean() > 0.9
 
 
-def test_what_is_odd_is_found(striped):
+def test_anomalies_have_high_percentiles(striped):
     model, _, (test, labels) = striped
     usual = model.anomaly_percentile(model.bits_per_dimension(test, labels))
     assert 35 < float(usual.mean()) < 65
@@ -58,28 +58,28 @@ def test_what_is_odd_is_found(striped):
     assert (model.anomaly_percentile(model.bits_per_dimension(odd, [0] * 5)) == 100).all()
 
 
-def test_the_baseline_is_that_of_counting():
+def test_the_histogram_baseline():
     generator = torch.Generator().manual_seed(0)
     (train, _), (test, _) = stripes(1100, generator), stripes(50, generator)
     assert histogram_bits(train, test) == pytest.approx(test_image_flow.histogram_bits(train, test), abs=1e-5)
 
 
 @pytest.mark.parametrize(("channels", "alpha", "flips"), [(1, 1e-6, False), (3, 0.05, True)])
-def test_colour_is_treated_as_colour(channels, alpha, flips):
+def test_defaults_by_channels(channels, alpha, flips):
     model = quick_model(gradients(channels=channels))
     assert model.pixels.alpha == alpha
     assert model.facts["flips"] is flips
     assert model.sample(2).shape == (2, channels, 7, 7)
 
 
-def test_a_tenth_is_held_out_the_same_way_for_the_same_seed():
+def test_the_validation_split_depends_on_the_seed():
     first, same, other = (quick_model(gradients(), seed=seed) for seed in (0, 0, 1))
     assert (first.facts["train_images"], first.facts["validation_images"]) == (54, 6)
     assert first.facts["bits_per_dimension"] == same.facts["bits_per_dimension"]
     assert first.facts["histogram_bits"] != other.facts["histogram_bits"]
 
 
-def test_validation_can_be_given():
+def test_validation_images_as_an_argument():
     train, held_out = gradients(40), gradients(9, seed=1)
     model = quick_model(train, validation=held_out)
     assert (model.facts["train_images"], model.facts["validation_images"]) == (40, 9)
@@ -95,7 +95,7 @@ def test_validation_can_be_given():
             quick_model(train, validation=validation, labels=labels)
 
 
-def test_a_resumed_run_ends_with_the_very_same_model(tmp_path, monkeypatch):
+def test_a_resumed_fit_ends_with_an_identical_model(tmp_path, monkeypatch):
     options = {"steps": 30, "labels": torch.arange(60) % 3, "flips": True}
     options["training"] = {"validate_every": 10, "checkpoint_steps": 10, "batch_size": 16}
     whole = quick_model(gradients(), **options)
@@ -111,7 +111,7 @@ def test_a_resumed_run_ends_with_the_very_same_model(tmp_path, monkeypatch):
         quick_model(gradients(seed=5), checkpoint=tmp_path, resume=True, **options)
 
 
-def test_the_paper_is_for_gpus():
+def test_recipes_by_size_and_device():
     assert image_recipe((1, 28, 28), gpu=True).flow == {
         "blocks": 12, "scales": 4, "waves": 4, "channels": 16, "residual_blocks": 2, "conditioning": "shift",
     }  # fmt: skip
@@ -132,14 +132,14 @@ def test_the_paper_is_for_gpus():
         ({"training": {"stability": 5.0}}, "shift"),
     ],
 )
-def test_what_the_networks_compute(options, conditioning):
+def test_default_conditioning(options, conditioning):
     model = sinuflow.fit_images(
         gradients(), steps=2, progress=False, architecture={"blocks": 1}, device="cpu", **options
     )
     assert model.flow.config["conditioning"] == conditioning
 
 
-def test_what_cannot_be_learned_is_refused():
+def test_invalid_inputs_are_refused():
     cases = [
         ({"images": gradients(19)}, "images holds 19 images, and at least 20 are needed"),
         ({"images": gradients() / 255}, "dtype uint8 with values from 0 to 255"),

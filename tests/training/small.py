@@ -1,4 +1,4 @@
-"""A small job that trains in a moment."""
+"""A small flow and dataset that train in seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sinuflow import SinusoidalFlow, fit
 
 
 def banana(rows: int, seed: int = 0) -> torch.Tensor:
-    """A crescent, standardised."""
+    """A standardized crescent."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 2, generator=generator)
     x[:, 1] = 0.7 * x[:, 0] ** 2 + 0.3 * x[:, 1]

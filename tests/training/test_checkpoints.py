@@ -1,4 +1,4 @@
-"""Runs that stop and go on."""
+"""Checkpoints, resumption and signals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StopError(Exception):
 
 
 def stopping_at(monkeypatch, step):
-    """Make training fail after a step, as a crash would."""
+    """Make training fail after a step."""
     original = EagerEngine.advance
 
     def advancing(self, now, most):
@@ -41,7 +41,7 @@ def stopping_at(monkeypatch, step):
     [{}, {"ema": 0.9, "dropout": 0.2, "schedule": "plateau"}, {"optimizer": "adamw", "patience": 50}],
     ids=["plain", "dropout and average", "adamw"],
 )
-def test_a_resumed_run_ends_with_the_very_same_weights(tmp_path, monkeypatch, options):
+def test_a_resumed_run_ends_with_identical_weights(tmp_path, monkeypatch, options):
     options = dict(options)
     network = {"dropout": options.pop("dropout", 0.0)}
     whole = small_flow(**network)
@@ -51,7 +51,7 @@ def test_a_resumed_run_ends_with_the_very_same_weights(tmp_path, monkeypatch, op
         stopping_at(patch, 47)
         with pytest.raises(StopError):
             quick(broken, steps=80, checkpoint=tmp_path, checkpoint_steps=10, **options)
-    fresh = small_flow(seed=9, **network)  # nothing of the old process is left
+    fresh = small_flow(seed=9, **network)  # nothing of the first process remains
     result = quick(fresh, steps=80, checkpoint=tmp_path, checkpoint_steps=10, resume=True, **options)
     assert all(torch.equal(a, b) for a, b in zip(weights_of(whole), weights_of(fresh), strict=True))
     assert [r["val_nll"] for r in result.history] == [r["val_nll"] for r in reference.history]
@@ -59,7 +59,7 @@ def test_a_resumed_run_ends_with_the_very_same_weights(tmp_path, monkeypatch, op
     assert [json.loads(line)["step"] for line in lines] == [r["step"] for r in result.history]
 
 
-def test_a_resumed_stream_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_a_resumed_stream_continues_at_its_position(tmp_path, monkeypatch):
     folder = tmp_path / "data"
     folder.mkdir()
     dataset, _ = parquet_folder(folder)
@@ -95,7 +95,7 @@ SCRIPT = textwrap.dedent("""
 """)
 
 
-def test_kill_9_in_the_middle_of_a_save_loses_nothing(tmp_path):
+def test_sigkill_during_a_save_keeps_the_previous_checkpoint(tmp_path):
     tests = os.path.dirname(os.path.dirname(__file__))
 
     def run(kill_at):
@@ -103,7 +103,7 @@ def test_kill_9_in_the_middle_of_a_save_loses_nothing(tmp_path):
 
     killed = run(3)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert list(tmp_path.glob(".*.part"))  # what was being written is there, and is not the checkpoint
+    assert list(tmp_path.glob(".*.part"))  # the partial file is not the checkpoint
     finished = run(0)
     assert finished.returncode == 0, finished.stderr
     assert not list(tmp_path.glob(".*.part"))
@@ -122,7 +122,7 @@ def test_a_finished_run_is_not_repeated(tmp_path):
     assert again.steps == 60
 
 
-def test_a_run_is_never_overwritten_by_accident(tmp_path):
+def test_a_run_is_overwritten_only_on_request(tmp_path):
     quick(small_flow(), checkpoint=tmp_path)
     with pytest.raises(TrainingError, match="resume=True"):
         quick(small_flow(), checkpoint=tmp_path)
@@ -130,7 +130,7 @@ def test_a_run_is_never_overwritten_by_accident(tmp_path):
         quick(small_flow(), checkpoint=tmp_path, resume=True, batch_size=32)
 
 
-def test_a_model_file_is_not_taken_for_a_checkpoint(tmp_path):
+def test_a_model_file_is_not_a_checkpoint(tmp_path):
     small_flow().save(tmp_path / "checkpoint.safetensors")
     with pytest.raises(StorageError, match="not a checkpoint"):
         quick(small_flow(), checkpoint=tmp_path, resume=True)
@@ -244,7 +244,7 @@ def test_a_checkpoint_that_cannot_be_saved_is_reported(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, "own"])
-def test_signals_that_are_ignored_or_handled_by_the_user_are_left_alone(tmp_path, monkeypatch, handler):
+def test_ignored_signals_and_user_handlers_are_unchanged(tmp_path, monkeypatch, handler):
     received = []
     handlers = {
         number: signal.signal(number, (lambda n, _: received.append(n)) if handler == "own" else handler)

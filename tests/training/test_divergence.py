@@ -1,4 +1,4 @@
-"""Losses that are not to be learned from."""
+"""Outlying losses and divergence."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from sinuflow.training.engine import EagerEngine
 from tests.training.small import banana, quick, small_flow
 
 
-def test_one_bad_batch_is_skipped():
+def test_an_outlying_batch_is_skipped():
     x = banana(512)
     x[7] = 1e30
     flow = small_flow()
     result = fit(flow, x, banana(100, 1), steps=64, batch_size=64, validate_every=16, progress=False, device="cpu")
-    assert result.history[-1]["skipped"] >= 4  # once an epoch, after the guard knows what is usual
+    assert result.history[-1]["skipped"] >= 4  # once per epoch, after the guard's first steps
     assert math.isfinite(result.best_nll)
 
 
-def test_a_run_that_diverges_goes_back_and_then_gives_up(monkeypatch):
+def test_a_diverging_run_restarts_from_good_weights_and_then_fails(monkeypatch):
     original = EagerEngine.advance
     flow = small_flow()
 
@@ -39,7 +39,7 @@ def test_a_run_that_diverges_goes_back_and_then_gives_up(monkeypatch):
         quick(flow, steps=500)
 
 
-def test_a_run_that_recovers_ends_well(monkeypatch):
+def test_a_run_recovers_from_divergence(monkeypatch):
     original = EagerEngine.advance
     flow = small_flow()
 

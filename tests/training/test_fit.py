@@ -1,4 +1,4 @@
-"""Training: it learns, it repeats, it goes on, and it survives."""
+"""Training with ``fit``: convergence, reproducibility, inputs and settings."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sinuflow import ArgumentError, SinusoidalFlow, StorageError, fit
 from tests.training.small import banana, nll, quick, small_flow, weights_of
 
 
-def test_it_learns_what_a_gaussian_cannot():
-    gaussian = math.log(2 * math.pi) + 1  # of a standardised table without correlation
+def test_a_flow_beats_a_gaussian():
+    gaussian = math.log(2 * math.pi) + 1  # of standardized, uncorrelated columns
     result = fit(small_flow(), banana(2000), banana(500, 1), steps=250, batch_size=128, progress=False, device="cpu")
     assert result.best_nll < gaussian - 0.3
     assert not result.flow.training
     assert nll(result.flow, banana(500, 1)) == pytest.approx(result.best_nll, abs=1e-4)
 
 
-def test_the_best_weights_are_returned_not_the_last():
+def test_the_best_weights_are_returned():
     flow = small_flow()
     result = quick(flow, steps=200, learning_rate=0.05, schedule="constant")
     nlls = {r["step"]: r["val_nll"] for r in result.history}
@@ -31,7 +31,7 @@ def test_the_best_weights_are_returned_not_the_last():
     assert nll(flow, banana(200, seed=1)) == pytest.approx(min(nlls.values()), abs=1e-4)
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_others():
+def test_weights_depend_on_the_seed_alone():
     first, again, other = small_flow(), small_flow(), small_flow()
     quick(first, seed=1)
     quick(again, seed=1)
@@ -40,7 +40,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_others():
     assert not all(torch.equal(a, b) for a, b in zip(weights_of(first), weights_of(other), strict=True))
 
 
-def test_the_callers_random_state_is_left_alone():
+def test_the_global_random_state_is_unchanged():
     flow = small_flow()
     before = torch.get_rng_state()
     quick(flow, steps=5)
@@ -49,19 +49,19 @@ def test_the_callers_random_state_is_left_alone():
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "exponential", "plateau"])
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
-def test_every_schedule_and_optimiser_lowers_the_loss(schedule, optimizer):
+def test_every_schedule_and_optimizer_lowers_the_loss(schedule, optimizer):
     result = quick(small_flow(), schedule=schedule, optimizer=optimizer, learning_rate=5e-3, weight_decay=1e-4)
     assert result.history[-1]["val_nll"] < result.history[0]["val_nll"] - 0.05
 
 
-def test_early_stopping_stops():
+def test_early_stopping():
     result = quick(small_flow(), steps=2000, learning_rate=0.05, schedule="constant", patience=2)
     assert result.steps < 2000
     nlls = [r["val_nll"] for r in result.history]
     assert min(nlls) == nlls[-3]
 
 
-def test_the_average_of_weights_is_what_is_validated_and_returned():
+def test_the_moving_average_is_validated_and_returned():
     flow = small_flow()
     result = quick(flow, ema=0.9)
     assert nll(flow, banana(200, seed=1)) == pytest.approx(result.best_nll, abs=1e-4)
@@ -87,7 +87,7 @@ def test_context_is_learned():
         assert float(flow(c[:100]).log_prob(x[:100]).mean()) > 0.5  # the unconditional one has -1.4
 
 
-def test_the_final_affine_map_is_initialised_from_the_data():
+def test_the_final_affine_map_is_initialized_from_the_data():
     flow = SinusoidalFlow(2, blocks=1, hidden=(8,))
     x = banana(500) * 100 + 1000
     result = fit(flow, x, x, steps=1, learning_rate=1e-9, progress=False, device="cpu")
@@ -104,14 +104,14 @@ def test_the_final_affine_map_is_initialised_from_the_data():
     ],
     ids=["numpy", "pandas", "polars", "lists"],
 )
-def test_data_come_in_many_forms(convert):
+def test_types_of_training_data(convert):
     reference, flow = small_flow(), small_flow()
     fit(reference, banana(300), steps=10, progress=False, device="cpu")
     fit(flow, convert(banana(300)), steps=10, progress=False, device="cpu")
     assert all(torch.equal(a, b) for a, b in zip(weights_of(reference), weights_of(flow), strict=True))
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- invalid arguments
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_data_come_in_many_forms(convert):
         (np.array([["a", "b"]]), "numeric"),
     ],
 )
-def test_wrong_data_are_refused(train, message):
+def test_invalid_data_are_refused(train, message):
     with pytest.raises(ArgumentError, match=message):
         fit(small_flow(), train, steps=1, progress=False)
 
@@ -158,13 +158,13 @@ def test_a_context_must_fit():
         ("device", "abacus"),
     ],
 )
-def test_wrong_settings_are_refused_by_name(option, value):
+def test_invalid_settings_are_refused_by_name(option, value):
     with pytest.raises(ArgumentError, match=option):
         quick(small_flow(), **{option: value})
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_not_used():
+def test_a_missing_gpu_is_an_error():
     with pytest.raises(ArgumentError, match="no GPU"):
         quick(small_flow(), device="cuda")
 

@@ -1,4 +1,4 @@
-"""What counts as a bad loss, and when a run is lost."""
+"""Outlying losses, and divergence."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import pytest
 from sinuflow.training.guard import PERSISTENT, Guard
 
 
-def used_to(losses: list[float]) -> Guard:
+def guard_after(losses: list[float]) -> Guard:
     guard = Guard(slack=1.0)
     assert all(guard.accept(loss, 1.0) for loss in losses)
     return guard
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, 1e6])
-def test_a_loss_far_from_the_usual_is_bad(loss):
-    assert not used_to([1.0, 1.1] * 20).accept(loss, 1.0)
+def test_an_outlying_loss_is_rejected(loss):
+    assert not guard_after([1.0, 1.1] * 20).accept(loss, 1.0)
 
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf])
-def test_a_gradient_that_is_no_number_is_bad(norm):
+def test_a_non_finite_gradient_is_rejected(norm):
     assert not Guard(slack=1.0).accept(1.0, norm)
 
 
-def test_only_bad_losses_in_a_row_mean_that_a_run_is_lost():
-    guard = used_to([1.0] * 30)
+def test_only_consecutive_rejections_mean_divergence():
+    guard = guard_after([1.0] * 30)
     for _ in range(3):
         for _ in range(PERSISTENT - 1):
             guard.accept(math.nan, 1.0)
@@ -38,6 +38,6 @@ def test_only_bad_losses_in_a_row_mean_that_a_run_is_lost():
     assert guard.skipped == 4 * PERSISTENT - 3
 
 
-def test_the_slack_is_added_to_what_is_usual():
-    assert used_to([1.0] * 30).accept(1.99, 1.0)
-    assert not used_to([1.0] * 30).accept(2.1, 1.0)
+def test_the_slack_is_added_to_the_threshold():
+    assert guard_after([1.0] * 30).accept(1.99, 1.0)
+    assert not guard_after([1.0] * 30).accept(2.1, 1.0)

@@ -1,4 +1,4 @@
-"""What a user sees while a model trains."""
+"""Progress of training runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sinuflow.training.progress import Bar, Lines, Progress, Status, make_progre
 
 
 class Clock:
-    """Seconds that pass when told to."""
+    """A clock that is set by hand."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -32,7 +32,7 @@ def status(step: int) -> Status:
     return Status(step, 100, 1.5, 1.25, 12_345.6)
 
 
-def test_lines_come_now_and_then_and_at_the_end(clock):
+def test_lines_every_ten_seconds_and_at_the_end(clock):
     stream = io.StringIO()
     lines = Lines(stream)
     for step in range(1, 31):
@@ -47,7 +47,7 @@ def test_lines_come_now_and_then_and_at_the_end(clock):
     assert "left" not in stream.getvalue().splitlines()[-1]
 
 
-def test_hours_are_shown_as_such(clock):
+def test_remaining_hours(clock):
     stream = io.StringIO()
     lines = Lines(stream)
     clock.now = 600.0
@@ -55,7 +55,7 @@ def test_hours_are_shown_as_such(clock):
     assert stream.getvalue().strip().endswith("16:30:00 left")
 
 
-def test_a_terminal_gets_a_bar_that_reaches_the_end(monkeypatch, capsys):
+def test_a_bar_in_a_terminal(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     bar = make_progress(True)
     assert isinstance(bar, Bar)
@@ -68,16 +68,16 @@ def test_a_terminal_gets_a_bar_that_reaches_the_end(monkeypatch, capsys):
     assert "[hello]" in shown
 
 
-def test_without_rich_a_terminal_gets_lines(monkeypatch):
+def test_lines_in_a_terminal_without_rich(monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setitem(sys.modules, "rich.console", None)
     assert isinstance(make_progress(True), Lines)
 
 
-def test_silence_is_kept(capsys):
-    silent = make_progress(False)
-    assert type(silent) is Progress
-    silent.show(status(1))
-    silent.say("nothing")
-    silent.close()
+def test_no_progress_if_disabled(capsys):
+    progress = make_progress(False)
+    assert type(progress) is Progress
+    progress.show(status(1))
+    progress.say("nothing")
+    progress.close()
     assert capsys.readouterr().err == ""

@@ -1,4 +1,4 @@
-"""The penalty on errors that grow: its value in closed form, its gradient, and whom it judges."""
+"""The stability penalty: its value in closed form, its gradient, and its sum over blocks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def quotients(gain: float, error: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("gain", [0.0, 0.5, 1.3, 3.0])
-def test_the_value_is_that_of_the_formula(gain, reverse):
+def test_the_value_in_closed_form(gain, reverse):
     generator = torch.Generator().manual_seed(0)
     x, error = (torch.randn((WIDTH, 50), generator=generator, dtype=torch.float64) for _ in range(2))
     error = 1e-2 * error
@@ -57,7 +57,7 @@ def test_the_value_is_that_of_the_formula(gain, reverse):
     assert (float(want) > 0) == (gain > 0)
 
 
-def test_the_gradient_is_that_of_the_quotient_with_u_given():
+def test_the_gradient_is_that_of_the_quotient_for_constant_u():
     generator = torch.Generator().manual_seed(1)
     x, error = (torch.randn((WIDTH, 9), generator=generator, dtype=torch.float64) for _ in range(2))
     error, gain = 1e-2 * error, 0.6
@@ -77,8 +77,8 @@ def test_the_gradient_is_that_of_the_quotient_with_u_given():
 
 
 @pytest.mark.parametrize("gain", [1e4, 1e50, 1e80, 1e200])
-def test_errors_beyond_all_bounds_have_the_whole_penalty(gain):
-    """Also those that overflow: the pixels before tell where they come from."""
+def test_unbounded_errors_have_the_full_penalty(gain):
+    """Also those that overflow, because of the pixels before them."""
     x = torch.zeros((WIDTH, 4), dtype=torch.float64)
     shift = chain_shift(gain)
     found = penalty_of(shift, x, torch.full_like(x, 1e-2))
@@ -90,7 +90,7 @@ def test_errors_beyond_all_bounds_have_the_whole_penalty(gain):
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 7), (2, 1, 3)])
-def test_noise_is_the_same_over_squares(shape):
+def test_noise_is_constant_over_patches(shape):
     torch.manual_seed(0)
     images = patch_noise(torch.empty(math.prod(shape), 9), shape).mT.reshape(9, *shape)
     for image, size in zip(images, [1, 2, 4, 8, 1, 2, 4, 8, 1], strict=True):
@@ -106,7 +106,7 @@ def test_noise_is_the_same_over_squares(shape):
     assert ((many.std(1) - 1).abs() < 0.1).all()
 
 
-def test_it_is_one_block_at_a_time_and_all_of_them_on_average(monkeypatch):
+def test_each_estimate_is_of_one_block(monkeypatch):
     flow = SinusoidalFlow.image((1, 5, 5), context=2, blocks=3, scales=1, channels=4, residual_blocks=1).double()
     torch.manual_seed(0)
     for parameter in flow.parameters():
@@ -144,7 +144,7 @@ def test_it_is_one_block_at_a_time_and_all_of_them_on_average(monkeypatch):
 
 
 def steep_flow(dtype: torch.dtype, context: int = 0) -> SinusoidalFlow:
-    """One in which errors grow from the start."""
+    """A flow whose inverse amplifies errors."""
     torch.manual_seed(0)
     flow = SinusoidalFlow.image((1, 7, 7), context, blocks=3, scales=1, channels=4, residual_blocks=1).to(dtype)
     for parameter in flow.parameters():
@@ -152,31 +152,31 @@ def steep_flow(dtype: torch.dtype, context: int = 0) -> SinusoidalFlow:
     return flow
 
 
-def test_the_penalty_asks_the_device_for_nothing():
-    """So that a CUDA graph can record it."""
+def test_the_penalty_does_not_synchronize_with_the_device():
+    """So that it can be captured in a CUDA graph."""
     flow = steep_flow(torch.float32)
     with Asked() as asked:
         Stability(flow, 100.0).penalty(torch.randn(49, 6), None, 1).backward()
     assert asked.times == 0
 
 
-def test_a_flow_is_judged_by_all_blocks_and_always_by_the_same_errors():
+def test_evaluation_covers_all_blocks_with_fixed_noise():
     flow, x = steep_flow(torch.float64), torch.randn(49, 6, dtype=torch.float64)
     before = torch.get_rng_state()
-    judged = Stability(flow, 10.0).evaluate(x, None)
+    penalty = Stability(flow, 10.0).evaluate(x, None)
     assert torch.get_rng_state().equal(before)
-    assert judged == Stability(flow, 10.0).evaluate(x, None)
-    assert judged == pytest.approx(10 * Stability(flow, 1.0).evaluate(x, None))
-    # On average, the turns of training give the same.
+    assert penalty == Stability(flow, 10.0).evaluate(x, None)
+    assert penalty == pytest.approx(10 * Stability(flow, 1.0).evaluate(x, None))
+    # The estimates of the blocks have this mean.
     stability = Stability(flow, 10.0)
     with torch.no_grad():
         turns = [float(stability.penalty(x, None, turn)) for turn in range(stability.blocks) for _ in range(40)]
-    assert judged == pytest.approx(sum(turns) / len(turns), rel=0.2)
+    assert penalty == pytest.approx(sum(turns) / len(turns), rel=0.2)
 
 
 @pytest.mark.gpu
 @gpu
-def test_on_a_gpu_the_penalty_is_the_same():
+def test_the_penalty_on_a_gpu():
     torch.manual_seed(0)
     shift = ImageShift((1, 28, 28), channels=16, residual_blocks=2)
     for parameter in shift.parameters():

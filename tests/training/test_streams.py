@@ -1,4 +1,4 @@
-"""Training on data that are read while they are needed."""
+"""Training on streamed data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sinuflow.training import ArrowRows, MemoryRows
 from tests.training.small import banana, parquet_folder, small_flow
 
 
-def test_an_arrow_dataset_is_streamed_and_every_row_is_seen_once_per_epoch(tmp_path):
+def test_an_epoch_of_a_stream_has_every_row_once(tmp_path):
     dataset, x = parquet_folder(tmp_path)
     source = ArrowRows(dataset, 2, buffer=300)
     batches = list(source.epoch(0, 50, seed=0))
@@ -27,7 +27,7 @@ def test_an_arrow_dataset_is_streamed_and_every_row_is_seen_once_per_epoch(tmp_p
     assert not np.allclose(seen, other)
 
 
-def test_an_epoch_can_be_entered_anywhere(tmp_path):
+def test_an_epoch_can_start_at_any_batch(tmp_path):
     dataset, _ = parquet_folder(tmp_path)
     for source in (ArrowRows(dataset, 2, buffer=300), MemoryRows(banana(1000))):
         whole = [b.x for b in source.epoch(3, 64, seed=5)]

@@ -1,4 +1,4 @@
-"""Training with the penalty on errors that grow: what it does, and that both engines do the same."""
+"""Training with the stability penalty, in both engines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.training.test_stability import gpu, steep_flow
 
 
 def sketches(count: int, seed: int = 0) -> torch.Tensor:
-    """Bright strokes on black, of the kind whose pixels say a lot about the next ones."""
+    """Bright strokes on black, in which neighbouring pixels are strongly dependent."""
     generator = torch.Generator().manual_seed(seed)
     level = torch.randint(60, 250, (count, 1, 1, 1), generator=generator)
     rows = torch.arange(10).view(1, 1, -1, 1)
@@ -35,7 +35,7 @@ def sketches(count: int, seed: int = 0) -> torch.Tensor:
     return torch.where(ink, level - noise, noise).to(torch.uint8)
 
 
-def test_training_with_it_lets_errors_grow_less_for_few_bits():
+def test_the_penalty_reduces_error_growth_at_a_small_cost_in_bits():
     data = sketches(600)
     held = ImageRows(data[500:], sinuflow.bijections.pixels.PixelMap(1e-6))
     bits, growth = {}, {}
@@ -59,14 +59,14 @@ def test_training_with_it_lets_errors_grow_less_for_few_bits():
 
 
 def same_noise(monkeypatch) -> None:
-    """Two runs draw at different times: let them draw the same."""
+    """Replace random noise, which the engines draw at different times."""
     monkeypatch.setattr(
         torch, "randn_like", lambda t: torch.linspace(-1, 1, t.numel(), dtype=t.dtype, device=t.device).view(t.shape)
     )
 
 
 def engine_of(kind, flow: SinusoidalFlow, options: Settings, monkeypatch, labels=None):
-    """One that takes the same batches as any other, and its guard."""
+    """An engine on the same batches, and its guard."""
     monkeypatch.setattr(ImageRows, "taker", lambda _: None)
     source = ImageRows(images(), PIXELS, labels, dtype=next(flow.parameters()).dtype)
     more, guard = {"record": False} if kind is DeviceEngine else {}, Guard(slack=49.0)
@@ -76,8 +76,8 @@ def engine_of(kind, flow: SinusoidalFlow, options: Settings, monkeypatch, labels
 
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("context", [0, 2])
-def test_the_engine_for_devices_has_the_same_gradient(context, clip, monkeypatch):
-    """Step by step, each of the turns: noise aside, which the two draw at different times."""
+def test_both_engines_have_the_same_gradient(context, clip, monkeypatch):
+    """In steps on each of the blocks, for the same noise."""
     same_noise(monkeypatch)
     labels = F.one_hot(torch.arange(40) % 2, 2).double() if context else None
     options = settings(batch_size=16, stability=300.0, clip=clip, steps=5)
@@ -93,7 +93,7 @@ def test_the_engine_for_devices_has_the_same_gradient(context, clip, monkeypatch
 
 
 def gradient_of(kind, options: Settings, step: int, monkeypatch) -> torch.Tensor:
-    """An engine's at a step; Adam's first moment is a tenth of it."""
+    """The gradient of a step; Adam's first moment is a tenth of it."""
     engine, _ = engine_of(kind, steep_flow(torch.float64), options, monkeypatch)
     engine.advance(step, 1)
     state = engine.optimizer_state()
@@ -102,7 +102,7 @@ def gradient_of(kind, options: Settings, step: int, monkeypatch) -> torch.Tensor
 
 @pytest.mark.parametrize("kind", [EagerEngine, DeviceEngine])
 def test_the_penalty_grows_with_the_square_of_the_steps(kind, monkeypatch):
-    """Two steps that are a turn's."""
+    """For two steps on the same block."""
     same_noise(monkeypatch)
     likelihood = gradient_of(kind, settings(batch_size=16, steps=6, clip=None), 5, monkeypatch)
     early, late = (
@@ -114,8 +114,8 @@ def test_the_penalty_grows_with_the_square_of_the_steps(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [EagerEngine, DeviceEngine])
-def test_clipping_is_by_the_likelihood_and_leaves_the_penalty_its_weight(kind, monkeypatch):
-    """The gradient has one direction, clipped or not, though the penalty is most of it."""
+def test_clipping_does_not_change_the_weight_of_the_penalty(kind, monkeypatch):
+    """The clipped gradient has the same direction, although the penalty dominates it."""
     same_noise(monkeypatch)
 
     def gradient(clip: float | None, weight: float | None) -> torch.Tensor:
@@ -131,7 +131,7 @@ def test_clipping_is_by_the_likelihood_and_leaves_the_penalty_its_weight(kind, m
 @pytest.mark.parametrize("kind", [EagerEngine, DeviceEngine])
 @pytest.mark.parametrize("factor", [math.inf, math.nan, 1e30])
 @pytest.mark.parametrize("whose", ["likelihood", "penalty"])
-def test_a_gradient_beyond_all_bounds_is_no_step(whose, factor, kind, monkeypatch):
+def test_a_non_finite_gradient_skips_the_step(whose, factor, kind, monkeypatch):
     """Nothing of it may get into the weights, whoever's it is; also if only its norm is beyond them."""
     flow = steep_flow(torch.float32)
     mine, other = (next(block.parameters()) for block in list(flow.bijection)[:2])  # the penalty is that of the first
@@ -153,7 +153,7 @@ def test_a_gradient_beyond_all_bounds_is_no_step(whose, factor, kind, monkeypatc
     assert all(torch.equal(a, b.detach()) for a, b in zip(before, flow.parameters(), strict=True))
 
 
-def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, monkeypatch):
+def test_an_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch):
     found: list[float] = []
 
     def run(folder) -> list[torch.Tensor]:
@@ -184,8 +184,8 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path, monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(whole, again, strict=True))
 
 
-def test_weights_are_chosen_by_likelihood_and_penalty_and_patience_does_not_count(monkeypatch):
-    """Of four looks the second has the best likelihood, the third is worse in every way, the last has the best sum."""
+def test_the_best_weights_minimize_likelihood_loss_plus_penalty(monkeypatch):
+    """Of four validations the second has the best likelihood, the last the best sum; patience is ignored."""
     nlls, penalties = iter([40.0, 10.0, 11.0, 12.0]), iter([0.0, 9.0, 12.0, 2.0])
     source = ImageRows(images(), PIXELS)
     seen = []
@@ -203,12 +203,12 @@ def test_weights_are_chosen_by_likelihood_and_penalty_and_patience_does_not_coun
 
 
 @pytest.mark.parametrize("weight", [0, -1.0, float("nan"), "much", True])
-def test_a_weight_that_is_none_is_refused(weight):
+def test_an_invalid_weight_is_refused(weight):
     with pytest.raises(ArgumentError, match="stability must be above 0, or None"):
         sinuflow.fit(small_image_flow(), ImageRows(images(), PIXELS), stability=weight, steps=1, progress=False)
 
 
-def test_flows_of_tables_have_no_use_for_it_and_stay_as_they_are(tmp_path):
+def test_flows_without_shifts_of_images_are_refused_unchanged(tmp_path):
     flow = SinusoidalFlow(2, blocks=1, hidden=(4,))
     before = {name: t.clone() for name, t in flow.state_dict().items()}
     with pytest.raises(ArgumentError, match="stability is for image flows"):
@@ -217,7 +217,7 @@ def test_flows_of_tables_have_no_use_for_it_and_stay_as_they_are(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_scales_are_refused():
+def test_affine_layers_are_refused():
     flow = SinusoidalFlow.image((1, 4, 4), blocks=1, conditioning="affine")
     rows = ImageRows(torch.zeros(20, 1, 4, 4, dtype=torch.uint8), PIXELS)
     with pytest.raises(ArgumentError, match="stability is for shifts alone"):
@@ -226,8 +226,8 @@ def test_scales_are_refused():
 
 @pytest.mark.gpu
 @gpu
-def test_on_a_gpu_recorded_steps_take_all_turns(monkeypatch):
-    """And all graphs, which share their memory: the same weights as without recording."""
+def test_captured_steps_on_a_gpu_cover_all_blocks(monkeypatch):
+    """The graphs share their memory, and give the same weights as steps without capture."""
     same_noise(monkeypatch)
     data, found = images(64, (1, 28, 28)).cuda(), {}
     options = settings(batch_size=32, stability=100.0, steps=8)

@@ -63,7 +63,12 @@ def open_pictures(data: Any, labels: Any = None) -> Pictures:
         >>> open_pictures(np.zeros((3, 8, 8), dtype=np.uint8), labels=[0, 1, 0]).labels.tolist()
         [0, 1, 0]
     """
-    pictures = _open_path(Path(data)) if isinstance(data, (str, os.PathLike)) else Pictures(as_images(data))
+    if not isinstance(data, (str, os.PathLike)):
+        pictures = Pictures(as_images(data))
+    elif (path := Path(data)).is_dir():
+        pictures = _open_folder(path)
+    else:
+        pictures = Pictures(as_images(_load(path), str(path)), name=path.name)
     if labels is None:
         return pictures
     if pictures.labels is not None:
@@ -104,12 +109,9 @@ def _described(array: Any) -> str:
     if not (np.issubdtype(array.dtype, np.number) or array.dtype == bool) or np.iscomplexobj(array) or not array.size:
         return str(array.dtype)
     low, high = array.min(), array.max()
-    found = f"{array.dtype} from {low:g} to {high:g}"
-    if low >= 0 and high <= 1:
-        return f"{found}: multiply by 255, round, and convert with .astype('uint8')"
-    if low >= 0 and high <= 255:
-        return f"{found}: round, and convert with .astype('uint8')"
-    return f"{found}: bring the values to that range first"
+    scale = "multiply by 255, " if high <= 1 else ""
+    remedy = f"{scale}round, and convert with .astype('uint8')" if low >= 0 and high <= 255 else "rescale the values"
+    return f"{array.dtype} from {low:g} to {high:g}: {remedy}"
 
 
 def holds_pictures(path: Path) -> bool:
@@ -123,7 +125,7 @@ def holds_pictures(path: Path) -> bool:
         True
     """
     if os.path.isdir(path):
-        return bool(_pngs(path)) or any(_pngs(folder) for folder in _subfolders(path))
+        return any(_pngs(folder) for folder in (path, *_subfolders(path)))
     if path.suffix.lower() != ".npy":
         return False
     try:
@@ -132,36 +134,28 @@ def holds_pictures(path: Path) -> bool:
         return False  # opening it raises a precise error
 
 
-def _open_path(path: Path) -> Pictures:
-    if path.is_dir():
-        return _open_folder(path)
-    return Pictures(as_images(_load(path), str(path)), name=path.name)
-
-
 def _open_folder(folder: Path) -> Pictures:
-    loose = _pngs(folder)
-    classes = {sub.name: files for sub in _subfolders(folder) if (files := _pngs(sub))}
-    if loose and classes:
+    files = _pngs(folder)
+    classes = {sub.name: pngs for sub in _subfolders(folder) if (pngs := _pngs(sub))}
+    if files and classes:
         raise DataError(
             f"{folder} has PNG files both in itself and in subfolders: put all of them into one folder, or each of "
             "them into the subfolder of its class"
         )
-    files = loose or [file for of_class in classes.values() for file in of_class]
+    files += [file for pngs in classes.values() for file in pngs]
     if not files:
         raise DataError(f"{folder} holds no PNG files, neither in itself nor in subfolders")
-    names = [str(file.relative_to(folder)) for file in files]
-    images = read_pngs(files)
-    if loose:
-        return Pictures(images, None, None, names, folder.name)
-    sizes = torch.tensor([len(of_class) for of_class in classes.values()])
-    labels = torch.arange(len(sizes)).repeat_interleave(sizes)
-    return Pictures(images, labels, list(classes), names, folder.name)
+    pictures = Pictures(read_pngs(files), files=[str(f.relative_to(folder)) for f in files], name=folder.name)
+    if not classes:
+        return pictures
+    sizes = torch.tensor([len(pngs) for pngs in classes.values()])
+    return replace(pictures, labels=torch.arange(len(sizes)).repeat_interleave(sizes), classes=list(classes))
 
 
 def _pngs(folder: Path) -> list[Path]:
     # Names that begin with a dot are not the user's, such as those that macOS leaves in archives.
-    found = (f for f in folder.iterdir() if f.suffix.lower() == ".png" and not f.name.startswith(".") and f.is_file())
-    return sorted(found)
+    pngs = (f for f in folder.iterdir() if f.suffix.lower() == ".png" and not f.name.startswith("."))
+    return sorted(f for f in pngs if f.is_file())
 
 
 def _subfolders(folder: Path) -> list[Path]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import DataError
@@ -63,11 +62,6 @@ def numbers_of(labels: Any, classes: Sequence[str], count: int) -> Tensor:
     if count and int(numbers.max()) >= len(classes):
         raise DataError(f"labels must be below {len(classes)}, the number of the model's classes; got {numbers.max()}")
     return numbers
-
-
-def one_hot(labels: Tensor, classes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Labels (N,) as a context (N, classes)."""
-    return F.one_hot(labels, classes).to(dtype)
 
 
 def listed(classes: Sequence[str], most: int = 10) -> str:

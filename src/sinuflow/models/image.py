@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..bijections.pixels import PixelMap
 from ..checks import flag, integer, items, number, optional, text
 from ..data.image_files import as_images
-from ..data.labels import listed, numbers_of, one_hot
+from ..data.labels import listed, numbers_of
 from ..errors import ArgumentError, DataError
 from ..flow_config import FlowConfig, ImageFlowConfig
 from ..flows.distribution import check_temperature
@@ -153,12 +154,7 @@ class ImageModel(FittedModel):
     # ---------------------------------------------------------------- sampling
 
     def sample(
-        self,
-        count: int,
-        label: Any = None,
-        seed: int = 0,
-        temperature: float = 1.0,
-        certify: Certify = "layers",
+        self, count: int, label: Any = None, seed: int = 0, temperature: float = 1.0, certify: Certify = "layers"
     ) -> Tensor:
         """Draw images: bytes of shape (count, C, H, W).
 
@@ -179,12 +175,7 @@ class ImageModel(FittedModel):
         return self.draw(count, label, seed, temperature, certify).values  # type: ignore[no-any-return]
 
     def draw(
-        self,
-        count: int,
-        label: Any = None,
-        seed: int = 0,
-        temperature: float = 1.0,
-        certify: Certify = "layers",
+        self, count: int, label: Any = None, seed: int = 0, temperature: float = 1.0, certify: Certify = "layers"
     ) -> Drawn:
         """The images of :meth:`sample`, and the largest end-to-end residual if that is certified."""
         check_certify(certify)
@@ -218,7 +209,7 @@ class ImageModel(FittedModel):
             return None
         if labels is None:
             raise DataError(f"this model has classes: give a label for each image, of {listed(self.classes)}")
-        return one_hot(numbers_of(labels, self.classes, count), len(self.classes))
+        return F.one_hot(numbers_of(labels, self.classes, count), len(self.classes)).float()
 
     def _stored(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return {"alpha": self.pixels.alpha, "classes": self.classes, "counts": self.counts}, {}

@@ -7,10 +7,11 @@ import time
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from ..bijections.pixels import PixelMap
 from ..data.image_files import Pictures, open_pictures
-from ..data.labels import class_counts, numbers_of, one_hot
+from ..data.labels import class_counts, numbers_of
 from ..data.sources import seeded
 from ..errors import ArgumentError, DataError
 from ..flow_config import ImageConditioning
@@ -99,7 +100,7 @@ def fit_images(
     flips = shape[0] > 1 if flips is None else flips
 
     def rows(part: Pictures, flips: bool) -> ImageRows:
-        context = None if part.labels is None else one_hot(part.labels, len(classes or []))
+        context = None if part.labels is None else F.one_hot(part.labels, len(classes or [])).float()
         return ImageRows(part.images, pixels, context, flips)
 
     val = rows(held_out, False)

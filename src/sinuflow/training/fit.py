@@ -175,7 +175,7 @@ def fit(
         if not resumed:
             head = rows.head(_INITIAL_ROWS)
             flow.initialize(head.x, head.context)
-        trainer = Trainer(flow, rows, val_rows, settings, log, shown, slack=float(flow.features))
+        trainer = Trainer(flow, rows, val_rows, settings, log, shown)
         if folder is not None and resumed:
             trainer.restore(folder.read(identity, lambda: fingerprint_of_head(rows), flow, ema is not None))
             shown.say(f"resuming at step {trainer.step}")

@@ -47,7 +47,6 @@ class Trainer:
         settings: Settings,
         history: History,
         progress: Progress,
-        slack: float,
     ) -> None:
         self._flow, self._validation, self._settings = flow, validation, settings
         self._history, self._progress = history, progress
@@ -55,7 +54,7 @@ class Trainer:
         self._batches = Batches(train, settings.batch_size, settings.seed)
         per_epoch = max(1, train.rows // settings.batch_size)
         self._schedule = Schedule(settings.schedule, settings.steps, settings.warmup, settings.decay, per_epoch)
-        self._guard = Guard(slack)
+        self._guard = Guard(slack=float(flow.features))
         self._engine = make_engine(flow, self._batches, settings, self._guard, self._learning_rate)
         self._stability = None if settings.stability is None else Stability(flow, settings.stability)
         self._best: Weights | None = None
