@@ -3,6 +3,7 @@
 from .affine import ElementwiseAffine
 from .autoregressive import AutoregressiveWaves
 from .base import Bijection, Certificate, Chain, LayerInverse
+from .columns import ColumnMap, Log, Logit
 from .ldu import LDUBlock
 from .shift import LowerShift, UpperShift
 from .sinusoidal import SinusoidalScale
@@ -12,9 +13,12 @@ __all__ = [
     "Bijection",
     "Certificate",
     "Chain",
+    "ColumnMap",
     "ElementwiseAffine",
     "LDUBlock",
     "LayerInverse",
+    "Log",
+    "Logit",
     "LowerShift",
     "SinusoidalScale",
     "UpperShift",
