@@ -35,10 +35,10 @@ class Power(ColumnMap):
     def __init__(self, exponent):
         super().__init__(exponent=exponent)
 
-    def elementwise(self, x):
+    def value(self, x):
         return x**self.exponent
 
-    def elementwise_inverse(self, y):
+    def inverse_value(self, y):
         return y ** (1 / self.exponent)
 
     def log_derivative(self, x, y):
@@ -55,10 +55,10 @@ class Power(ColumnMap):
 class Cube(ColumnMap):
     """x ↦ x³ + x, without arguments, and with the inverse of a solver."""
 
-    def elementwise(self, x):
+    def value(self, x):
         return x**3 + x
 
-    def elementwise_inverse(self, y):
+    def inverse_value(self, y):
         u = (y / 2 + (y**2 / 4 + 1 / 27).sqrt()).pow(1 / 3)
         return u - 1 / (3 * u)
 

@@ -22,6 +22,26 @@ _SKEWED, _ENOUGH = 1.5, 50
 class DataBijection(Bijection):
     """A bijection in the units of the data: its buffers stay float64 whatever dtype the flow is converted to."""
 
+    def value(self, x: Tensor) -> Tensor:
+        """y of a feature-major batch (D, B)."""
+        raise NotImplementedError
+
+    def inverse_value(self, y: Tensor) -> Tensor:
+        """The x of y."""
+        raise NotImplementedError
+
+    def log_determinant(self, x: Tensor, y: Tensor) -> Tensor:
+        """The log-determinant of dy/dx, of shape (B,)."""
+        raise NotImplementedError
+
+    def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        y = self.value(x)
+        return y, self.log_determinant(x, y)
+
+    def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> list[LayerInverse]:
+        x = self.inverse_value(z)
+        return [LayerInverse.exact(x, -self.log_determinant(x, z))]
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DataBijection:
         super()._apply(lambda t: t.to(fn(t.new_empty(0)).device), recurse)
         return self
@@ -30,7 +50,7 @@ class DataBijection(Bijection):
 class ColumnMap(DataBijection):
     r"""An increasing elementwise map of columns, x ↦ m(x).
 
-    Subclasses define :meth:`elementwise`, :meth:`elementwise_inverse` and :meth:`log_derivative`. Their arguments, one
+    Subclasses define :meth:`value`, :meth:`inverse_value` and :meth:`log_derivative`. Their arguments, one
     number or one for each column, become float64 buffers of shape (columns, 1). A registered subclass, or an instance
     of it, can be passed to :func:`sinuflow.fit_table` as the map of a column.
 
@@ -39,9 +59,9 @@ class ColumnMap(DataBijection):
         ... class Power(ColumnMap):
         ...     def __init__(self, exponent):
         ...         super().__init__(exponent=exponent)
-        ...     def elementwise(self, x):
+        ...     def value(self, x):
         ...         return x**self.exponent
-        ...     def elementwise_inverse(self, y):
+        ...     def inverse_value(self, y):
         ...         return y ** (1 / self.exponent)
         ...     def log_derivative(self, x, y):
         ...         return self.exponent.log() + (self.exponent - 1) * x.log()
@@ -56,25 +76,12 @@ class ColumnMap(DataBijection):
         for name, values in columns.items():
             self.register_buffer(name, values)
 
-    def elementwise(self, x: Tensor) -> Tensor:
-        """m(x) of a batch (columns, B)."""
-        raise NotImplementedError
-
-    def elementwise_inverse(self, y: Tensor) -> Tensor:
-        """The x with m(x) = y."""
-        raise NotImplementedError
-
     def log_derivative(self, x: Tensor, y: Tensor) -> Tensor:
         """log m′(x), where y = m(x)."""
         raise NotImplementedError
 
-    def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        y = self.elementwise(x)
-        return y, self.log_derivative(x, y).expand_as(y).sum(0)
-
-    def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> list[LayerInverse]:
-        x = self.elementwise_inverse(z)
-        return [LayerInverse.exact(x, -self.log_derivative(x, z).expand_as(x).sum(0))]
+    def log_determinant(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.log_derivative(x, y).expand_as(y).sum(0)
 
     @classmethod
     def suits(cls, values: Tensor, low: float, high: float, step: float) -> bool:
@@ -96,10 +103,10 @@ class Log(ColumnMap):
     def __init__(self, offset: float | Sequence[float] = 0.0) -> None:
         super().__init__(offset=offset)
 
-    def elementwise(self, x: Tensor) -> Tensor:
+    def value(self, x: Tensor) -> Tensor:
         return (x - self.offset).log()
 
-    def elementwise_inverse(self, y: Tensor) -> Tensor:
+    def inverse_value(self, y: Tensor) -> Tensor:
         return y.exp() + self.offset
 
     def log_derivative(self, x: Tensor, y: Tensor) -> Tensor:
@@ -109,9 +116,7 @@ class Log(ColumnMap):
     def suits(cls, values: Tensor, low: float, high: float, step: float) -> bool:
         if low < 0 or not (low > 0 or step) or len(values) < _ENOUGH:
             return False
-        skewness, skewness_of_log = (
-            _skewness(v) for v in (values, cls.fit(values, low, high, step).elementwise(values))
-        )
+        skewness, skewness_of_log = (_skewness(v) for v in (values, cls.fit(values, low, high, step).value(values)))
         return skewness > _SKEWED and abs(skewness_of_log) < skewness / 2
 
     @classmethod
@@ -134,11 +139,11 @@ class Logit(ColumnMap):
         if not bool((self.lower < self.upper).all()):
             raise ArgumentError("the lower bound of a logit must be below its upper bound")
 
-    def elementwise(self, x: Tensor) -> Tensor:
+    def value(self, x: Tensor) -> Tensor:
         s = (x - self.lower) / (self.upper - self.lower)
         return s.log() - (-s).log1p()
 
-    def elementwise_inverse(self, y: Tensor) -> Tensor:
+    def inverse_value(self, y: Tensor) -> Tensor:
         return self.lower + (self.upper - self.lower) * y.sigmoid()
 
     def log_derivative(self, x: Tensor, y: Tensor) -> Tensor:
@@ -169,10 +174,10 @@ class Standardize(ColumnMap):
     def __init__(self, centre: float | Sequence[float], scale: float | Sequence[float]) -> None:
         super().__init__(centre=centre, scale=scale)
 
-    def elementwise(self, x: Tensor) -> Tensor:
+    def value(self, x: Tensor) -> Tensor:
         return ((x - self.centre) / self.scale).clamp(-_LIMIT, _LIMIT)
 
-    def elementwise_inverse(self, y: Tensor) -> Tensor:
+    def inverse_value(self, y: Tensor) -> Tensor:
         return y * self.scale + self.centre
 
     def log_derivative(self, x: Tensor, y: Tensor) -> Tensor:
@@ -188,10 +193,10 @@ class CompressTails(ColumnMap):
     def __init__(self, width: float | Sequence[float]) -> None:
         super().__init__(width=width)
 
-    def elementwise(self, x: Tensor) -> Tensor:
+    def value(self, x: Tensor) -> Tensor:
         return self.width * (x / self.width).asinh()
 
-    def elementwise_inverse(self, y: Tensor) -> Tensor:
+    def inverse_value(self, y: Tensor) -> Tensor:
         return self.width * (y / self.width).sinh()
 
     def log_derivative(self, x: Tensor, y: Tensor) -> Tensor:
@@ -204,18 +209,19 @@ class SelectedColumns(DataBijection):
 
     columns: Tensor
 
-    def __init__(self, features: int, columns: Sequence[int], bijection: Bijection) -> None:
+    def __init__(self, features: int, columns: Sequence[int], bijection: DataBijection) -> None:
         super().__init__(features)
         self.bijection = bijection
         self.register_buffer("columns", torch.tensor(columns), persistent=False)
 
-    def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        y, ladj = self.bijection.transform(x.index_select(0, self.columns), context)
-        return x.index_copy(0, self.columns, y), ladj
+    def value(self, x: Tensor) -> Tensor:
+        return x.index_copy(0, self.columns, self.bijection.value(x.index_select(0, self.columns)))
 
-    def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> list[LayerInverse]:
-        layers = self.bijection.invert(z.index_select(0, self.columns), context, options)
-        return [layer._replace(x=z.index_copy(0, self.columns, layer.x)) for layer in layers]
+    def inverse_value(self, y: Tensor) -> Tensor:
+        return y.index_copy(0, self.columns, self.bijection.inverse_value(y.index_select(0, self.columns)))
+
+    def log_determinant(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.bijection.log_determinant(*(t.index_select(0, self.columns) for t in (x, y)))
 
 
 #: Maps by the names that users give them, in the order in which they are tried for a column.

@@ -148,5 +148,5 @@ def _mapped(column: Column, values: Array) -> Array:
     """The values by the column's map, before standardization."""
     if column.map == "linear":
         return values
-    mapped: Array = make_column_map(column.map, column.arguments).elementwise(torch.from_numpy(values)[None])[0].numpy()
+    mapped: Array = make_column_map(column.map, column.arguments).value(torch.from_numpy(values)[None])[0].numpy()
     return mapped

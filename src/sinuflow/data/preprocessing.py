@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ..bijections import Chain
 from ..bijections.base import CERTIFIED
+from ..bijections.columns import DataBijection
 from ..bijections.whitening import Whitening
 from .columns import Column, columns_bijection
 from .sources import Batch
@@ -112,8 +114,10 @@ class Preprocessor(nn.Module):
     def encode(self, x: Tensor, context: Tensor | None, generator: torch.Generator) -> Batch:
         """A training batch on the device of ``x``, with fresh dequantization noise."""
         own = self.on(x.device)
-        y, _ = own(own.dequantize(x, generator))
-        return Batch(y.float(), own.context(context).float() if context is not None and self.context_columns else None)
+        y = own.dequantize(x, generator).mT
+        for layer in cast("Iterable[DataBijection]", own.bijection):
+            y = layer.value(y)
+        return Batch(y.mT.float(), None if context is None else own.context(context).float())
 
     @property
     def encoding(self) -> str:
