@@ -79,7 +79,7 @@ def train_peer(flow: Peer, model: TableModel, x: Tensor, val: Tensor, seconds: f
     """Train for so much processor time; the steps that were made, and the time."""
 
     def encode(rows: Tensor, _: Tensor | None, generator: torch.Generator) -> Batch:
-        prepared, _ = model.preprocessor.prepare(model.preprocessor.dequantise(rows, generator))
+        prepared, _ = model.preprocessor.prepare(model.preprocessor.dequantize(rows, generator))
         return Batch(prepared.float(), None)
 
     train, validation = MemoryRows(x, None, encode), MemoryRows(val, None, encode)
@@ -120,9 +120,9 @@ def one_split(table: np.ndarray, seed: int) -> dict[str, np.ndarray]:
     columns = [int(c.name[1:]) for c in model.preprocessor.features]
     rows = torch.from_numpy(np.asarray(table, dtype=np.float64)[:, columns])
     train, val, test = (rows[torch.from_numpy(ids)] for ids in model.split)
-    spread = model.preprocessor.dequantise(test, seeded(seed, 2))
+    spread = model.preprocessor.dequantize(test, seeded(seed, 2))
     prepared, ladj = model.preprocessor.prepare(spread)
-    known, _ = model.preprocessor.prepare(model.preprocessor.dequantise(train, seeded(seed, 1)))
+    known, _ = model.preprocessor.prepare(model.preprocessor.dequantize(train, seeded(seed, 1)))
     results = {
         "sinuflow": model.score_numbers(spread, None).numpy(),
         "Gaussian": gaussian_log_density(known.numpy(), prepared.numpy()) + ladj.numpy(),

@@ -176,14 +176,19 @@ def register(cls: Any = None, *, name: str | None = None) -> Any:
     return cls
 
 
-def build(spec: Spec) -> Component:
-    """Construct the component that a spec describes, from registered classes alone; nothing is imported by name."""
-    if spec.name not in _CLASSES:
+def registered(name: str) -> type[Component]:
+    """The class that is registered under a name; nothing is imported by name."""
+    if name not in _CLASSES:
         raise StorageError(
-            f"the class {spec.name[:100]!r} is not registered: import the module that defines it, with "
+            f"the class {name[:100]!r} is not registered: import the module that defines it, with "
             "@sinuflow.register before the class"
         )
-    return _CLASSES[spec.name](**{name: _built(value) for name, value in spec.arguments.items()})
+    return _CLASSES[name]
+
+
+def build(spec: Spec) -> Component:
+    """Construct the component that a spec describes, from registered classes alone."""
+    return registered(spec.name)(**{name: _built(value) for name, value in spec.arguments.items()})
 
 
 def _built(value: Any) -> Any:

@@ -16,7 +16,6 @@ from sinuflow.data import Column, Preprocessor
 from sinuflow.data.inspect import inspect_codes, inspect_numbers
 from sinuflow.data.sources import seeded
 from sinuflow.data.values import to_arrow
-from sinuflow.data.whitening import whitening
 
 RANDOM = np.random.default_rng(0)
 NORMAL = RANDOM.normal(size=500)
@@ -142,7 +141,7 @@ def test_real_columns_come_back(name):
 def test_integers_come_back_exactly_from_anywhere_in_their_cells(values, seed):
     x = torch.tensor(values, dtype=torch.float64).unsqueeze(1)
     preprocessor = Preprocessor([column_of(values, "int64")])
-    y, _ = preprocessor.forward(preprocessor.dequantise(x, seeded(seed)))
+    y, _ = preprocessor.forward(preprocessor.dequantize(x, seeded(seed)))
     assert torch.equal(preprocessor.inverse(y), x)
 
 
@@ -152,7 +151,7 @@ def test_grids_come_back_exactly(name):
     x = np.arange(4.0) if values is None else np.unique(np.clip(values, column.low, column.high))
     rows = torch.from_numpy(np.asarray(x, dtype=float)).unsqueeze(1)
     preprocessor = Preprocessor([column])
-    y, _ = preprocessor.forward(preprocessor.dequantise(rows, seeded(0)))
+    y, _ = preprocessor.forward(preprocessor.dequantize(rows, seeded(0)))
     torch.testing.assert_close(preprocessor.inverse(y), rows, rtol=0, atol=1e-12)
 
 
@@ -161,7 +160,7 @@ def test_integers_stay_within_what_was_seen_whatever_their_map(wish):
     values = np.arange(11).repeat(3) * 1.0
     preprocessor = Preprocessor([column_of(values, "int64", wish)])
     rows = torch.from_numpy(np.arange(11.0)).unsqueeze(1)
-    y, ladj = preprocessor.forward(preprocessor.dequantise(rows, seeded(1)))
+    y, ladj = preprocessor.forward(preprocessor.dequantize(rows, seeded(1)))
     assert ladj.isfinite().all()
     assert torch.equal(preprocessor.inverse(y), rows)
     far = preprocessor.inverse(torch.tensor([[-90.0], [90.0]], dtype=torch.float64))
@@ -203,7 +202,7 @@ def test_values_that_are_far_away_are_drawn_in():
 def test_noise_is_one_step_wide_and_centred():
     column, _ = COLUMNS["tenths"]
     x = torch.full((10_000, 1), 3.0, dtype=torch.float64)
-    spread = Preprocessor([column]).dequantise(x, seeded(1)) - 3.0
+    spread = Preprocessor([column]).dequantize(x, seeded(1)) - 3.0
     assert float(spread.min()) >= -0.05
     assert float(spread.max()) <= 0.05
     assert float(spread.mean()) == pytest.approx(0, abs=1e-3)
@@ -224,33 +223,30 @@ def test_context_is_standardised_or_one_hot():
 
 def test_it_survives_json():
     columns = [replace(column, name=name) for name, (column, _) in COLUMNS.items()]
-    mean, factor = torch.randn(len(columns), dtype=torch.float64), torch.eye(len(columns), dtype=torch.float64) * 2
-    preprocessor = Preprocessor(columns, mean, factor)
+    preprocessor = Preprocessor(columns)
+    preprocessor.whitening.mean.normal_()
+    preprocessor.whitening.factor.mul_(2)
     again = Preprocessor.from_dict(preprocessor.as_dict(), preprocessor.tensors())
     assert again.columns == columns
+    x = torch.tensor([[max(column.low, 0.1) for column, _ in COLUMNS.values()]], dtype=torch.float64)
+    assert torch.equal(again(x)[0], preprocessor(x)[0])
 
 
-# ---------------------------------------------------------------- whitening
+def test_buffers_stay_float64_and_copies_move():
+    preprocessor = Preprocessor([COLUMNS["log"][0]]).float()
+    assert {t.dtype for t in preprocessor.bijection.buffers()} == {torch.float64}
+    other = preprocessor.on(torch.device("meta"))
+    assert other.whitening.mean.is_meta
+    assert other is preprocessor.on(torch.device("meta"))
+    assert preprocessor.on(torch.device("cpu")) is preprocessor
 
 
-def test_whitening_makes_rows_uncorrelated():
-    generator = torch.Generator().manual_seed(0)
-    y = torch.randn(5000, 3, generator=generator, dtype=torch.float64)
-    y = y @ torch.tensor([[1.0, 0.9, 0.2], [0.0, 0.3, 0.5], [0.0, 0.0, 0.7]], dtype=torch.float64) + 5
-    mean, factor = whitening(y)
-    z = torch.linalg.solve_triangular(factor, (y - mean).T, upper=False)
-    torch.testing.assert_close(torch.cov(z), torch.eye(3, dtype=torch.float64), atol=1e-2, rtol=0)
-    assert torch.equal(factor, factor.tril())
-
-
-def test_few_rows_are_shrunk_and_duplicate_columns_survive():
-    generator = torch.Generator().manual_seed(0)
-    y = torch.randn(15, 12, generator=generator, dtype=torch.float64)
-    _, factor = whitening(y)
-    fresh = torch.randn(1000, 12, generator=generator, dtype=torch.float64)
-    z = torch.linalg.solve_triangular(factor, fresh.T, upper=False)
-    assert float((z * z).mean()) < 5  # the plain covariance would be singular, or nearly so
-    y = torch.cat([y, y[:, :1]], dim=1)
-    _, factor = whitening(y)
-    assert factor.isfinite().all()
-    assert float(factor.diagonal().min()) > 1e-5
+def test_columns_with_the_same_map_share_a_module():
+    columns = [replace(COLUMNS["log"][0], name=name) for name in "abc"] + [COLUMNS["linear"][0]]
+    preprocessor = Preprocessor(columns)
+    assert [type(layer).__name__ for layer in preprocessor.bijection] == [
+        "SelectedColumns", "Standardize", "CompressTails", "Whitening",
+    ]  # fmt: skip
+    x = torch.rand(5, 4, dtype=torch.float64) + 0.1
+    single = torch.cat([Preprocessor([c])(x[:, i : i + 1])[0] for i, c in enumerate(columns)], dim=1)
+    torch.testing.assert_close(preprocessor(x)[0], single, rtol=1e-14, atol=0)

@@ -11,7 +11,6 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-import torch
 
 from sinuflow import DataError
 from sinuflow.data import Preprocessor, open_table, survey
@@ -236,9 +235,9 @@ def test_columns_that_cannot_be_used_are_named():
     with pytest.raises(DataError, match=r"'id'.*--drop id"):
         looked_at(big)
     with pytest.raises(DataError, match="'city' holds categories"):
-        columns_of(FRAME, wishes={"city": "log"})
+        columns_of(FRAME, maps={"city": "log"})
     with pytest.raises(DataError, match="choose linear"):
-        looked_at(FRAME, wishes={"real": "cube"})
+        looked_at(FRAME, maps={"real": "cube"})
     with pytest.raises(DataError, match="'refuse' or 'drop'"):
         looked_at(FRAME, missing="Drop")
     with pytest.raises(DataError, match="complex"):
@@ -368,19 +367,6 @@ def test_wide_csv_files_come_in_blocks_of_many_rows(tmp_path):
     path = write_csv(tmp_path, "\n".join([header, *[row] * 100]))
     table = open_table(path)
     assert [len(batch) for batch in table.batches(table.columns[:1])] == [100]
-
-
-def test_whitening_of_wide_tables_agrees_with_factors_of_the_covariance():
-    module = sys.modules["sinuflow.data.whitening"]
-    generator = torch.Generator().manual_seed(0)
-    for rows, columns in ((32, 32), (32, 40), (24, 100)):
-        mixing = torch.randn(columns, columns, generator=generator, dtype=torch.float64)
-        y = torch.randn(rows + 8, columns, generator=generator, dtype=torch.float64) @ mixing
-        y[:, 3] = 2.0
-        inner, outer = y[:rows], y[rows:]
-        moments = module._moments(inner)
-        expected = [module._log_density(outer, *moments, share) for share in module._SHRINKAGES]
-        torch.testing.assert_close(module._log_densities_wide(outer, inner), torch.tensor(expected, dtype=y.dtype))
 
 
 # ---------------------------------------------------------------- folders of Parquet files

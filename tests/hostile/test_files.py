@@ -49,7 +49,7 @@ def use(path: Path) -> None:
     if isinstance(model, sinuflow.TableModel):
         scores = model.log_prob(table())
         model.anomaly_percentile(scores)
-        model.sample(3, {"kind": "red"} if model.preprocessor.given else None, seed=0)
+        model.sample(3, {"kind": "red"} if model.preprocessor.context_columns else None, seed=0)
         return
     if isinstance(model, sinuflow.ImageModel):
         labels = None if model.classes is None else [0] * 60

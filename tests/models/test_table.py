@@ -84,7 +84,7 @@ def test_samples_have_the_types_and_values_of_the_table(fitted):
 
 def test_draws_that_overflow_in_the_units_of_the_table_are_refused(fitted):
     model = copy.deepcopy(fitted)
-    model.preprocessor.factor.mul_(1e6)  # then the size, an exponential, is beyond float64
+    model.preprocessor.whitening.factor.mul_(1e6)  # then the size, an exponential, is beyond float64
     with pytest.raises(InversionError, match="of 50 draws overflow float64 in the units of their columns"):
         model.sample(50, seed=0)
 
@@ -123,7 +123,7 @@ def test_a_value_of_1e30_is_scored_and_not_a_nan(fitted):
 
 def test_a_nan_of_a_complete_row_is_not_called_a_missing_value(fitted, tmp_path):
     model = copy.deepcopy(fitted)
-    model.preprocessor.factor.mul_(1e-300)
+    model.preprocessor.whitening.factor.mul_(1e-300)
     frame = make_frame(20).assign(size=[None, *make_frame(20)["size"][1:]])
     with pytest.raises(DataError, match="row 2 has no missing value, but its log-density is NaN"):
         model.log_prob(frame)
@@ -148,7 +148,7 @@ def test_tables_that_do_not_fit_are_refused(fitted, change, message):
 
 
 def test_context_moves_the_samples(conditional):
-    assert [c.name for c in conditional.preprocessor.given] == ["size", "kind"]
+    assert [c.name for c in conditional.preprocessor.context_columns] == ["size", "kind"]
     small = conditional.sample(400, {"size": 0.3, "kind": "red"}, seed=0).to_pandas()
     large = conditional.sample(400, {"size": "6", "kind": "red"}, seed=0).to_pandas()
     assert (small["kind"] == "red").all()

@@ -43,10 +43,10 @@ def test_the_scores_are_those_of_the_test_rows_and_the_lead_is_paired(model):
     content = collect(model, frame)
     rows = model.preprocessor
     test, train = (np.asarray(frame)[ids].astype(float) for ids in (model.split.test, model.split.train))
-    x = rows.dequantise(torch.from_numpy(test), seeded(0, 1))
+    x = rows.dequantize(torch.from_numpy(test), seeded(0, 1))
     ours = model.score_numbers(x, None).numpy()
     assert content.model.nll == pytest.approx(-ours.mean())
-    known, _ = rows.prepare(rows.dequantise(torch.from_numpy(train), seeded(0, 2)))
+    known, _ = rows.prepare(rows.dequantize(torch.from_numpy(train), seeded(0, 2)))
     prepared, ladj = rows.prepare(x)
     gaussian = gaussian_log_density(known.numpy(), prepared.numpy()) + ladj.numpy()
     found = content.baselines[0]

@@ -58,7 +58,7 @@ def nudge(x, context, generator):
     return Batch(x + 0.01 * torch.rand(x.shape, generator=generator, dtype=x.dtype), context)
 
 
-@pytest.mark.parametrize("encode", [None, nudge], ids=["resident", "encoded"])
+@pytest.mark.parametrize("encode", [None, nudge], ids=["resident", "streamed"])
 @pytest.mark.parametrize(
     "changes",
     [
@@ -68,7 +68,9 @@ def nudge(x, context, generator):
         {"clip": 0.1, "batch_size": 400},
     ],
 )
-def test_a_hundred_steps_are_those_of_the_plain_loop(changes, encode):
+def test_a_hundred_steps_are_those_of_the_plain_loop(changes, encode, monkeypatch):
+    if encode is not None:  # then the rows are not resident, and every batch is encoded by itself
+        monkeypatch.setattr(MemoryRows, "taker", lambda _: None)
     options = settings(**changes)
     found = {}
     for kind in (EagerEngine, DeviceEngine):
@@ -90,6 +92,35 @@ def test_a_hundred_steps_are_those_of_the_plain_loop(changes, encode):
     assert mine.keys() == theirs.keys()
     for name, t in theirs.items():
         torch.testing.assert_close(mine[name].double(), t.double(), rtol=0, atol=1e-8)
+
+
+def test_resident_rows_are_encoded_when_an_epoch_starts():
+    x = banana(400).double()
+    source = MemoryRows(x, banana(400, seed=3), encode=nudge)
+    take = source.taker()
+    for epoch in (0, 1, 0):
+        order = source.start_epoch(epoch, seed=5)
+        assert torch.equal(order.sort().values, torch.arange(400))
+        batch = take(order[:64])
+        noise = batch.x.mT - x[order[:64]]
+        assert 0 <= float(noise.min()) < float(noise.max()) < 0.01
+        assert torch.equal(batch.context.mT, banana(400, seed=3)[order[:64]])
+        if epoch == 0:
+            first = take(torch.arange(400)).x.clone()
+        else:
+            assert not (take(torch.arange(400)).x == first).any()
+    assert torch.equal(take(torch.arange(400)).x, first)  # a resumed run sees the same noise
+
+
+def test_training_on_resident_rows_that_are_encoded_never_asks_the_device():
+    _, engine, _, _ = build(DeviceEngine, settings(), MemoryRows(banana(400).double(), encode=nudge))
+    loss, count = train(engine, 50)
+    assert count == 50
+    assert train(engine, 50, start=50)[0] < loss
+    inputs, _ = engine._step_for(64, 0)
+    with Asked() as asked:
+        engine._make(inputs, 0)
+    assert asked.times == 0
 
 
 def test_in_single_precision_they_agree_as_far_as_rounding_lets_them():

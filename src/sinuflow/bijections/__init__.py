@@ -6,6 +6,7 @@ from typing import Any
 from .affine import ElementwiseAffine
 from .autoregressive import Autoregressive, AutoregressiveWaves
 from .base import Bijection, Chain
+from .columns import ColumnMap, Log, Logit
 from .image import ImageAffine, ImageLDUBlock, ImageShift
 from .ldu import LDUBlock
 from .linear import Linear
@@ -17,12 +18,15 @@ __all__ = [
     "AutoregressiveWaves",
     "Bijection",
     "Chain",
+    "ColumnMap",
     "ElementwiseAffine",
     "ImageAffine",
     "ImageLDUBlock",
     "ImageShift",
     "LDUBlock",
     "Linear",
+    "Log",
+    "Logit",
     "LowerShift",
     "SinusoidalLayer",
     "UpperShift",

@@ -183,7 +183,7 @@ def _summarise(model: TableModel, output: Path) -> None:
     facts = model.facts
     echo(
         f"{facts['table']}: {facts['used_rows']:,} rows, {len(model.preprocessor.features)} columns modelled"
-        + (f", {len(model.preprocessor.given)} given" if model.preprocessor.given else "")
+        + (f", {len(model.preprocessor.context_columns)} given" if model.preprocessor.context_columns else "")
         + f"; trained {facts['steps']:,} steps in {facts['seconds']:.0f} s, the best at step {facts['best_step']:,}"
     )
     echo(f"model: {output}")

@@ -61,8 +61,8 @@ def scored(model: TableModel, table: Table, allow_missing: bool) -> Iterator[Any
     import pyarrow
 
     for rows in read_rows(table, model.preprocessor, all_columns=True):
-        if not rows.whole.all() and not allow_missing:
-            first = rows.first + int((~rows.whole).argmax()) + 1
+        if not rows.complete.all() and not allow_missing:
+            first = rows.first + int((~rows.complete).argmax()) + 1
             raise DataError(
                 f"{table.name} has missing values, first in row {first}: fill them in, or leave the scores of "
                 "such rows empty with --missing drop"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from .sources import Batch, Encoder, seeded
+from .sources import Batch, Encoder, make_batch, seeded
 
 #: Rows that are shuffled among each other at a time.
 _BUFFER = 262_144
@@ -21,18 +21,18 @@ _CHUNK = 65_536
 class ArrowRows:
     """Rows of an Arrow dataset, read in chunks and shuffled in a buffer.
 
-    An epoch reads the files in a new random order, fills a buffer, and hands out its rows in random
-    order before it fills it again. The order depends on the seed and the epoch alone.
+    An epoch reads the files in a new random order, fills a buffer, and yields its rows in random order before it fills
+    it again. The order depends on the seed and the epoch alone.
 
     Args:
         dataset: a ``pyarrow.dataset.Dataset``.
-        features: how many columns are modelled; the ``context`` columns come after them.
-        context: how many columns are conditioned on.
+        features: the number of modelled columns; the ``context`` columns come after them.
+        context: the number of columns that are conditioned on.
         columns: their names, in this order; all of the dataset's by default.
-        dtype: of the batches.
-        encode: applied to every batch.
+        dtype: of batches that are not encoded.
+        encode: applied to every batch, on the training device.
         identity: identifies these rows and ``encode``, so that a resumed run need not hash all rows.
-        to_numbers: from a table to an array (rows, features + context), if they are not all numbers.
+        to_numbers: from a record batch to an array (rows, features + context), if they are not all numbers.
         keep: which rows to use, as booleans by row number; all by default.
         buffer: rows that are shuffled among each other.
     """
@@ -59,10 +59,9 @@ class ArrowRows:
                 f"got {len(self._columns)}"
             )
         self._features, self._context = features, context
-        self._dtype, self._encode, self._buffer = dtype, encode, buffer
-        self._to_numbers = _plain_numbers if to_numbers is None else to_numbers
-        self._keep = keep
-        self.identity = identity
+        self._encode = encode or (lambda x, c, _: Batch(x.to(dtype), None if c is None else c.to(dtype)))
+        self._to_numbers = _numeric_columns if to_numbers is None else to_numbers
+        self._keep, self._buffer, self.identity = keep, buffer, identity
         self._device = torch.device("cpu")
         # Row numbers are those of the dataset's own order, whatever order an epoch reads it in.
         self._fragments = list(dataset.get_fragments())
@@ -76,42 +75,42 @@ class ArrowRows:
         generator = seeded(seed, number)
         order = torch.randperm(len(self._fragments), generator=generator).tolist()
         size = min(batch_size, self.rows)
-        count, left = 0, torch.empty(0, self._features + self._context, dtype=torch.float64)
+        count, rest = 0, torch.empty(0, self._features + self._context, dtype=torch.float64)
         for block in self._blocks(order):
-            rows = torch.cat([left, block])
+            rows = torch.cat([rest, block])
             rows = rows[torch.randperm(len(rows), generator=generator)]
             whole = len(rows) // size * size
             for part in rows[:whole].split(size):
                 if count >= skip:
-                    yield self._batch(part, seeded(seed, number, count))
+                    yield self._batch(part, seeded(seed, number, count, device=self._device))
                 count += 1
-            left = rows[whole:]
+            rest = rows[whole:]
 
     def head(self, rows: int) -> Batch:
-        parts, found = [], 0
-        for part in self._chunks(range(len(self._fragments))):
-            parts.append(part[: rows - found])
-            found += len(parts[-1])
-            if found >= rows:
+        parts, count = [], 0
+        for chunk in self.raw():
+            parts.append(chunk[: rows - count])
+            count += len(parts[-1])
+            if count >= rows:
                 break
         return self._batch(torch.cat(parts), seeded(0))
 
     def in_order(self, batch_size: int) -> Iterator[Batch]:
         start = 0
-        for chunk in self._chunks(range(len(self._fragments))):
+        for chunk in self.raw():
             for part in chunk.split(batch_size):
                 yield self._batch(part, seeded(0, start))
                 start += len(part)
 
     def raw(self) -> Iterator[Tensor]:
-        """All rows as they are read."""
+        """All rows in order, before encoding."""
         return self._chunks(range(len(self._fragments)))
 
     def to(self, device: torch.device) -> ArrowRows:
         self._device = device
         return self
 
-    def _blocks(self, order: list[int]) -> Iterator[Tensor]:
+    def _blocks(self, order: Iterable[int]) -> Iterator[Tensor]:
         parts: list[Tensor] = []
         for chunk in self._chunks(order):
             parts.append(chunk)
@@ -121,7 +120,7 @@ class ArrowRows:
         if parts:
             yield torch.cat(parts)
 
-    def _chunks(self, order: Any) -> Iterator[Tensor]:
+    def _chunks(self, order: Iterable[int]) -> Iterator[Tensor]:
         for i in order:
             row = int(self._starts[i])
             for piece in self._fragments[i].to_batches(
@@ -135,15 +134,10 @@ class ArrowRows:
 
     def _batch(self, rows: Tensor, generator: torch.Generator) -> Batch:
         x, context = rows[:, : self._features], rows[:, self._features :] if self._context else None
-        if self._encode is not None:
-            batch = self._encode(x, context, generator)
-        else:
-            batch = Batch(x.to(self._dtype), None if context is None else context.to(self._dtype))
-        side = None if batch.context is None else batch.context.to(self._device)
-        return Batch(batch.x.to(self._device), side)
+        return make_batch(x, context, self._encode, generator, self._device)
 
 
-def _plain_numbers(piece: Any) -> np.ndarray:
+def _numeric_columns(piece: Any) -> np.ndarray:
     columns = [column.to_numpy(zero_copy_only=False) for column in piece.columns]
     numbers = np.stack(columns, axis=1).astype(np.float64) if columns else np.empty((len(piece), 0))
     if not np.isfinite(numbers).all():

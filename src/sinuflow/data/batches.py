@@ -1,4 +1,4 @@
-"""Batch after batch, epoch after epoch, from any position on."""
+"""The sequence of training batches over all epochs, which can start at any position."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .sources import Batch, RowSource
 
 
 class Batches:
-    """The batches of a run; ``position`` is the epoch, and how many batches were taken from it."""
+    """The batches of a run."""
 
     def __init__(self, source: RowSource, size: int, seed: int) -> None:
         self.source, self.size, self.seed = source, size, seed
@@ -18,7 +18,7 @@ class Batches:
 
     @property
     def position(self) -> tuple[int, int]:
-        """The epoch, and how many batches were taken from it."""
+        """The epoch, and the number of its batches that were used."""
         return self._position
 
     @position.setter
@@ -26,7 +26,7 @@ class Batches:
         self._position, self._epoch = position, None
 
     def next(self) -> Batch:
-        """One more batch."""
+        """The next batch."""
         while True:
             epoch, taken = self._position
             if self._epoch is None:
@@ -36,5 +36,5 @@ class Batches:
                 self._position = (epoch, taken + 1)
                 return batch
             if taken == 0:
-                raise TrainingError("the training data have run out: there are no rows in them")
+                raise TrainingError("the training data have no rows")
             self.position = (epoch + 1, 0)

@@ -1,65 +1,69 @@
-r"""One column of a table, and the reversible map from its values to what the flow sees.
+r"""A column of a table, and its bijection from cells to standardized values.
 
 .. math:: x \;\to\; x + h (u - \tfrac12) \;\to\; m(\cdot) \;\to\; \frac{\cdot - c}{s}
           \;\to\; t \operatorname{asinh}(\cdot / t)
 
-with a step h for columns of integers or of repeated values, uniform noise u, a map m that is the
-identity, a logarithm or a logit, a centre c and scale s, and a width t beyond which far values are
-drawn in, so that one odd row does not ruin a mean.
+with a step h for columns of integers or of repeated values, uniform dequantization noise u, a column map m (the
+identity, a logarithm, a logit or a user's), a centre c and scale s, and a width t beyond which tails are compressed.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
+from ..bijections import Chain
+from ..bijections.columns import COLUMN_MAPS, ColumnMap, CompressTails, SelectedColumns, Standardize, make_column_map
 from ..checks import InvalidValueError, fields, flag, integer, is_unicode, items, number, one_of, text
 
-MapName = Literal["linear", "log", "logit"]
 Kind = Literal["number", "category", "constant"]
 Role = Literal["feature", "context"]
 
 #: The most characters of a column's name in a file.
 LONGEST_NAME = 100_000
-#: What users may ask for a column.
-WISHES = (*get_args(MapName), "category")
+#: The column maps of file format 1, and the fields of a stored column that are their arguments, with defaults.
+_FORMAT_1: dict[str, dict[str, float]] = {
+    "linear": {},
+    "log": {"offset": 0.0},
+    "logit": {"lower": 0.0, "upper": 1.0},
+}
+#: What users may ask for a column by name.
+MAP_NAMES = ("linear", *sorted(COLUMN_MAPS), "category")
 
 
 @dataclass(frozen=True)
 class Column:
     """A column: what it holds, and how it is mapped.
 
-    ``categories`` are the values of a category in the order of their codes; for a constant column
-    its only value. ``type`` is the Arrow type that values had; samples are whole numbers, real
-    numbers, booleans or texts accordingly.
+    ``categories`` are the values of a category in the order of their codes; for a constant column, its only value.
+    ``type`` is the Arrow type of the values; samples are integers, real numbers, booleans or strings accordingly.
     """
 
     name: str
     kind: Kind
     type: str
     role: Role = "feature"
-    map: MapName = "linear"
-    step: float = 0.0  # 0: not dequantised
+    map: str = "linear"  # the identity, or the registered name of a ColumnMap
+    arguments: dict[str, float] = field(default_factory=dict)  # of the map
+    step: float = 0.0  # 0: not dequantized
     origin: float = 0.0  # values are origin + k step
-    rounded: bool = False  # whether samples are put back on the grid
+    rounded: bool = False  # whether samples are rounded to the grid
     digits: int = 0  # after the decimal point, of values on the grid
-    low: float = 0.0  # the smallest value seen
-    high: float = 1.0  # the largest
-    lower: float = 0.0  # the bounds of a logit
-    upper: float = 1.0
-    offset: float = 0.0  # log(x - offset)
+    low: float = 0.0  # the smallest value
+    high: float = 1.0  # the largest value
     centre: float = 0.0
     scale: float = 1.0
-    tail: float = 0.0  # 0: far values stay where they are
+    tail: float = 0.0  # 0: tails are not compressed
     categories: tuple[Any, ...] = ()
 
     @property
     def width(self) -> int:
-        """How many numbers the column is as a context."""
+        """The size of the column as context."""
         return len(self.categories) if self.kind == "category" else int(self.kind == "number")
 
     def describe(self) -> str:
-        """How the column is prepared, in a few words."""
+        """How the column is encoded, in a few words."""
         if self.kind == "constant":
             return "constant, left out"
         words = [f"{len(self.categories)} categories"] if self.kind == "category" else []
@@ -71,14 +75,22 @@ class Column:
         return ", ".join([*words, "one-hot" if self.role == "context" and self.kind == "category" else "standardised"])
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as JSON."""
-        return {**asdict(self), "categories": list(self.categories)}
+        """All fields as JSON."""
+        stored = {**asdict(self), "categories": list(self.categories)}
+        for defaults in _FORMAT_1.values():
+            stored |= defaults
+        if self.map in _FORMAT_1:
+            stored |= stored.pop("arguments")
+        return stored
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Column:
-        """The column that :meth:`as_dict` described, or an ``InvalidValueError`` if it describes none."""
+        """The column that :meth:`as_dict` described, or an ``InvalidValueError`` if it is not one."""
         _STORED(stored, "column")
-        column = cls(**{**stored, "categories": tuple(stored["categories"])})
+        own = {name: value for name, value in stored.items() if name in cls.__dataclass_fields__}
+        if stored["map"] in _FORMAT_1:
+            own["arguments"] = {name: stored[name] for name in _FORMAT_1[stored["map"]]}
+        column = cls(**{**own, "categories": tuple(stored["categories"])})
         column._check_consistency()
         return column
 
@@ -101,25 +113,47 @@ class Column:
             raise InvalidValueError(f"the step of {place}", "above 0, because its values are on a grid", self.step)
         if self.rounded and not 0 <= (self.high - self.origin) / self.step <= 2**53:
             raise InvalidValueError(f"the grid of {place}", "one that float64 can count", self.step)
-        if not self.low <= self.high or (self.map == "logit" and not self.lower < self.upper):
+        if not self.low <= self.high:
             raise InvalidValueError(f"the bounds of {place}", "in increasing order", self.low)
 
 
+def columns_bijection(columns: Sequence[Column]) -> Chain:
+    """The bijection of columns, in float64: their maps, standardization and compressed tails.
+
+    Columns with the same map share one module, with one number for each column in its buffers.
+    """
+    groups: dict[Any, list[int]] = {}
+    for i, c in enumerate(columns):
+        if c.map != "linear":  # a map without arguments cannot tell how many columns it has
+            groups.setdefault((c.map, *sorted(c.arguments)) if c.arguments else i, []).append(i)
+    parts: list[tuple[list[int], ColumnMap]] = []
+    for group in groups.values():
+        first = columns[group[0]]
+        arguments = {name: [columns[i].arguments[name] for i in group] for name in first.arguments}
+        parts.append((group, make_column_map(first.map, arguments)))
+    parts.append(([*range(len(columns))], Standardize([c.centre for c in columns], [c.scale for c in columns])))
+    tails = [i for i, c in enumerate(columns) if c.tail]
+    if tails:
+        parts.append((tails, CompressTails([columns[i].tail for i in tails])))
+    size = len(columns)
+    return Chain([layer if len(part) == size else SelectedColumns(size, part, layer) for part, layer in parts])
+
+
 def _scalar(value: Any, place: str) -> None:
-    fits = not isinstance(value, int) or -(2**63) <= value < 2**64  # what Arrow's integers hold
+    fits = not isinstance(value, int) or -(2**63) <= value < 2**64  # the range of Arrow's integers
     fits = fits and (not isinstance(value, str) or is_unicode(value))
     if not isinstance(value, (str, bool, int, float)) or value != value or not fits:
         raise InvalidValueError(place, "a string, a number, true or false", value)
 
 
-#: What :meth:`Column.as_dict` gives.
+#: The schema of :meth:`Column.as_dict`.
 _STORED = fields(
     {
         "name": text(LONGEST_NAME),
         "kind": one_of(*get_args(Kind)),
         "type": text(200),
         "role": one_of(*get_args(Role)),
-        "map": one_of(*get_args(MapName)),
+        "map": text(),
         "step": number(low=0),
         "origin": number(),
         "rounded": flag,
@@ -133,5 +167,6 @@ _STORED = fields(
         "scale": number(above=0),
         "tail": number(low=0),
         "categories": items(_scalar),
-    }
+    },
+    {"arguments": fields({}, others=number())},
 )

@@ -1,4 +1,4 @@
-"""Images of bytes as training rows: new noise at every look, and all of it on the device that trains."""
+"""Images of bytes as training rows, with dequantization noise drawn per batch on the training device."""
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ from ..bijections.pixels import LEVELS, PixelMap, check_images, flip_horizontall
 from ..errors import ArgumentError
 from .sources import Batch, Taker, seeded
 
-#: Images to initialise from: they are many numbers each, and networks make many more of them.
-_HEAD = 1024
-#: Numbers that are handed out at a time for validation, for the same reason.
-_NUMBERS = 2**21
+#: The most images to initialize from, and the most pixel values in a validation batch, to bound memory.
+_HEAD, _VALUES = 1024, 2**21
 
 
 class ImageRows:
-    """Images of bytes, which become numbers without bounds when they are taken.
+    """Images of bytes, dequantized and mapped to logits batch by batch.
 
-    In training, every pixel gets new noise in every epoch. For validation, the noise is always the same, on any
-    device, and nothing is flipped. What is held, on the device too, is bytes.
+    In training, the noise of every pixel is fresh in every epoch. For validation, the noise is always the same, on any
+    device, and nothing is flipped. Only the bytes are stored, on the device too.
 
     Args:
         images: bytes of shape (N, C, H, W).
-        pixels: the map from bytes to numbers.
+        pixels: the map from bytes to logits.
         labels: the flow's context, of shape (N, context), such as one-hot classes.
-        flips: whether training exchanges left and right, for half of the images at random.
-        dtype: of the numbers; the flow's.
+        flips: whether training flips half of the images, chosen at random, horizontally.
+        dtype: of the flow.
 
     Example:
         >>> import sinuflow
@@ -62,20 +60,18 @@ class ImageRows:
         self._ladj: float | None = None
 
     def epoch(self, number: int, batch_size: int, seed: int, skip: int = 0) -> Iterator[Batch]:
-        order = self.order(number, seed)
+        order = self.start_epoch(number, seed)
         size = min(batch_size, self.rows)
         for i in range(skip, self.rows // size):
             rows = order[i * size : (i + 1) * size]
-            # Drawn on the device: this is training's own time.
-            noise = torch.Generator(self._images.device).manual_seed(seeded(seed, number, i).initial_seed())
-            yield self._batch(rows, noise, self._flips)
+            yield self._batch(rows, seeded(seed, number, i, device=self._images.device), self._flips)
 
-    def order(self, number: int, seed: int) -> Tensor:
-        """The order in which an epoch takes the images."""
+    def start_epoch(self, number: int, seed: int) -> Tensor:
+        """The order of an epoch's images; noise is drawn batch by batch."""
         return torch.randperm(self.rows, generator=seeded(seed, number)).to(self._images.device)
 
     def taker(self) -> Taker:
-        """What makes a batch on the device: noise, flips and the logit are part of a recorded step."""
+        """The function that makes batches on the device: noise, flips and logit are part of a captured step."""
 
         def take(rows: Tensor) -> Batch:
             x, context = self._batch(rows, None, self._flips)
@@ -85,11 +81,11 @@ class ImageRows:
 
     def head(self, rows: int) -> Batch:
         count = min(rows, _HEAD, self.rows)
-        # From all over the set: images are often sorted by their class.
+        # Spread over all images, which are often sorted by class.
         return self._batch(torch.arange(count) * self.rows // count, seeded(0), False)
 
     def in_order(self, batch_size: int) -> Iterator[Batch]:
-        size = max(1, min(batch_size, _NUMBERS // self._images[0].numel()))
+        size = max(1, min(batch_size, _VALUES // self._images[0].numel()))
         for rows in torch.arange(self.rows).split(size):
             yield self._batch(rows, seeded(0, int(rows[0])), False)
 
@@ -106,9 +102,9 @@ class ImageRows:
         return ImageRows(self._images.to(device), self._pixels, labels, self._flips, self._dtype)
 
     def bits_per_dimension(self, nll: float) -> float:
-        """Bits per dimension of the bytes, given the mean negative log-density of what :meth:`in_order` hands out.
+        """Bits per dimension of the bytes, from the mean negative log-density of the batches of :meth:`in_order`.
 
-        The noise is always the same, and so is the mean Jacobian of the map: the two measures differ by
+        Their noise is always the same, and so is the mean log-determinant of the pixel map: the two measures differ by
         a factor and a constant.
         """
         if self._ladj is None:

@@ -1,4 +1,4 @@
-"""Choosing a column's map by looking at its values."""
+"""Choosing a column's map by its values."""
 
 from __future__ import annotations
 
@@ -7,26 +7,28 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
-from ..errors import DataError
+from ..bijections.columns import COLUMN_MAPS, ColumnMap, make_column_map
+from ..errors import ArgumentError, DataError
 from .columns import Column, Role
 from .names import drop_option
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+#: What users may ask for a column: a name, or a class or instance of their own.
+Wish = str | type[ColumnMap] | ColumnMap
 
-#: The share of repeated values from which a column without a grid is dequantised.
+#: The share of repeated values from which a column without a grid is dequantized.
 _REPEATED = 0.02
-#: The share of repeated values from which a column of decimals is dequantised.
+#: The share of repeated values from which a column of decimals is dequantized.
 _REPEATED_DECIMALS = 0.05
-#: Digits after the point that are looked for.
+#: The most digits after the point.
 _DIGITS = 8
-#: Skewness from which a logarithm is considered.
-_SKEWED = 1.5
-#: Values so many usual widths away from the middle drown all others.
+#: A value this many typical deviations from the median makes all others indistinguishable.
 _ABSURD = 1e7
-#: Where far values begin to be drawn in, in standard deviations: usually, and for heavy tails.
+#: Where tails begin to be compressed, in standard deviations: usually, and for heavy tails.
 _TAIL, _HEAVY_TAIL = 8.0, 3.0
-#: The largest standardised value of a column whose tails are not heavy.
+#: The largest standardized value of a column whose tails are not heavy.
 _FAR = 8.0
 
 
@@ -35,60 +37,50 @@ def inspect_numbers(
     values: Array,
     type_name: str,
     role: Role = "feature",
-    wish: str | None = None,
-    seen: tuple[float, float] | None = None,
+    wish: Wish | None = None,
+    bounds: tuple[float, float] | None = None,
 ) -> Column:
     """The column for these numbers, all of which are finite.
 
-    ``seen`` are the smallest and the largest value of all rows, if these are only some of them.
+    ``bounds`` are the smallest and the largest value of all rows, if these are only some of them.
     """
-    low, high = (float(values.min()), float(values.max())) if seen is None else seen
+    low, high = (float(values.min()), float(values.max())) if bounds is None else bounds
     if low == high:
         value = int(low) if "int" in type_name else low
         return Column(name, "constant", type_name, role, categories=(value,))
     column = Column(name, "number", type_name, role, low=low, high=high)
     column = _with_map(_with_grid(column, values), values, wish)
     _refuse_absurd(column, values)
-    return _standardised(column, values)
+    return _standardized(column, values)
 
 
 def inspect_codes(name: str, codes: Array, categories: tuple[Any, ...], type_name: str, role: Role) -> Column:
-    """The column for a category, given as codes 0, 1, ... of its values."""
+    """The column for a category, from the codes 0, 1, ... of its values."""
     if len(categories) == 1:
         return Column(name, "constant", type_name, role, categories=categories)
-    column = Column(
-        name,
-        "category",
-        type_name,
-        role,
-        step=1.0,
-        rounded=True,
-        low=0.0,
-        high=len(categories) - 1.0,
-        categories=categories,
-    )
-    return _standardised(column, codes)
+    high = len(categories) - 1.0
+    column = Column(name, "category", type_name, role, step=1.0, rounded=True, high=high, categories=categories)
+    return _standardized(column, codes)
 
 
 def _refuse_absurd(column: Column, values: Array) -> None:
-    """A value that dwarfs all others would leave them as one point."""
-    ends = np.array([column.low, column.high])
-    values, given = apply_map(column, np.append(values, ends)), np.append(values, ends)
-    quarter, middle, three = (float(q) for q in np.quantile(values, [0.25, 0.5, 0.75]))
-    distance = np.abs(values - middle)
+    values = np.append(values, [column.low, column.high])
+    mapped = _mapped(column, values)
+    quarter, median, three = (float(q) for q in np.quantile(mapped, [0.25, 0.5, 0.75]))
+    distance = np.abs(mapped - median)
     worst = int(distance.argmax())
-    # Where most values are equal, the others say what is usual.
+    # Where most values are equal, the typical deviation is that of the others.
     others = distance[distance > 0]
     width = three - quarter if three > quarter else float(np.median(others)) if len(others) else np.inf
     if distance[worst] > _ABSURD * width:
         raise DataError(
-            f"column {column.name!r} holds {given[worst]:g}, absurdly far from its other values, which are around "
-            f"{float(np.median(given)):g}: remove such rows, or leave the column out with {drop_option(column.name)}"
+            f"column {column.name!r} holds {values[worst]:g}, absurdly far from its other values, which are around "
+            f"{float(np.median(values)):g}: remove such rows, or leave the column out with {drop_option(column.name)}"
         )
 
 
 def _with_grid(column: Column, values: Array) -> Column:
-    """Find the step of integers, of decimals, and of other repeated values."""
+    """The column with the step of integers, of decimals, or of other repeated values."""
     distinct = np.unique(values)
     repeated = 1 - len(distinct) / len(values)
     whole = bool((distinct == np.round(distinct)).all())
@@ -108,11 +100,11 @@ def _with_grid(column: Column, values: Array) -> Column:
 
 
 def _digits(distinct: Array) -> int | None:
-    """How many digits after the decimal point the values have, or None if that are too many."""
+    """The number of digits after the decimal point, or None if there are too many."""
     largest = float(np.abs(distinct).max())
     for digits in range(1, _DIGITS):
         scaled = distinct * 10.0**digits
-        # Numbers that were once stored in single precision are a little off.
+        # Values that were once stored in float32 are slightly off.
         slack = max(1e-6, 2e-7 * largest * 10.0**digits)
         if slack > 0.02:
             return None
@@ -121,55 +113,40 @@ def _digits(distinct: Array) -> int | None:
     return None
 
 
-def _with_map(column: Column, values: Array, wish: str | None) -> Column:
-    # The logarithm's argument must be positive in all of the lowest cell.
-    offset = min(0.0, column.low - column.step) if column.low > 0 else column.low - column.step
-    if wish == "log":
-        if not column.step and column.low <= 0:
-            raise DataError(f"column {column.name!r} cannot take a log: it holds {column.low:g}, not above 0")
-        return replace(column, map="log", offset=offset)
-    if wish == "logit" or (wish is None and _fills_the_unit_interval(column, values)):
-        if column.low > 0 and column.high < 1 and not column.step:
-            return replace(column, map="logit")
-        margin = column.step or 1e-3 * (column.high - column.low)
-        return replace(column, map="logit", lower=column.low - margin, upper=column.high + margin)
-    if wish is None and column.low >= 0 and (column.low > 0 or column.step) and len(values) >= 50:
-        skew, skew_of_log = _skewness(values), _skewness(np.log(values - offset))
-        if skew > _SKEWED and abs(skew_of_log) < skew / 2:
-            return replace(column, map="log", offset=offset)
-    return column
+def _with_map(column: Column, values: Array, wish: Wish | None) -> Column:
+    """The column with the map of this name, class or instance, or with the first automatic one that suits."""
+    known = torch.from_numpy(values), column.low, column.high, column.step
+    if wish is None:
+        wish = next((name for name, kind in COLUMN_MAPS.items() if kind.suits(*known)), "linear")
+    if wish == "linear":
+        return column
+    chosen = COLUMN_MAPS[wish] if isinstance(wish, str) else wish
+    try:
+        spec = (chosen if isinstance(chosen, ColumnMap) else chosen.fit(*known)).spec()
+    except ArgumentError as error:
+        name = wish if isinstance(wish, str) else chosen.__name__
+        raise DataError(f"column {column.name!r} cannot take a {name}: {error}") from error
+    arguments = {name: float(np.asarray(value).item()) for name, value in spec.arguments.items()}
+    return replace(column, map=spec.name, arguments=arguments)
 
 
-def _fills_the_unit_interval(column: Column, values: Array) -> bool:
-    inside = 0 < column.low < 0.02 and 0.98 < column.high < 1 and not column.step
-    edges = float(((values < 0.1) | (values > 0.9)).mean()) if inside else 0.0
-    return inside and edges > 0.2
-
-
-def _skewness(values: Array) -> float:
-    centred = values - values.mean()
-    spread = centred.std()
-    return float((centred**3).mean() / spread**3) if spread > 0 else math.inf
-
-
-def _standardised(column: Column, values: Array) -> Column:
-    y = apply_map(column, values)
+def _standardized(column: Column, values: Array) -> Column:
+    y = _mapped(column, values)
     centre, scale = float(y.mean()), float(y.std())
+    if not math.isfinite(scale):
+        raise DataError(f"column {column.name!r} cannot take the map {column.map!r}: some of its values are outside")
     if float(np.abs(y - centre).max()) > _FAR * scale:
-        quarter, middle, three = (float(q) for q in np.quantile(y, [0.25, 0.5, 0.75]))
+        quarter, median, three = (float(q) for q in np.quantile(y, [0.25, 0.5, 0.75]))
         if three > quarter:
-            centre, scale = middle, (three - quarter) / 1.349
-            return replace(column, centre=centre, scale=scale, tail=_HEAVY_TAIL)
-    # Dequantisation adds the variance of a uniform distribution.
+            return replace(column, centre=median, scale=(three - quarter) / 1.349, tail=_HEAVY_TAIL)
+    # Dequantization adds the variance of a uniform distribution.
     spread = math.hypot(scale, column.step / math.sqrt(12) if column.map == "linear" else 0.0)
     return replace(column, centre=centre, scale=spread, tail=_TAIL)
 
 
-def apply_map(column: Column, values: Array) -> Array:
-    """The logarithm or logit of the values, if that is the column's map."""
-    if column.map == "log":
-        return np.log(values - column.offset)
-    if column.map == "logit":
-        share = (values - column.lower) / (column.upper - column.lower)
-        return np.log(share) - np.log1p(-share)
-    return values
+def _mapped(column: Column, values: Array) -> Array:
+    """The values by the column's map, before standardization."""
+    if column.map == "linear":
+        return values
+    mapped: Array = make_column_map(column.map, column.arguments).value(torch.from_numpy(values)[None])[0].numpy()
+    return mapped

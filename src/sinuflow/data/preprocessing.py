@@ -1,104 +1,140 @@
-"""All columns of a table at once: from rows of numbers to what the flow sees, and back."""
+"""From rows of numbers in a table's units to the flow's input, and back."""
 
 from __future__ import annotations
 
+import copy
 import json
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .columns import Column
+from ..bijections import Chain
+from ..bijections.base import CERTIFIED
+from ..bijections.columns import DataBijection
+from ..bijections.whitening import Whitening
+from .columns import Column, columns_bijection
 from .sources import Batch
 
-#: Standardised values are held within this, so that no arithmetic overflows.
-_LIMIT = 1e6
 
+class Preprocessor(nn.Module):
+    r"""The bijection of the feature columns, with dequantization of their values, and the encoding of context columns.
 
-class Preprocessor:
-    r"""Reversible maps of the feature columns, and an encoding of the context columns.
+    The bijection is a chain in the table's units: the columns' own maps (:mod:`sinuflow.data.columns`), then whitening,
+    :math:`y \to L^{-1}(y - \mu)`. The flow, which starts as the identity, then starts from the best Gaussian. All
+    buffers are float64; the result is rounded to the flow's dtype only at the end.
 
-    After the columns' own maps (:mod:`sinuflow.data.columns`) comes one triangular linear map,
-    :math:`y \to L^{-1}(y - \mu)`, that makes the columns uncorrelated: then the flow, which starts
-    as the identity, starts from the best Gaussian.
+    Rows come as float64 tensors: ``x`` of shape (n, features), with codes for categories, and ``context`` of shape
+    (n, context columns). ``columns`` are all columns of the table, also constant ones, which are in neither.
 
-    Rows come as float64 tensors: ``x`` of shape (n, features), with codes for categories, and
-    ``context`` of shape (n, context columns). ``columns`` are all columns of the table, also
-    constant ones, which are in neither.
+    Example:
+        >>> size = Column("size", "number", "double", map="log", arguments={"offset": 0.0}, centre=1.0, scale=2.0)
+        >>> preprocessor = Preprocessor([size])
+        >>> y, ladj = preprocessor(torch.tensor([[torch.e]], dtype=torch.float64))
+        >>> y.item(), round(preprocessor.inverse(y).item(), 5)
+        (0.0, 2.71828)
     """
 
-    def __init__(self, columns: list[Column], mean: Tensor | None = None, factor: Tensor | None = None) -> None:
+    step: Tensor
+    origin: Tensor
+    last: Tensor
+    on_grid: Tensor
+
+    def __init__(self, columns: list[Column]) -> None:
+        super().__init__()
         self.columns = columns
         self.features = [c for c in columns if c.role == "feature" and c.kind != "constant"]
-        self.given = [c for c in columns if c.role == "context" and c.kind != "constant"]
-        size = len(self.features)
-        self.mean = torch.zeros(size, dtype=torch.float64) if mean is None else mean
-        self.factor = torch.eye(size, dtype=torch.float64) if factor is None else factor
-        self._log_factor = float(self.factor.diagonal().log().sum())
-        self._maps = _Maps(self.features)
-        self._context_maps = _Maps([c for c in self.given if c.kind == "number"])
+        self.context_columns = [c for c in columns if c.role == "context" and c.kind != "constant"]
+        self.maps = columns_bijection(self.features)
+        self.whitening = Whitening(len(self.features))
+        self.bijection = Chain([*self.maps, self.whitening])
+        numbers = [c for c in self.context_columns if c.kind == "number"]
+        self.context_maps = columns_bijection(numbers) if numbers else None
+        grid = [[c.step, c.origin, round((c.high - c.origin) / c.step) if c.rounded else 0.0] for c in self.features]
+        for name, values in zip(("step", "origin", "last"), torch.tensor(grid, dtype=torch.float64).T, strict=True):
+            self.register_buffer(name, values, persistent=False)
+        self.register_buffer("on_grid", torch.tensor([c.rounded for c in self.features]), persistent=False)
+        self._copies: dict[torch.device, Preprocessor] = {}
 
     @property
     def context_width(self) -> int:
-        """How many numbers the flow is given as context."""
-        return sum(c.width for c in self.given)
+        """The size of the flow's context."""
+        return sum(c.width for c in self.context_columns)
 
-    def dequantise(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Values of integer columns, categories and the like spread evenly over their cells."""
-        return self._maps.dequantise(x, generator)
+    def on(self, device: torch.device) -> Preprocessor:
+        """The preprocessor, or a copy of it, on a device."""
+        if device == self.step.device:
+            return self
+        if device not in self._copies:
+            self._copies[device] = copy.deepcopy(self).to(device)
+        return self._copies[device]
+
+    def dequantize(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Spread values of integer columns, categories and repeated values uniformly over their cells.
+
+        The noise is drawn on the generator's device, so that one of the CPU gives the same noise for any device.
+        """
+        if not any(c.step for c in self.features):
+            return x
+        noise = torch.rand(x.shape, generator=generator, dtype=x.dtype, device=generator.device)
+        return torch.addcmul(x, noise.sub_(0.5).to(x.device), self.step)
 
     def prepare(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The columns' own maps alone, without the linear one, and their log-determinant."""
-        return self._maps.forward(x)
+        """The columns' own maps without whitening, and their log-determinant."""
+        y, ladj = self.maps(x)
+        return y, ladj
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What the flow sees, and the log-determinant."""
-        y, ladj = self.prepare(x)
-        y = torch.linalg.solve_triangular(self.factor, (y - self.mean).mT, upper=False).mT
-        return y, ladj - self._log_factor
+        """The flow's input in float64, and the log-determinant."""
+        y, ladj = self.bijection(x)
+        return y, ladj
 
     def inverse(self, y: Tensor) -> Tensor:
-        """Back to rows in the table's units; integers and categories come out exactly."""
-        return self._maps.inverse(y.double() @ self.factor.mT + self.mean)
+        """Rows in the table's units; integers, decimals and categories are rounded to their grid."""
+        x = self.bijection.invert(y.double().mT, None, CERTIFIED).x.mT
+        steps = ((x - self.origin) / self.step).round().clamp(torch.zeros_like(self.last), self.last)
+        return torch.where(self.on_grid, self.origin + steps * self.step, x)
 
-    def context(self, given: Tensor) -> Tensor:
-        """The context as the flow takes it: numbers standardised, categories one-hot."""
+    def context(self, values: Tensor) -> Tensor:
+        """The flow's context in float64: numbers standardized, categories one-hot."""
+        numbers = [i for i, c in enumerate(self.context_columns) if c.kind == "number"]
+        standardized = None if self.context_maps is None else iter(self.context_maps(values[:, numbers])[0].unbind(1))
         parts: list[Tensor] = []
-        numbers = [i for i, c in enumerate(self.given) if c.kind == "number"]
-        standardised = iter(self._context_maps.forward(given[:, numbers])[0].unbind(1))
-        for i, column in enumerate(self.given):
+        for i, column in enumerate(self.context_columns):
             if column.kind == "number":
-                parts.append(next(standardised).unsqueeze(1))
+                assert standardized is not None
+                parts.append(next(standardized).unsqueeze(1))
             else:
-                parts.append(torch.nn.functional.one_hot(given[:, i].long(), column.width).double())
+                codes = torch.arange(column.width, device=values.device)
+                parts.append((values[:, i : i + 1] == codes).double())
         return torch.cat(parts, dim=1)
 
-    def encode(self, x: Tensor, given: Tensor | None, generator: torch.Generator) -> Batch:
-        """A training batch, dequantised at random."""
-        y, _ = self.forward(self.dequantise(x, generator))
-        return Batch(y.float(), self.context(given).float() if given is not None and self.given else None)
+    @torch.no_grad()
+    def encode(self, x: Tensor, context: Tensor | None, generator: torch.Generator) -> Batch:
+        """A training batch on the device of ``x``, with fresh dequantization noise."""
+        own = self.on(x.device)
+        y = own.dequantize(x, generator).mT
+        for layer in cast("Iterable[DataBijection]", own.bijection):
+            y = layer.value(y)
+        return Batch(y.mT.float(), None if context is None else own.context(context).float())
 
     @property
     def encoding(self) -> str:
         """How :meth:`encode` treats each column, without statistics of the rows, which may round differently."""
         return json.dumps([[c.name, c.kind, c.role, c.map, c.rounded, c.digits, c.categories] for c in self.columns])
 
-    def with_whitening(self, mean: Tensor, factor: Tensor) -> Preprocessor:
-        """The same maps, followed by another linear one."""
-        return Preprocessor(self.columns, mean, factor)
-
     def as_dict(self) -> dict[str, Any]:
-        """Everything but the linear map, as JSON."""
+        """Everything but the whitening, as JSON."""
         return {"columns": [c.as_dict() for c in self.columns]}
 
     def tensors(self) -> dict[str, Tensor]:
-        """The linear map."""
-        return {"mean": self.mean, "factor": self.factor}
+        """The whitening."""
+        return {"mean": self.whitening.mean, "factor": self.whitening.factor}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any], tensors: dict[str, Tensor]) -> Preprocessor:
-        """What :meth:`as_dict` and :meth:`tensors` described; raises a ValueError if it is not invertible."""
+        """The preprocessor of :meth:`as_dict` and :meth:`tensors`; raises a ValueError if it is not invertible."""
         columns = [Column.from_dict(c) for c in fields["columns"]]
         names = [column.name for column in columns]
         if len(set(names)) < len(names):
@@ -111,63 +147,6 @@ class Preprocessor:
             raise ValueError("its linear map must be finite and float64")
         if not bool((factor.diagonal() > 0).all()):
             raise ValueError("its linear map cannot be inverted")
-        return cls(columns, mean, factor)
-
-
-class _Maps:
-    """The maps of some columns, as vectors over the columns."""
-
-    def __init__(self, columns: list[Column]) -> None:
-        def vector(values: list[float]) -> Tensor:
-            return torch.tensor(values, dtype=torch.float64)
-
-        self._step = vector([c.step for c in columns])
-        self._noisy = bool((self._step > 0).any())
-        self._centre, self._scale = vector([c.centre for c in columns]), vector([c.scale for c in columns])
-        self._tail = vector([c.tail or np.inf for c in columns])
-        self._log = [i for i, c in enumerate(columns) if c.map == "log"]
-        self._offset = vector([columns[i].offset for i in self._log])
-        self._logit = [i for i, c in enumerate(columns) if c.map == "logit"]
-        self._lower = vector([columns[i].lower for i in self._logit])
-        self._upper = vector([columns[i].upper for i in self._logit])
-        self._rounded = [(i, c) for i, c in enumerate(columns) if c.rounded]
-        self._log_scale = float(self._scale.log().sum())
-
-    def dequantise(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        if not self._noisy:
-            return x
-        noise = torch.rand(x.shape, generator=generator, dtype=x.dtype)
-        return torch.addcmul(x, noise.sub_(0.5), self._step)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        ladj = x.new_full((len(x),), -self._log_scale)
-        if self._log:
-            x = x.clone()
-            inside = x[:, self._log] - self._offset
-            x[:, self._log] = inside.log()
-            ladj = ladj - x[:, self._log].sum(1)
-        if self._logit:
-            x = x.clone()
-            width = self._upper - self._lower
-            share = (x[:, self._logit] - self._lower) / width
-            x[:, self._logit] = share.log() - (-share).log1p()
-            ladj = ladj - (share * (1 - share) * width).log().sum(1)
-        y = (x - self._centre) / self._scale
-        y = y.clamp(-_LIMIT, _LIMIT)
-        ratio = y / self._tail
-        drawn = torch.where(self._tail.isinf(), y, self._tail * ratio.asinh())
-        return drawn, ladj - 0.5 * (ratio * ratio).log1p().sum(1)
-
-    def inverse(self, y: Tensor) -> Tensor:
-        drawn = y
-        y = torch.where(self._tail.isinf(), drawn, self._tail * (drawn / self._tail).sinh())
-        x = y * self._scale + self._centre
-        if self._log:
-            x[:, self._log] = x[:, self._log].exp() + self._offset
-        if self._logit:
-            x[:, self._logit] = self._lower + (self._upper - self._lower) * x[:, self._logit].sigmoid()
-        for i, column in self._rounded:
-            most = round((column.high - column.origin) / column.step)
-            steps = ((x[:, i] - column.origin) / column.step).round().clamp(0, most)
-            x[:, i] = column.origin + steps * column.step
-        return x
+        preprocessor = cls(columns)
+        preprocessor.whitening.mean, preprocessor.whitening.factor = mean, factor
+        return preprocessor

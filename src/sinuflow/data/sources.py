@@ -1,8 +1,7 @@
-"""Where training rows come from.
+"""Sources of training rows.
 
-A source hands out the batches of an epoch in an order that depends on nothing but a seed and the
-epoch's number. So the position in the data is two whole numbers, and a run that was interrupted
-goes on with the very batches that it would have seen.
+The order of an epoch's batches depends on the seed and the epoch's number alone. So the position in the data is two
+integers, and an interrupted run resumes with the very batches that it would have seen.
 """
 
 from __future__ import annotations
@@ -16,6 +15,11 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 
+#: The share of a GPU's free memory that raw and encoded rows may take.
+_SHARE_OF_MEMORY = 0.5
+#: Values that are encoded at a time on a GPU.
+_VALUES = 2**24
+
 
 class Batch(NamedTuple):
     """Rows of shape (B, features), and their context of shape (B, context) if there is one."""
@@ -26,16 +30,16 @@ class Batch(NamedTuple):
 
 @runtime_checkable
 class RowSource(Protocol):
-    """Anything that can be trained on."""
+    """Rows to train on."""
 
-    #: How many rows there are.
+    #: The number of rows.
     rows: int
 
     def epoch(self, number: int, batch_size: int, seed: int, skip: int = 0) -> Iterator[Batch]:
         """The shuffled batches of one epoch, without the first ``skip`` of them."""
 
     def head(self, rows: int) -> Batch:
-        """Some rows to look at and to initialise from: the same ones at every call."""
+        """Rows to initialize a flow from: the same ones at every call."""
 
     def in_order(self, batch_size: int) -> Iterator[Batch]:
         """All rows once, in order, the same at every call: for validation."""
@@ -50,29 +54,34 @@ Taker = Callable[[Tensor], Batch]
 
 @runtime_checkable
 class ResidentRows(Protocol):
-    """A source that is on one device, and can make batches there without asking the host for anything."""
+    """A source that is on one device, and makes batches there without host synchronization."""
 
-    #: How many rows there are.
+    #: The number of rows.
     rows: int
 
-    def order(self, number: int, seed: int) -> Tensor:
-        """The order in which an epoch takes the rows, on the device."""
+    def start_epoch(self, number: int, seed: int) -> Tensor:
+        """The order of an epoch's rows, on the device; called before the epoch's first batch."""
 
     def taker(self) -> Taker | None:
-        """What makes batches on the device; what it draws comes from the default generator. None if it cannot."""
+        """The function that makes batches, which a CUDA graph can capture; None if the rows are not resident."""
 
 
-#: Turns raw rows into what the flow sees; may draw from the generator, as dequantisation does.
+#: Encodes raw rows and their context on the device that they are on; may draw noise from the generator.
 Encoder = Callable[[Tensor, Tensor | None, torch.Generator], Batch]
 
 
 class MemoryRows:
-    """Rows that are held in memory.
+    """Rows that are held in memory, or in that of a GPU if they fit there.
+
+    With ``encode``, the dequantization noise of a row is fresh in every epoch. On a CPU, every batch is encoded by
+    itself. On a GPU, all rows are encoded when an epoch starts: an epoch takes each row at most once, so the noise is
+    as independent, and a training step costs no more than one with rows that need no encoding.
 
     Args:
         x: rows of shape (n, features).
         context: of shape (n, context).
-        encode: applied to every batch.
+        encode: applied to raw rows, on the device that they are on.
+        device: of the batches.
         identity: identifies these rows and ``encode``, so that a resumed run need not hash all rows.
     """
 
@@ -85,26 +94,35 @@ class MemoryRows:
         identity: str = "",
     ) -> None:
         self.rows, self.identity = len(x), identity
-        self._x, self._context, self._encode, self._device = x, context, encode, device
+        self._x, self._context, self._encode = x, context, encode
+        self._device = x.device if device is None else device
+        self._resident: Batch | None = None  # encoded and feature-major
 
     def epoch(self, number: int, batch_size: int, seed: int, skip: int = 0) -> Iterator[Batch]:
-        order = self.order(number, seed)
+        order = self._order(number, seed)
         size = min(batch_size, self.rows)
         for i in range(skip, self.rows // size):
-            yield self._batch(order[i * size : (i + 1) * size], seeded(seed, number, i))
+            yield self._batch(order[i * size : (i + 1) * size], seeded(seed, number, i, device=self._device))
 
-    def order(self, number: int, seed: int) -> Tensor:
-        """The order in which an epoch takes the rows."""
-        return torch.randperm(self.rows, generator=seeded(seed, number)).to(self._x.device)
+    def start_epoch(self, number: int, seed: int) -> Tensor:
+        if self._resident is not None and self._encode is not None:
+            self._fill(self._resident, seeded(seed, number, 0, device=self._device))
+        return self._order(number, seed)
 
     def taker(self) -> Taker | None:
-        """What takes rows as they are; None if they have to be encoded first, which the host does."""
-        if self._encode is not None:
+        if self._x.device != self._device:
             return None
-        x, context = self._x.mT.contiguous(), None if self._context is None else self._context.mT.contiguous()
+        if self._resident is None:
+            x, context = self._batch(slice(0, 1), seeded(0))
+            empty = x.new_empty((x.shape[1], self.rows))
+            self._resident = Batch(empty, None if context is None else context.new_empty((context.shape[1], self.rows)))
+            if self._encode is None:
+                self._fill(self._resident, seeded(0))
+        resident = self._resident
 
         def take(rows: Tensor) -> Batch:
-            return Batch(x.index_select(1, rows), None if context is None else context.index_select(1, rows))
+            context = None if resident.context is None else resident.context.index_select(1, rows)
+            return Batch(resident.x.index_select(1, rows), context)
 
         return take
 
@@ -116,74 +134,92 @@ class MemoryRows:
             yield self._batch(slice(start, start + batch_size), seeded(0, start))
 
     def raw(self) -> Iterator[Tensor]:
-        """The rows as they are held, then their context."""
+        """The rows before encoding, then their context."""
         yield self._x
         if self._context is not None:
             yield self._context
 
     def to(self, device: torch.device) -> MemoryRows:
-        if self._encode is not None:  # it works on the CPU, and its results are moved
-            return MemoryRows(self._x, self._context, self._encode, device, self.identity)
-        context = None if self._context is None else self._context.to(device)
-        return MemoryRows(self._x.to(device), context)
+        x, context = self._x, self._context
+        if self._encode is None or _fit(device, 2 * sum(t.nbytes for t in self.raw())):
+            x, context = x.to(device), None if context is None else context.to(device)
+            device = x.device
+        return MemoryRows(x, context, self._encode, device, self.identity)
+
+    def _order(self, number: int, seed: int) -> Tensor:
+        return torch.randperm(self.rows, generator=seeded(seed, number)).to(self._x.device)
 
     def _batch(self, rows: Tensor | slice, generator: torch.Generator) -> Batch:
-        x = self._x[rows]
         context = None if self._context is None else self._context[rows]
-        if self._encode is None:
-            return Batch(x, context)
-        encoded, side = self._encode(x, context, generator)
-        return Batch(encoded.to(self._device), None if side is None else side.to(self._device))
+        return make_batch(self._x[rows], context, self._encode, generator, self._device)
+
+    def _fill(self, resident: Batch, generator: torch.Generator) -> None:
+        """Encode all rows into the resident tensors, whose memory a captured step reads."""
+        size = max(1, _VALUES // self._x.shape[1])
+        for start in range(0, self.rows, size):
+            part = slice(start, start + size)
+            for whole, values in zip(resident, self._batch(part, generator), strict=True):
+                if whole is not None and values is not None:
+                    whole[:, part] = values.mT
 
 
-def seeded(*numbers: int) -> torch.Generator:
-    """A generator for this combination of numbers, unlike that for any other."""
+def make_batch(
+    x: Tensor, context: Tensor | None, encode: Encoder | None, generator: torch.Generator, device: torch.device
+) -> Batch:
+    """A batch of raw rows, moved to a device and encoded there."""
+    x, context = x.to(device), None if context is None else context.to(device)
+    return Batch(x, context) if encode is None else encode(x, context, generator)
+
+
+def seeded(*numbers: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator for this combination of integers, unlike that for any other."""
     seed = int(np.random.SeedSequence([n % 2**32 for n in numbers]).generate_state(1, np.uint64)[0])
-    return torch.Generator().manual_seed(seed >> 1)
+    return torch.Generator(device).manual_seed(seed >> 1)
 
 
 def as_source(data: Any, features: int, context: int, dtype: torch.dtype, name: str) -> RowSource:
-    """A source from what users have: a tensor, an array, a frame, an Arrow dataset, or a pair with context."""
+    """A source from a tensor, an array, a frame, an Arrow dataset, or a pair of rows and context."""
     if isinstance(data, RowSource):
         return data
-    if _is_arrow_dataset(data):
+    if type(data).__module__.startswith("pyarrow") and hasattr(data, "scanner"):
         from .arrow_rows import ArrowRows
 
         return ArrowRows(data, features, context, dtype=dtype)
-    x, given = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
-    rows = _numbers(x, dtype, name)
+    x, side = data if isinstance(data, tuple) and len(data) == 2 else (data, None)
+    rows = _finite_rows(x, dtype, name)
     if rows.shape[1] != features:
         raise ArgumentError(f"{name} must have {features} columns, as the flow has features; got {rows.shape[1]}")
     if not len(rows):
         raise ArgumentError(f"{name} has no rows")
     if context == 0:
-        if given is not None:
+        if side is not None:
             raise ArgumentError(f"{name} comes with a context, but the flow was built with context=0")
         return MemoryRows(rows)
-    if given is None:
+    if side is None:
         raise ArgumentError(f"the flow is conditional: {name} must be a pair (x, context)")
-    side = _numbers(given, dtype, f"the context of {name}")
+    side = _finite_rows(side, dtype, f"the context of {name}")
     if side.shape != (len(rows), context):
         raise ArgumentError(f"the context of {name} must have shape ({len(rows)}, {context}); got {tuple(side.shape)}")
     return MemoryRows(rows, side)
 
 
-def _is_arrow_dataset(data: Any) -> bool:
-    return type(data).__module__.startswith("pyarrow") and hasattr(data, "scanner")
+def _fit(device: torch.device, size: int) -> bool:
+    """Whether rows of so many bytes can be resident on a device."""
+    return device.type != "cuda" or size <= _SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[0]
 
 
-def _numbers(data: Any, dtype: torch.dtype, name: str) -> Tensor:
+def _finite_rows(data: Any, dtype: torch.dtype, name: str) -> Tensor:
     """The data as a matrix of finite numbers."""
     if not isinstance(data, Tensor):
         array = data.to_numpy() if hasattr(data, "to_numpy") else np.asarray(data)
         if not (np.issubdtype(array.dtype, np.number) or array.dtype == bool):
             raise ArgumentError(f"{name} must be numeric; got {array.dtype}. For tables with text, use `sinuflow fit`")
         data = torch.from_numpy(np.array(array, dtype=np.float64))
-    numbers: Tensor = data.detach().to(dtype)
-    if numbers.dim() != 2:
-        raise ArgumentError(f"{name} must have two dimensions, rows and columns; got shape {tuple(numbers.shape)}")
-    finite = numbers.isfinite().all(1)
+    rows: Tensor = data.detach().to(dtype)
+    if rows.dim() != 2:
+        raise ArgumentError(f"{name} must have two dimensions, rows and columns; got shape {tuple(rows.shape)}")
+    finite = rows.isfinite().all(1)
     if not bool(finite.all()):
         first = int((~finite).nonzero()[0])
         raise ArgumentError(f"{name} is NaN or infinite in {int((~finite).sum())} rows, the first of them row {first}")
-    return numbers
+    return rows

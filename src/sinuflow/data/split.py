@@ -1,4 +1,4 @@
-"""Which rows are trained on, which are watched, and which are kept for the end."""
+"""The split of a table into training, validation and test rows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Ids = np.ndarray[Any, np.dtype[np.int64]]
 
 #: The share of rows for validation, and again for the test.
 _SHARE = 0.1
-#: Small tables need more of them to tell anything.
+#: Tables with fewer rows hold out more, for estimates that mean something.
 _SMALL, _SMALL_SHARE = 1_000, 0.15
-#: Row numbers that are compared at a time.
+#: Row numbers that are compared at a time, to bound memory.
 _CHUNK = 1 << 20
 
 
@@ -30,7 +30,7 @@ class Split:
 
     @cached_property
     def train(self) -> Ids:
-        """The training rows, computed on first access, because they may be far more than all others."""
+        """The training rows, computed on first access: they may be many."""
         free = np.ones(self.rows, dtype=bool)
         for ids in (self.validation, self.test, self.unused):
             free[ids] = False
@@ -40,7 +40,7 @@ class Split:
         return iter((self.train, self.validation, self.test))
 
     def stored(self) -> dict[str, Ids]:
-        """The arrays that have to be stored."""
+        """The arrays that define the split."""
         return {"validation": self.validation, "test": self.test, "unused": self.unused}
 
     def check(self) -> None:
@@ -67,10 +67,10 @@ def split_rows(usable: Ids, rows: int, seed: int, test: bool = True) -> Split:
     """
     order = np.random.default_rng(seed).permutation(len(usable))
     held = held_out(len(usable))
-    validation, kept = order[:held], order[held : 2 * held if test else held]
+    validation, testing = order[:held], order[held : 2 * held if test else held]
     unused = np.ones(rows, dtype=bool)
     unused[usable] = False
-    return Split(rows, np.sort(usable[validation]), np.sort(usable[kept]), np.flatnonzero(unused))
+    return Split(rows, np.sort(usable[validation]), np.sort(usable[testing]), np.flatnonzero(unused))
 
 
 def held_out(rows: int) -> int:

@@ -1,4 +1,4 @@
-"""From the values of a column to numbers, and back."""
+"""Cells of a column as float64 numbers or codes, and back."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ import numpy as np
 
 from ..errors import DataError
 from .columns import Column
-from .names import quoted_list
+from .names import drop_option, quoted_list
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
+#: Up to this magnitude every integer is a float64.
+_LARGEST = 2**53
+#: Strings that are integers, and not real numbers such as 1e20.
+_INTEGER = r"^\s*[+-]?[0-9]+\s*$"
+
 
 def is_text(type_name: str) -> bool:
-    """Whether an Arrow type holds texts."""
+    """Whether an Arrow type holds strings."""
     return type_name in ("string", "large_string", "string_view")
 
 
@@ -36,29 +41,8 @@ def to_floats(array: Any) -> Array:
     return floats
 
 
-def distinct_values(array: Any) -> tuple[list[Any], Array]:
-    """The different values of an array, and which of them stands where; NaN where one is missing."""
-    import pyarrow
-
-    if isinstance(array, pyarrow.ChunkedArray):
-        array = array.combine_chunks()
-    encoded = array if pyarrow.types.is_dictionary(array.type) else array.dictionary_encode()
-    values = [plain_value(value) for value in encoded.dictionary.to_pylist()]
-    codes = encoded.indices.cast(pyarrow.float64()).to_numpy(zero_copy_only=False).copy()
-    missing = [i for i, value in enumerate(values) if value is None]
-    codes[np.isin(codes, missing)] = np.nan
-    return values, codes
-
-
-def plain_value(value: Any) -> Any:
-    """A value that JSON can hold; None for one that is missing."""
-    if value is None or (isinstance(value, float) and np.isnan(value)):
-        return None
-    return value if isinstance(value, (str, bool, int, float)) else str(value)
-
-
 def parse_texts(array: Any) -> tuple[Array, np.ndarray[Any, np.dtype[np.bool_]]]:
-    """Texts as numbers, and which of them are none; what is missing is NaN and not among those."""
+    """Strings as numbers, and which of them are not numbers; missing values are NaN, and not among those."""
     import pyarrow
 
     try:
@@ -81,29 +65,93 @@ def parse_number(text: Any) -> float | None:
         return None
 
 
+# ---------------------------------------------------------------- numbers that cannot be used
+
+
+def refuse_unusable(array: Any, numbers: Array, column: str, first_row: int, table: str) -> None:
+    """Refuse infinities, and integers that float64 would round: identifiers, of which rounding merges different ones.
+
+    Args:
+        array: the Arrow array.
+        numbers: its values as float64.
+        column: the column's name.
+        first_row: number of the first row, from 0.
+        table: the table's name.
+    """
+    rows = np.flatnonzero(np.abs(numbers) >= _LARGEST)
+    for row, value in zip(rows, _integers(array.take(rows)) if len(rows) else [], strict=True):
+        if value is not None and abs(value) > _LARGEST:
+            raise DataError(
+                f"{table}, row {first_row + int(row) + 1}: column {column!r} holds the integer {value}, which float64 "
+                f"would round, as it is beyond 2**53: leave the column out of the model with {drop_option(column)} if "
+                "it is an identifier, or convert it to floating point if it is a quantity"
+            )
+    if np.isinf(numbers).any():
+        at = int(np.isinf(numbers).argmax())
+        raise DataError(f"{table}, row {first_row + at + 1}: column {column!r} holds an infinity")
+
+
+def _integers(array: Any) -> list[int | None]:
+    """The integers of an array, None where a value is not an integer."""
+    import pyarrow
+    from pyarrow import compute
+
+    kind = array.type
+    if is_text(str(kind)):
+        array = array.cast(pyarrow.string())
+        whole = compute.match_substring_regex(array, _INTEGER).to_pylist()
+        # Longer strings are infinite as float64.
+        return [int(t) if w and len(t) < 400 else None for t, w in zip(array.to_pylist(), whole, strict=True)]
+    if pyarrow.types.is_integer(kind) or (pyarrow.types.is_decimal(kind) and kind.scale <= 0):
+        return [int(value) for value in array.to_pylist()]
+    return [None] * len(array)
+
+
+# ---------------------------------------------------------------- categories
+
+
+def distinct_values(array: Any) -> tuple[list[Any], Array]:
+    """The different values of an array as JSON can hold them, and for each entry its index there, NaN if missing."""
+    import pyarrow
+
+    if isinstance(array, pyarrow.ChunkedArray):
+        array = array.combine_chunks()
+    encoded = array if pyarrow.types.is_dictionary(array.type) else array.dictionary_encode()
+    values = [_plain(value) for value in encoded.dictionary.to_pylist()]
+    codes = encoded.indices.cast(pyarrow.float64()).to_numpy(zero_copy_only=False).copy()
+    codes[np.isin(codes, [i for i, value in enumerate(values) if value is None])] = np.nan
+    return values, codes
+
+
+def recode(places: Array, codes: list[float]) -> Array:
+    """The code of each entry, from its index in a list of codes; NaN stays NaN."""
+    recoded: Array = np.array([*codes, np.nan])[np.where(np.isnan(places), len(codes), places).astype(np.int64)]
+    return recoded
+
+
 def codes_of(column: Column, array: Any, first_row: int, table: str) -> Array:
     """Codes of a category's values, NaN where they are missing; unknown values are refused."""
     values, places = distinct_values(array)
-    codes = np.array([np.nan if value is None else _code(column, value) for value in values] + [np.nan])
-    found: Array = codes[np.where(np.isnan(places), len(values), places).astype(np.int64)]
-    unknown = (found < 0).nonzero()[0]
+    codes = [np.nan if value is None else code_of(column, value) for value in values]
+    known = recode(places, [-1.0 if code is None else float(code) for code in codes])
+    unknown = (known < 0).nonzero()[0]
     if len(unknown):
         value = values[int(places[unknown[0]])]
         raise DataError(
             f"{table}, row {first_row + int(unknown[0]) + 1}: column {column.name!r} holds {value!r}, which the "
             f"model has never seen; it knows {quoted_list(column.categories, 5)}"
         )
-    return found
+    return known
 
 
 def code_of(column: Column, value: Any) -> int | None:
     """The code of a category's value, or None if it has none.
 
-    Equal values are found whichever file they come from: True in Parquet is 'true' in a CSV file.
+    Equal values match whichever file they come from: True in Parquet is 'true' in a CSV file.
     """
     exact = [code for code, known in enumerate(column.categories) if str(known) == str(value)]
-    alike = [code for code, known in enumerate(column.categories) if _loose(known) == _loose(value)]
-    return next(iter([*exact, *alike]), None)
+    similar = [code for code, known in enumerate(column.categories) if _loose(known) == _loose(value)]
+    return next(iter([*exact, *similar]), None)
 
 
 def _loose(value: Any) -> str:
@@ -111,9 +159,13 @@ def _loose(value: Any) -> str:
     return text.strip().lower() if text.strip().lower() in ("true", "false") else text
 
 
-def _code(column: Column, value: Any) -> float:
-    code = code_of(column, value)
-    return -1.0 if code is None else float(code)
+def _plain(value: Any) -> Any:
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        return None
+    return value if isinstance(value, (str, bool, int, float)) else str(value)
+
+
+# ---------------------------------------------------------------- samples
 
 
 def to_arrow(column: Column, numbers: Array) -> Any:
@@ -127,7 +179,7 @@ def to_arrow(column: Column, numbers: Array) -> Any:
     if "int" in column.type:
         return pyarrow.array(np.round(numbers).astype(np.int64))
     if column.rounded:
-        numbers = np.round(numbers, column.digits)  # 0.1 + 0.2 is not 0.3: the value, not the arithmetic
+        numbers = np.round(numbers, column.digits)  # 0.1 + 0.2 is not 0.3
     if column.type in ("float", "halffloat"):
         return pyarrow.array(numbers.astype(np.float32))
     return pyarrow.array(numbers)

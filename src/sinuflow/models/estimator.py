@@ -29,31 +29,30 @@ except ImportError:
 class SinusoidalDensity(DensityMixin, BaseEstimator):
     """Density estimation with a Sinusoidal Flow.
 
-    Columns are prepared as by ``sinuflow fit``: standardised, integers and repeated values
-    dequantised, heavy tails drawn in; densities are in the units of X all the same. What is not
-    given depends on the number of rows.
+    Columns are preprocessed as by ``sinuflow fit``: standardized, integers and repeated values dequantized, tails
+    compressed; densities are in the units of X. The defaults of None depend on the number of rows.
 
     Args:
         conditioning: ``"full"`` or ``"shift"``, as in :class:`~sinuflow.SinusoidalFlow`.
         blocks: layers of the flow.
-        scales: sinusoidal transformers for each of them.
-        waves: sine waves for each transformer.
+        scales: sinusoidal transformers in each of them.
+        waves: sine waves in each transformer.
         hidden: sizes of the networks' hidden layers.
         dropout: probability of dropping a hidden unit while training.
         steps: the most training steps.
-        batch_size: rows for each step.
-        learning_rate: the largest one.
-        weight_decay: of the optimiser.
-        patience: stop after this many validations without a better one.
+        batch_size: rows in each step.
+        learning_rate: the maximum of the schedule.
+        weight_decay: of the optimizer.
+        patience: stop after this many validations without improvement.
         device: ``"auto"`` takes a GPU if there is one.
-        random_state: a seed; None for another result at every call.
+        random_state: a seed; None for a different result at every call.
         verbose: whether to show progress.
 
     Attributes:
         model_: the fitted :class:`~sinuflow.TableModel`.
         n_features_in_: columns seen in ``fit``.
         feature_names_in_: their names, if X had any.
-        n_iter_: training steps that were made.
+        n_iter_: number of training steps.
 
     Example:
         >>> X = np.random.default_rng(0).normal(size=(60, 2))
@@ -179,7 +178,7 @@ class SinusoidalDensity(DensityMixin, BaseEstimator):
 
 
 def _plain(value: Any) -> Any:
-    """A parameter as JSON can hold it; a random generator cannot be kept."""
+    """A parameter as JSON can hold it; random generators become None."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, (list, tuple)):

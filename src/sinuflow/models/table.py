@@ -1,4 +1,4 @@
-"""A fitted table: a flow, with all that stands between it and the user's columns."""
+"""A fitted table: a flow, and the preprocessing between it and the table's columns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..checks import anything, fields, integer, items, number, optional, text
-from ..data import Preprocessor, open_table
+from ..data import Column, Preprocessor, open_table
 from ..data.columns import LONGEST_NAME
 from ..data.names import quoted_list
 from ..data.reader import Rows, read_rows
@@ -48,15 +48,15 @@ _SCHEMA = model_schema(
 
 
 class TableModel(FittedModel):
-    """The density of a table, in the units of its columns.
+    """The density of a table, in the units of its columns: base ∘ flow ∘ preprocessing.
 
     Args:
-        flow: over the prepared columns.
-        preprocessor: the columns, and their maps.
-        split: which rows of the table were used for what.
+        flow: over the preprocessed columns.
+        preprocessor: the bijection from the table's units to the flow's input, in float64.
+        split: the training, validation and test rows.
         quantiles: of the log-densities of the training rows, in increasing order.
-        history: the records of the training.
-        facts: where the model comes from: table, rows, seed, steps, seconds, versions.
+        history: the training records.
+        facts: the provenance: table, rows, seed, steps, seconds, versions.
     """
 
     kind, description, schema = "table", "model of a table", _SCHEMA
@@ -84,23 +84,23 @@ class TableModel(FittedModel):
         """The log-density of every row of a table, in nats and in the columns' own units.
 
         ``data`` is anything that can be opened as a table: a frame, a path, an array. Values of
-        integer columns and categories are taken as the middles of their cells.
+        integer columns and categories are scored at the middles of their cells.
         """
         parts, missing = [], 0
         for rows in read_rows(open_table(data), self.preprocessor):
             parts.append(self.score_rows(rows))
-            missing += int((~rows.whole).sum())
+            missing += int((~rows.complete).sum())
         if missing:
             raise DataError(f"{missing} rows have missing values: fill them in, or leave those rows out")
         return np.concatenate(parts) if parts else np.empty(0)
 
     def score_rows(self, rows: Rows) -> Array:
-        """The log-density of some rows that were read, NaN where a value is missing and nowhere else."""
-        result = np.full(len(rows.whole), np.nan)
-        whole = torch.from_numpy(rows.whole)
-        given = None if rows.given is None else rows.given[whole]
-        result[rows.whole] = self.score_numbers(rows.x[whole], given).numpy()
-        failed = np.isnan(result) & rows.whole
+        """The log-density of rows of a table, NaN where a value is missing and nowhere else."""
+        result = np.full(len(rows.complete), np.nan)
+        complete = torch.from_numpy(rows.complete)
+        context = None if rows.context is None else rows.context[complete]
+        result[rows.complete] = self.score_numbers(rows.x[complete], context).numpy()
+        failed = np.isnan(result) & rows.complete
         if failed.any():
             raise DataError(
                 f"row {rows.first + int(failed.argmax()) + 1} has no missing value, but its log-density is NaN: "
@@ -108,23 +108,24 @@ class TableModel(FittedModel):
             )
         return result
 
-    def score_numbers(self, x: Tensor, given: Tensor | None) -> Tensor:
-        """The log-density of rows of numbers."""
-        parts = []
-        with torch.no_grad():
-            for start in range(0, len(x), _ROWS):
-                rows = slice(start, start + _ROWS)
-                y, ladj = self.preprocessor.forward(x[rows])
-                context = None if given is None else self.preprocessor.context(given[rows]).to(self._like)
-                # What is outside of a logarithm's or logit's range has no density at all.
-                inside = y.isfinite().all(1) & ladj.isfinite()
-                y = torch.where(inside.unsqueeze(1), y, 0.0)
-                score = self.flow(context, validate_args=False).log_prob(y.to(self._like)).double().cpu() + ladj
-                parts.append(torch.where(inside, score, -torch.inf))
+    @torch.no_grad()
+    def score_numbers(self, x: Tensor, context: Tensor | None) -> Tensor:
+        """The log-density of rows of numbers, and of the values of the context columns."""
+        parts, like = [], self._like
+        preprocessor = self.preprocessor.on(like.device)
+        for start in range(0, len(x), _ROWS):
+            rows = slice(start, start + _ROWS)
+            y, ladj = preprocessor(x[rows].to(like.device))
+            side = None if context is None else preprocessor.context(context[rows].to(like.device)).to(like)
+            # Outside of a logarithm's or logit's range the density is 0.
+            inside = y.isfinite().all(1) & ladj.isfinite()
+            y = torch.where(inside.unsqueeze(1), y, 0.0).to(like)
+            score = self.flow(side, validate_args=False).log_prob(y).double() + ladj
+            parts.append(torch.where(inside, score, -torch.inf).cpu())
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 
     def anomaly_percentile(self, log_density: Array) -> Array:
-        """How many percent of the training rows are more likely: 100 is more odd than all of them."""
+        """The percentage of training rows with a higher density: 100 is more anomalous than all of them."""
         grid = self.quantiles.numpy()
         shares = np.interp(log_density, grid, np.linspace(0, 1, len(grid)))
         return np.where(np.isnan(log_density), np.nan, 100 * (1 - shares))
@@ -145,7 +146,7 @@ class TableModel(FittedModel):
         concerns the flow's x, before integers, categories and repeated values are rounded.
 
         Args:
-            count: how many rows.
+            count: the number of rows.
             given: the values of the context columns.
             seed: the same seed gives the same rows.
             certify: ``"layers"``, or ``"end-to-end"`` at the cost of one forward pass.
@@ -168,13 +169,13 @@ class TableModel(FittedModel):
         import pyarrow
 
         check_certify(certify)
-        context = self._context(given or {})
-        home = self._like
-        generator = torch.Generator(home.device)
+        given, like = given or {}, self._like
+        context = self._context(given)
+        generator = torch.Generator(like.device)
         generator.seed() if seed is None else generator.manual_seed(seed)
         for start in range(0, count, _ROWS):
             size = min(_ROWS, count - start)
-            noise = torch.randn((size, self.flow.features), generator=generator, dtype=home.dtype, device=home.device)
+            noise = torch.randn((size, self.flow.features), generator=generator, dtype=like.dtype, device=like.device)
             y, residual = inverse_with_fallback(self.flow.bijection, noise, context, certify)
             x = self.preprocessor.inverse(y.cpu()).numpy()
             if not np.isfinite(x).all():
@@ -182,22 +183,23 @@ class TableModel(FittedModel):
                     f"{int((~np.isfinite(x)).any(1).sum())} of {size} draws overflow float64 in the units of their "
                     "columns: the flow is not trained well enough to be sampled"
                 )
-            arrays = []
-            features = {c.name: i for i, c in enumerate(self.preprocessor.features)}
+            values = {c.name: x[:, i] for i, c in enumerate(self.preprocessor.features)}
             for column in self.preprocessor.columns:
-                if column.name in features:
-                    arrays.append(to_arrow(column, x[:, features[column.name]]))
-                elif column.kind == "constant":
-                    arrays.append(to_arrow(column, np.zeros(size)))
-                else:
-                    arrays.append(to_arrow(column, np.full(size, self._given_number(column.name, given or {}))))
+                if column.name not in values:
+                    number = 0.0 if column.kind == "constant" else _context_number(column, given[column.name])
+                    values[column.name] = np.full(size, number)
+            arrays = [to_arrow(column, values[column.name]) for column in self.preprocessor.columns]
             yield Drawn(pyarrow.record_batch(arrays, names=self.columns), residual)
 
     def _empty(self) -> Any:
-        return next(self.sample_batches(1, {c.name: _any_value(c) for c in self.preprocessor.given}, 0)).slice(0, 0)
+        columns = self.preprocessor.context_columns
+        given = {c.name: c.categories[0] if c.categories else c.low for c in columns}
+        return next(self.sample_batches(1, given, 0)).slice(0, 0)
 
     def _context(self, given: Mapping[str, Any]) -> Tensor | None:
-        names = [c.name for c in self.preprocessor.given]
+        """The flow's context for values of the context columns, in one row."""
+        columns = self.preprocessor.context_columns
+        names = [c.name for c in columns]
         constant = [c.name for c in self.preprocessor.columns if c.role == "context" and c.kind == "constant"]
         unknown = [name for name in given if name not in names and name not in constant]
         if unknown:
@@ -208,28 +210,12 @@ class TableModel(FittedModel):
             raise DataError(f"the model is conditional: give a value for {', '.join(map(repr, absent))}")
         if not names:
             return None
-        numbers = torch.tensor([[self._given_number(name, given) for name in names]], dtype=torch.float64)
+        numbers = torch.tensor([[_context_number(c, given[c.name]) for c in columns]], dtype=torch.float64)
         context = self.preprocessor.context(numbers)
         if not bool(context.isfinite().all()):
             at = names[int((~context.isfinite()).any(0).nonzero()[0]) if len(names) == context.shape[1] else 0]
             raise DataError(f"{at!r} cannot be {given[at]!r}: it is outside of the range of its map")
         return context.to(self._like)
-
-    def _given_number(self, name: str, given: Mapping[str, Any]) -> float:
-        column = next(c for c in self.preprocessor.given if c.name == name)
-        value = given[name]
-        if column.kind == "category":
-            code = code_of(column, value)
-            if code is None:
-                raise DataError(f"{name!r} cannot be {value!r}: the model knows {quoted_list(column.categories)}")
-            return float(code)
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            raise DataError(f"{name!r} must be a number; got {value!r}") from None
-        if not np.isfinite(number):
-            raise DataError(f"{name!r} must be finite; got {value!r}")
-        return number
 
     def _stored(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors = {f"preprocessing/{name}": t for name, t in self.preprocessor.tensors().items()}
@@ -256,5 +242,17 @@ def _compact(ids: Ids) -> Tensor:
     return torch.from_numpy(ids.astype(np.int32 if small else np.int64))
 
 
-def _any_value(column: Any) -> Any:
-    return column.categories[0] if column.categories else column.centre
+def _context_number(column: Column, value: Any) -> float:
+    """The value of a context column as a number or code."""
+    if column.kind == "category":
+        code = code_of(column, value)
+        if code is None:
+            raise DataError(f"{column.name!r} cannot be {value!r}: the model knows {quoted_list(column.categories)}")
+        return float(code)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise DataError(f"{column.name!r} must be a number; got {value!r}") from None
+    if not np.isfinite(number):
+        raise DataError(f"{column.name!r} must be finite; got {value!r}")
+    return number

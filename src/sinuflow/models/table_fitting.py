@@ -1,10 +1,10 @@
-"""From a table to a model of it."""
+"""Fitting a model to a table."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +13,22 @@ import torch
 from torch import Tensor
 
 from ..data import Preprocessor, Survey, Table, open_table, survey
-from ..data.content import CONTENT_ROWS, content_hash
+from ..data.arrow_rows import ArrowRows
+from ..data.fingerprint import CONTENT_ROWS, content_hash, fingerprint
+from ..data.inspect import Wish
 from ..data.reader import columns_to_numbers
-from ..data.sources import seeded
+from ..data.sources import MemoryRows, RowSource, seeded
 from ..data.split import Ids, Split, split_rows
-from ..data.whitening import whitening
 from ..errors import ArgumentError
 from ..flows.sinusoidal import SinusoidalFlow
-from ..training import ArrowRows, MemoryRows, RowSource, fit
-from ..training.fingerprint import fingerprint
+from ..training import fit
 from ..training.progress import make_progress
 from .defaults import table_recipe
 from .fitted import quantiles_of, run_facts
 from .table import TableModel
 
-#: Rows of a large table that decide the linear map, and the quantiles of the scores.
-_ENOUGH = 100_000
-#: Rows of a large table that are validated on.
-_VALIDATION = 20_000
+#: The most rows for estimating the whitening and the quantiles of the scores, and the most validation rows.
+_ENOUGH, _VALIDATION = 100_000, 20_000
 
 
 def fit_table(
@@ -39,7 +37,7 @@ def fit_table(
     context: list[str] | None = None,
     drop: list[str] | None = None,
     missing: str = "refuse",
-    maps: dict[str, str] | None = None,
+    maps: Mapping[str, Wish] | None = None,
     conditioning: str = "full",
     steps: int | None = None,
     seed: int = 0,
@@ -60,28 +58,29 @@ def fit_table(
         drop: columns to leave out.
         missing: ``"refuse"`` rows with missing values, or ``"drop"`` them.
         maps: a map for a column, instead of the one that its values suggest: ``"linear"``, ``"log"``,
-            ``"logit"`` or ``"category"``.
+            ``"logit"``, ``"category"``, or a registered :class:`~sinuflow.bijections.columns.ColumnMap` of your own,
+            as an instance or as a class with a ``fit``.
         conditioning: the kind of flow, ``"full"`` or ``"shift"``.
         steps: the most training steps; by default they depend on the number of rows.
-        seed: of the split, of the weights, and of the order of the rows.
+        seed: of the split, the weights, and the order of the rows.
         device: ``"auto"`` takes a GPU if there is one.
         checkpoint: a folder for checkpoints.
         checkpoint_minutes: minutes between checkpoints.
-        resume: go on from that folder's checkpoint.
-        progress: whether to show it.
-        test: whether to keep rows for testing.
+        resume: resume from that folder's checkpoint.
+        progress: whether to show progress.
+        test: whether to hold out rows for testing.
         architecture: arguments of :class:`~sinuflow.SinusoidalFlow` instead of the defaults.
         training: arguments of :func:`~sinuflow.fit` instead of the defaults.
 
-    Of the rows, a tenth is kept for validation and a tenth for testing (15 % of small tables).
+    A tenth of the rows is held out for validation, and a tenth for testing (15 % of small tables).
     """
     if not 0 <= seed < 2**63:
         raise ArgumentError(f"seed must be a whole number, 0 or more; got {seed}")
     started = time.monotonic()
     table = open_table(data)
-    found = survey(table, context or [], drop or [], missing, maps, seed)
-    split = split_rows(found.usable, found.total, seed, test)
-    rows = _Rows(table, found, split, seed)
+    surveyed = survey(table, context or [], drop or [], missing, maps, seed)
+    split = split_rows(surveyed.usable, surveyed.total, seed, test)
+    rows = _Rows(table, surveyed, split, seed)
     preprocessor = rows.preprocessor
     recipe = table_recipe(len(split.train), len(preprocessor.features), conditioning)
     recipe = recipe.override(architecture, {"checkpoint_minutes": checkpoint_minutes, **(training or {})}, steps)
@@ -107,9 +106,9 @@ def fit_table(
     model.quantiles = quantiles_of(model.score_numbers(*rows.sample))
     model.facts = {
         "table": Path(table.name).name,
-        "rows": found.total,
+        "rows": surveyed.total,
         "content": rows.content,
-        "used_rows": len(found.usable),
+        "used_rows": len(surveyed.usable),
         "train_rows": len(split.train),
         "validation_nll": result.best_nll,
         "parameters": sum(p.numel() for p in flow.parameters()),
@@ -119,58 +118,54 @@ def fit_table(
 
 
 def _some(ids: Ids, most: int, seed: int) -> Ids:
-    """These rows, or a random choice of them: tables are often sorted."""
+    """These rows, or a random selection of them: tables are often sorted."""
     if len(ids) <= most:
         return ids
     return np.sort(np.random.default_rng([seed, 1]).choice(ids, most, replace=False))
 
 
 class _Rows:
-    """The rows of a surveyed table as training data, in memory or streamed."""
+    """The rows of a surveyed table as sources, in memory or streamed."""
 
-    def __init__(self, table: Table, found: Survey, split: Split, seed: int) -> None:
-        self._table, self._found = table, found
-        plain = Preprocessor(found.columns(split.train))
-        names = [c.name for c in plain.columns]
-        self._order = [names.index(c.name) for c in [*plain.features, *plain.given]]
-        self._size = len(plain.features)
-        train = _some(split.train, _ENOUGH, seed)
-        #: Training rows, at most as many as are enough to see what they are like.
-        self.sample = self._split(found.numbers[np.isin(found.rows, train, assume_unique=True)])
-        self.content = content_hash(found.numbers[:CONTENT_ROWS, self._order])
-        y, _ = plain.prepare(plain.dequantise(self.sample[0], seeded(0)))
-        self.preprocessor = plain.with_whitening(*whitening(y))
+    def __init__(self, table: Table, surveyed: Survey, split: Split, seed: int) -> None:
+        self._table, self._survey = table, surveyed
+        self.preprocessor = Preprocessor(surveyed.columns(split.train))
+        names = [c.name for c in self.preprocessor.columns]
+        self._columns = [*self.preprocessor.features, *self.preprocessor.context_columns]
+        self._order = [names.index(c.name) for c in self._columns]
+        #: Training rows and their context, at most as many as statistics need.
+        self.sample = self._in_memory(_some(split.train, _ENOUGH, seed))
+        self.content = content_hash(surveyed.numbers[:CONTENT_ROWS, self._order])
+        y, _ = self.preprocessor.prepare(self.preprocessor.dequantize(self.sample[0], seeded(0)))
+        self.preprocessor.whitening.initialize(y.mT, None)
         self.identity = ""
 
     def identify(self, say: Callable[[str], None]) -> None:
         """Hash all rows, including test rows, so that a resumed run can detect another table."""
-        everything = fingerprint(self.source(self._found.usable), say)
-        self.identity = f"{everything} {self.preprocessor.encoding}"
+        rows = fingerprint(self.source(self._survey.usable), say)
+        self.identity = f"{rows} {self.preprocessor.encoding}"
 
-    def _split(self, numbers: np.ndarray) -> tuple[Tensor, Tensor | None]:
-        ordered = torch.from_numpy(numbers[:, self._order])
-        return ordered[:, : self._size], ordered[:, self._size :] if len(self._order) > self._size else None
+    def _in_memory(self, ids: Ids) -> tuple[Tensor, Tensor | None]:
+        """Those of these rows that the survey holds, and their context."""
+        chosen = np.isin(self._survey.rows, ids, assume_unique=True)
+        rows = torch.from_numpy(self._survey.numbers[chosen][:, self._order])
+        size = len(self.preprocessor.features)
+        return rows[:, :size], rows[:, size:] if len(self._order) > size else None
 
     def source(self, ids: Ids) -> RowSource:
-        """These rows, to train on or to validate with."""
+        """These rows, for training or validation."""
         encode, identity = self.preprocessor.encode, self.identity
-        if self._found.complete:
-            held = np.isin(self._found.rows, ids, assume_unique=True)
-            return MemoryRows(*self._split(self._found.numbers[held]), encode, identity=identity)
-        keep = np.zeros(self._found.total, dtype=bool)
+        if self._survey.complete:
+            return MemoryRows(*self._in_memory(ids), encode, identity=identity)
+        keep = np.zeros(self._survey.total, dtype=bool)
         keep[ids] = True
-        wanted = [*self.preprocessor.features, *self.preprocessor.given]
-
-        def to_numbers(batch: Any) -> np.ndarray:
-            return columns_to_numbers(wanted, batch, 0, self._table)
-
         return ArrowRows(
             self._table.dataset,
-            self._size,
-            len(self.preprocessor.given),
-            columns=[c.name for c in wanted],
+            len(self.preprocessor.features),
+            len(self.preprocessor.context_columns),
+            columns=[c.name for c in self._columns],
             encode=encode,
             identity=identity,
-            to_numbers=to_numbers,
+            to_numbers=lambda batch: columns_to_numbers(self._columns, batch, 0, self._table),
             keep=keep,
         )

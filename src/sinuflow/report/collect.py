@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..data import Table, open_table
 from ..data.columns import Column
-from ..data.content import CONTENT_ROWS, content_hash
+from ..data.fingerprint import CONTENT_ROWS, content_hash
 from ..data.reader import read_rows
 from ..data.sources import seeded
 from ..data.values import to_arrow
@@ -39,7 +39,7 @@ def collect(model: TableModel, data: Any, seed: int = 0) -> ReportContent:
     rows = _Held(model, table, seed)
     preprocessor = model.preprocessor
     noise = seeded(seed, 1)
-    x = preprocessor.dequantise(rows.test_x, noise)
+    x = preprocessor.dequantize(rows.test_x, noise)
     log_density = model.score_numbers(x, rows.test_given).numpy()
     exact = model.score_numbers(rows.test_x, rows.test_given).numpy()
     z, round_trip, residual, inverted = _there_and_back(model, x, rows.test_given)
@@ -78,13 +78,13 @@ class _Held:
         self._train = _some(model.split.train, random) if self.same else np.empty(0, dtype=np.int64)
         parts: dict[str, list[Any]] = {"x": [], "given": [], "ids": [], "train": []}
         for piece in read_rows(table, model.preprocessor):
-            ids = piece.first + np.arange(len(piece.whole))
-            chosen = piece.whole & np.isin(ids, self._test)
+            ids = piece.first + np.arange(len(piece.complete))
+            chosen = piece.complete & np.isin(ids, self._test)
             parts["x"].append(piece.x[torch.from_numpy(chosen)])
             parts["ids"].append(ids[chosen])
-            if piece.given is not None:
-                parts["given"].append(piece.given[torch.from_numpy(chosen)])
-            parts["train"].append(piece.x[torch.from_numpy(piece.whole & np.isin(ids, self._train))])
+            if piece.context is not None:
+                parts["given"].append(piece.context[torch.from_numpy(chosen)])
+            parts["train"].append(piece.x[torch.from_numpy(piece.complete & np.isin(ids, self._train))])
         self.ids: Ids = np.concatenate(parts["ids"]) if parts["ids"] else np.empty(0, dtype=np.int64)
         if not len(self.ids):
             raise DataError(f"{table.name} has no complete rows to report on")
@@ -103,8 +103,8 @@ def _content(model: TableModel, table: Table) -> str:
     """The fingerprint of the table's first complete rows."""
     found: list[Tensor] = []
     for rows in read_rows(table, model.preprocessor):
-        both = rows.x if rows.given is None else torch.cat([rows.x, rows.given], dim=1)
-        found.append(both[torch.from_numpy(rows.whole)])
+        both = rows.x if rows.context is None else torch.cat([rows.x, rows.context], dim=1)
+        found.append(both[torch.from_numpy(rows.complete)])
         if sum(map(len, found)) >= CONTENT_ROWS:
             break
     return content_hash(torch.cat(found)[:CONTENT_ROWS].numpy()) if found else ""
@@ -170,9 +170,9 @@ def _standard_error(values: np.ndarray) -> float:
 
 
 def _baselines(model: TableModel, rows: _Held, x: Tensor, log_density: np.ndarray, seed: int) -> list[Score]:
-    if rows.train_x is None or model.preprocessor.given or len(rows.train_x) < 2:
+    if rows.train_x is None or model.preprocessor.context_columns or len(rows.train_x) < 2:
         return []
-    train, _ = model.preprocessor.prepare(model.preprocessor.dequantise(rows.train_x, seeded(seed, 2)))
+    train, _ = model.preprocessor.prepare(model.preprocessor.dequantize(rows.train_x, seeded(seed, 2)))
     test, ladj = model.preprocessor.prepare(x)
     return [
         _score(name, density(train.numpy(), test.numpy()) + ladj.numpy(), log_density)
@@ -214,8 +214,8 @@ def _facts(model: TableModel, rows: _Held) -> dict[str, str]:
     }
     if constant:
         shown["constant columns"] = ", ".join(constant)
-    if model.preprocessor.given:
-        shown["given"] = ", ".join(c.name for c in model.preprocessor.given)
+    if model.preprocessor.context_columns:
+        shown["given"] = ", ".join(c.name for c in model.preprocessor.context_columns)
     return shown
 
 
@@ -230,7 +230,7 @@ def _notes(model: TableModel, rows: _Held) -> list[str]:
             "The rows are not from the table that the model was trained on, as far as its first rows tell. So all of "
             "them count as held out, and there are no baselines."
         )
-    elif model.preprocessor.given:
+    elif model.preprocessor.context_columns:
         notes.append("The model is conditional; the baselines know no context, and are left out.")
     else:
         notes.append(

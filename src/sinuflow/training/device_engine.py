@@ -292,7 +292,7 @@ class _Resident:
             epoch, taken = epoch + 1, 0
             self._batches.position = (epoch, taken)
         if epoch != self._epoch:
-            order = self._source.order(epoch, self._batches.seed)[: self._order.numel()]
+            order = self._source.start_epoch(epoch, self._batches.seed)[: self._order.numel()]
             self._order.copy_(order.view(self._order.shape))
             self._epoch = epoch
         self.cursor.fill_(taken)

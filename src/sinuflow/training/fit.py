@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from ..data.fingerprint import fingerprint, fingerprint_of_head
 from ..data.sources import as_source
 from ..errors import ArgumentError
 from ..flows.flow import Flow
 from .checkpoint import CheckpointFolder
-from .fingerprint import fingerprint, fingerprint_of_head
 from .history import History, Record
 from .interrupt import Interrupt
 from .progress import make_progress

@@ -13,8 +13,8 @@ import torch
 
 from sinuflow import SinusoidalFlow, TrainingError, fit, fit_table
 from sinuflow.bijections.pixels import PixelMap
+from sinuflow.data.fingerprint import fingerprint
 from sinuflow.training import ArrowRows, ImageRows, MemoryRows
-from sinuflow.training.fingerprint import fingerprint
 from tests.models.small_images import gradients
 from tests.training.small import banana, parquet_folder, small_flow
 

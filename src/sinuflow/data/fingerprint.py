@@ -1,22 +1,25 @@
-"""Hashes that identify training data by all of its rows."""
+"""Hashes that identify rows of data."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.sources import RowSource
+from .sources import RowSource
 
 #: Rows that are hashed at a time.
 _ROWS = 65_536
-#: With more rows than this, hashing them takes long enough to be announced.
+#: Hashing more rows than this takes long enough to be announced.
 _MANY = 5_000_000
-#: Size of the first batch, which version 0.1.0 hashed.
+#: The size of the first batch, which version 0.1.0 hashed.
 _HEAD = 256
+#: The rows of a table by which a report recognizes it.
+CONTENT_ROWS = 1000
 
 
 @runtime_checkable
@@ -49,26 +52,25 @@ def fingerprint(source: RowSource, say: Callable[[str], None] = lambda _: None) 
         return hashlib.sha256(identity.encode()).hexdigest()
     if source.rows > _MANY:
         say("hashing all rows, so that a resumed run can detect other data")
-    digest = hashlib.sha256()
     if isinstance(source, RawRows):
-        pieces = source.raw()
-    else:
-        pieces = (part for batch in source.in_order(_ROWS) for part in batch if part is not None)
-    for piece in pieces:
-        for rows in piece.split(_ROWS):
-            _update(digest, rows)
-    return digest.hexdigest()
+        return _hash(source.raw())
+    return _hash(part for batch in source.in_order(_ROWS) for part in batch if part is not None)
 
 
 def fingerprint_of_head(source: RowSource) -> str:
     """The hash by which version 0.1.0 identified its data: that of the first batch, encoded."""
+    return _hash(part for part in source.head(_HEAD) if part is not None)[:16]
+
+
+def content_hash(numbers: np.ndarray) -> str:
+    """A hash of a table's first rows, whatever the file is called."""
+    return _hash([torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float64))])[:32]
+
+
+def _hash(pieces: Iterable[Tensor]) -> str:
     digest = hashlib.sha256()
-    for part in source.head(_HEAD):
-        if part is not None:
-            _update(digest, part)
-    return digest.hexdigest()[:16]
-
-
-def _update(digest: hashlib._Hash, rows: Tensor) -> None:
-    if rows.numel():
-        digest.update(rows.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    for piece in pieces:
+        for rows in piece.split(_ROWS):
+            if rows.numel():
+                digest.update(rows.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

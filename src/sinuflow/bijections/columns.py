@@ -1,0 +1,246 @@
+"""Bijections of table columns in the data's units: logarithm, logit, standardization and compressed tails."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, StorageError
+from ..registry import Spec, build, register, registered
+from ..solvers import Inversion, SolverOptions
+from .base import Bijection
+
+#: Standardized values are clamped to this magnitude, so that no arithmetic overflows.
+_LIMIT = 1e6
+#: Skewness above which a logarithm is considered, and the number of values that it takes to estimate it.
+_SKEWED, _ENOUGH = 1.5, 50
+
+
+class DataBijection(Bijection):
+    """A bijection in the units of the data: its buffers stay float64 whatever dtype the flow is converted to."""
+
+    def value(self, x: Tensor) -> Tensor:
+        """y of a feature-major batch (D, B)."""
+        raise NotImplementedError
+
+    def inverse_value(self, y: Tensor) -> Tensor:
+        """The x of y."""
+        raise NotImplementedError
+
+    def log_determinant(self, x: Tensor, y: Tensor) -> Tensor:
+        """The log-determinant of dy/dx, of shape (B,)."""
+        raise NotImplementedError
+
+    def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        y = self.value(x)
+        return y, self.log_determinant(x, y)
+
+    def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
+        x = self.inverse_value(z)
+        return Inversion.exact(x, -self.log_determinant(x, z))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DataBijection:
+        super()._apply(lambda t: t.to(fn(t.new_empty(0)).device), recurse)
+        return self
+
+
+class ColumnMap(DataBijection):
+    r"""An increasing elementwise map of columns, x ↦ m(x).
+
+    Subclasses define :meth:`value`, :meth:`inverse_value` and :meth:`log_derivative`. Their arguments, one
+    number or one for each column, become float64 buffers of shape (columns, 1). A registered subclass, or an instance
+    of it, can be passed to :func:`sinuflow.fit_table` as the map of a column.
+
+    Example:
+        >>> @register
+        ... class Power(ColumnMap):
+        ...     def __init__(self, exponent):
+        ...         super().__init__(exponent=exponent)
+        ...     def value(self, x):
+        ...         return x**self.exponent
+        ...     def inverse_value(self, y):
+        ...         return y ** (1 / self.exponent)
+        ...     def log_derivative(self, x, y):
+        ...         return self.exponent.log() + (self.exponent - 1) * x.log()
+        >>> y, ladj = Power(2.0)(torch.tensor([[3.0]]))
+        >>> y.item(), round(ladj.exp().item(), 4)
+        (9.0, 6.0)
+    """
+
+    def __init__(self, **arguments: float | Sequence[float]) -> None:
+        columns = {name: torch.as_tensor(a, dtype=torch.float64).reshape(-1, 1) for name, a in arguments.items()}
+        super().__init__(max(map(len, columns.values()), default=1))
+        for name, values in columns.items():
+            self.register_buffer(name, values)
+
+    def log_derivative(self, x: Tensor, y: Tensor) -> Tensor:
+        """log m′(x), where y = m(x)."""
+        raise NotImplementedError
+
+    def log_determinant(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.log_derivative(x, y).expand_as(y).sum(0)
+
+    @classmethod
+    def suits(cls, values: Tensor, low: float, high: float, step: float) -> bool:
+        """Whether the map is the default for a column of these values, within [low, high], on a grid if step > 0."""
+        return False
+
+    @classmethod
+    def fit(cls, values: Tensor, low: float, high: float, step: float) -> ColumnMap:
+        """The map for a column of these values; an :class:`ArgumentError` if there is none."""
+        return cls()
+
+
+@register(name="log")
+class Log(ColumnMap):
+    """x ↦ log(x - offset)."""
+
+    offset: Tensor
+
+    def __init__(self, offset: float | Sequence[float] = 0.0) -> None:
+        super().__init__(offset=offset)
+
+    def value(self, x: Tensor) -> Tensor:
+        return (x - self.offset).log()
+
+    def inverse_value(self, y: Tensor) -> Tensor:
+        return y.exp() + self.offset
+
+    def log_derivative(self, x: Tensor, y: Tensor) -> Tensor:
+        return -y
+
+    @classmethod
+    def suits(cls, values: Tensor, low: float, high: float, step: float) -> bool:
+        if low < 0 or not (low > 0 or step) or len(values) < _ENOUGH:
+            return False
+        skewness, skewness_of_log = (_skewness(v) for v in (values, cls.fit(values, low, high, step).value(values)))
+        return skewness > _SKEWED and abs(skewness_of_log) < skewness / 2
+
+    @classmethod
+    def fit(cls, values: Tensor, low: float, high: float, step: float) -> Log:
+        if not step and low <= 0:
+            raise ArgumentError(f"it holds {low:g}, not above 0")
+        # The logarithm's argument must be positive in the whole cell of the lowest value.
+        return cls(min(0.0, low - step) if low > 0 else low - step)
+
+
+@register(name="logit")
+class Logit(ColumnMap):
+    """x ↦ log(s / (1 - s)) with s = (x - lower) / (upper - lower)."""
+
+    lower: Tensor
+    upper: Tensor
+
+    def __init__(self, lower: float | Sequence[float] = 0.0, upper: float | Sequence[float] = 1.0) -> None:
+        super().__init__(lower=lower, upper=upper)
+        if not bool((self.lower < self.upper).all()):
+            raise ArgumentError("the lower bound of a logit must be below its upper bound")
+
+    def value(self, x: Tensor) -> Tensor:
+        s = (x - self.lower) / (self.upper - self.lower)
+        return s.log() - (-s).log1p()
+
+    def inverse_value(self, y: Tensor) -> Tensor:
+        return self.lower + (self.upper - self.lower) * y.sigmoid()
+
+    def log_derivative(self, x: Tensor, y: Tensor) -> Tensor:
+        width = self.upper - self.lower
+        s = (x - self.lower) / width
+        return -(s * (1 - s) * width).log()
+
+    @classmethod
+    def suits(cls, values: Tensor, low: float, high: float, step: float) -> bool:
+        fills_the_unit_interval = 0 < low < 0.02 and 0.98 < high < 1 and not step
+        return fills_the_unit_interval and float(((values < 0.1) | (values > 0.9)).double().mean()) > 0.2
+
+    @classmethod
+    def fit(cls, values: Tensor, low: float, high: float, step: float) -> Logit:
+        if low > 0 and high < 1 and not step:
+            return cls()
+        margin = step or 1e-3 * (high - low)
+        return cls(low - margin, high + margin)
+
+
+@register
+class Standardize(ColumnMap):
+    """x ↦ (x - centre) / scale, clamped to ±10⁶."""
+
+    centre: Tensor
+    scale: Tensor
+
+    def __init__(self, centre: float | Sequence[float], scale: float | Sequence[float]) -> None:
+        super().__init__(centre=centre, scale=scale)
+
+    def value(self, x: Tensor) -> Tensor:
+        return ((x - self.centre) / self.scale).clamp(-_LIMIT, _LIMIT)
+
+    def inverse_value(self, y: Tensor) -> Tensor:
+        return y * self.scale + self.centre
+
+    def log_derivative(self, x: Tensor, y: Tensor) -> Tensor:
+        return -self.scale.log()
+
+
+@register
+class CompressTails(ColumnMap):
+    """x ↦ t asinh(x / t): the identity near 0, so that a single outlier cannot dominate the mean."""
+
+    width: Tensor
+
+    def __init__(self, width: float | Sequence[float]) -> None:
+        super().__init__(width=width)
+
+    def value(self, x: Tensor) -> Tensor:
+        return self.width * (x / self.width).asinh()
+
+    def inverse_value(self, y: Tensor) -> Tensor:
+        return self.width * (y / self.width).sinh()
+
+    def log_derivative(self, x: Tensor, y: Tensor) -> Tensor:
+        return -0.5 * (x / self.width).square().log1p()
+
+
+@register
+class SelectedColumns(DataBijection):
+    """A bijection of some columns (features); the others are unchanged."""
+
+    columns: Tensor
+
+    def __init__(self, features: int, columns: Sequence[int], bijection: DataBijection) -> None:
+        super().__init__(features)
+        self.bijection = bijection
+        self.register_buffer("columns", torch.tensor(columns), persistent=False)
+
+    def value(self, x: Tensor) -> Tensor:
+        return x.index_copy(0, self.columns, self.bijection.value(x.index_select(0, self.columns)))
+
+    def inverse_value(self, y: Tensor) -> Tensor:
+        return y.index_copy(0, self.columns, self.bijection.inverse_value(y.index_select(0, self.columns)))
+
+    def log_determinant(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.bijection.log_determinant(*(t.index_select(0, self.columns) for t in (x, y)))
+
+
+#: Maps by the names that users give them, in the order in which they are tried for a column.
+COLUMN_MAPS: dict[str, type[ColumnMap]] = {"logit": Logit, "log": Log}
+
+
+def make_column_map(name: str, arguments: Mapping[str, float | Sequence[float]]) -> ColumnMap:
+    """The map that is registered under a name, or a :class:`~sinuflow.StorageError`."""
+    if not issubclass(registered(name), ColumnMap):
+        raise StorageError(f"{name[:60]!r} is not a column map")
+    try:
+        column_map = build(Spec(name, arguments))
+    except TypeError as error:
+        raise StorageError(f"the column map {name[:60]!r} does not take its stored arguments: {error}") from error
+    assert isinstance(column_map, ColumnMap)
+    return column_map
+
+
+def _skewness(values: Tensor) -> float:
+    centred = values - values.mean()
+    spread = centred.square().mean().sqrt()
+    return float((centred**3).mean() / spread**3) if spread > 0 else math.inf

@@ -1,0 +1,176 @@
+"""Column maps: invertible, increasing, with the derivative of autograd; and a user's own map in a table model."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sinuflow
+from sinuflow import ArgumentError, StorageError, fit_table, registry
+from sinuflow.bijections.columns import (
+    ColumnMap,
+    CompressTails,
+    Log,
+    Logit,
+    SelectedColumns,
+    Standardize,
+    make_column_map,
+)
+
+QUICK = {"steps": 20, "architecture": {"hidden": (8,), "blocks": 1}, "progress": False, "device": "cpu"}
+REAL = st.floats(-1e3, 1e3)
+POSITIVE = st.floats(1e-2, 1e2)
+
+
+@registry.register
+class Power(ColumnMap):
+    """x ↦ x^exponent for x > 0."""
+
+    def __init__(self, exponent):
+        super().__init__(exponent=exponent)
+
+    def value(self, x):
+        return x**self.exponent
+
+    def inverse_value(self, y):
+        return y ** (1 / self.exponent)
+
+    def log_derivative(self, x, y):
+        return self.exponent.log() + (self.exponent - 1) * x.log()
+
+    @classmethod
+    def fit(cls, values, low, high, step):
+        if low <= 0:
+            raise ArgumentError("it holds values that are not above 0")
+        return cls(0.5)
+
+
+@registry.register(name="tests.Cube")
+class Cube(ColumnMap):
+    """x ↦ x³ + x, without arguments, and with the inverse of a solver."""
+
+    def value(self, x):
+        return x**3 + x
+
+    def inverse_value(self, y):
+        u = (y / 2 + (y**2 / 4 + 1 / 27).sqrt()).pow(1 / 3)
+        return u - 1 / (3 * u)
+
+    def log_derivative(self, x, y):
+        return (3 * x**2 + 1).log()
+
+
+@st.composite
+def maps(draw):
+    """A map of one column, and values within its domain, in increasing order."""
+    kind = draw(st.sampled_from(["log", "logit", "standardize", "tails", "power"]))
+    inside = sorted(draw(st.lists(st.floats(1e-3, 1 - 1e-3), min_size=2, max_size=20, unique_by=lambda v: round(v, 6))))
+    share = torch.tensor([inside], dtype=torch.float64)
+    if kind == "log":
+        offset = draw(REAL)
+        return Log(offset), offset + 100 * share
+    if kind == "logit":
+        lower, width = draw(REAL), draw(POSITIVE)
+        return Logit(lower, lower + width), lower + width * share
+    if kind == "standardize":
+        return Standardize(draw(REAL), draw(POSITIVE)), 2000 * share - 1000
+    if kind == "tails":
+        return CompressTails(draw(POSITIVE)), 2000 * share - 1000
+    return Power(draw(st.floats(0.2, 3))), 100 * share
+
+
+@given(maps())
+@settings(max_examples=200, deadline=None)
+def test_maps_are_invertible_and_increasing_with_the_right_jacobian(case):
+    column_map, x = case
+    x = x.mT.requires_grad_()
+    y, ladj = column_map(x)
+    assert bool((y.diff(dim=0) > 0).all())
+    (derivative,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(ladj, derivative.log().squeeze(1), rtol=1e-9, atol=1e-9)
+    back, back_ladj = column_map.inverse(y.detach())
+    torch.testing.assert_close(back, x.detach(), rtol=1e-9, atol=1e-9 * float(x.detach().abs().max() + 1))
+    torch.testing.assert_close(back_ladj, -ladj.detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_every_column_has_its_own_arguments_and_others_are_unchanged():
+    x = torch.rand(7, 3, dtype=torch.float64) + 1
+    layer = SelectedColumns(3, [0, 2], Log([0.0, 0.5]))
+    y, ladj = layer(x)
+    torch.testing.assert_close(y, torch.stack([x[:, 0].log(), x[:, 1], (x[:, 2] - 0.5).log()], dim=1))
+    torch.testing.assert_close(ladj, -y[:, 0] - y[:, 2])
+    torch.testing.assert_close(layer.inverse(y)[0], x)
+
+
+def test_maps_describe_themselves():
+    layer = SelectedColumns(3, [0, 2], Log([0.0, 0.5]))
+    again = registry.build(registry.Spec.from_json(layer.spec().to_json()))
+    x = torch.rand(7, 3, dtype=torch.float64) + 1
+    assert torch.equal(again(x)[0], layer(x)[0])
+
+
+def test_dtypes_of_the_flow_do_not_reach_the_buffers():
+    layer = Standardize(1e9 + 0.125, 1.0)
+    y, _ = layer.float()(torch.tensor([[1e9]], dtype=torch.float64))
+    assert y.item() == -0.125
+
+
+def frame(rows=60):
+    random = np.random.default_rng(0)
+    return pd.DataFrame(
+        {"a": np.exp(random.normal(size=rows)), "b": random.normal(size=rows), "c": random.gamma(2, size=rows)}
+    )
+
+
+@pytest.mark.parametrize("wish", [Power, Power(0.3), Cube, Cube()], ids=["class", "instance", "cube", "cube instance"])
+def test_a_users_map_trains_samples_saves_and_loads(wish, tmp_path, monkeypatch):
+    model = fit_table(frame(), maps={"a": wish, "c": wish}, **QUICK)
+    scores = model.log_prob(frame())
+    assert np.isfinite(scores).all()
+    assert model.sample(5, seed=0).num_rows == 5
+    path = tmp_path / "m.safetensors"
+    model.save(path)
+    again = sinuflow.load(path)
+    np.testing.assert_array_equal(again.log_prob(frame()), scores)
+    assert again.sample(5, seed=0).equals(model.sample(5, seed=0))
+    name = "tests.Cube" if "Cube" in str(wish) else "Power"
+    assert name in [column.map for column in again.preprocessor.columns]
+    assert name in again.preprocessor.columns[0].describe()
+    monkeypatch.delitem(registry._CLASSES, name)
+    with pytest.raises(StorageError, match=r"is not registered: import the module that defines it"):
+        sinuflow.load(path)
+
+
+def test_the_density_of_a_users_map_is_in_the_columns_units():
+    values = pd.DataFrame({"x": np.random.default_rng(1).gamma(4, size=300)})
+    model = fit_table(values, maps={"x": Power(0.5)}, **QUICK)
+    grid = np.linspace(1e-6, 60, 60_001)
+    assert np.trapezoid(np.exp(model.log_prob(pd.DataFrame({"x": grid}))), grid) == pytest.approx(1, abs=2e-3)
+
+
+def test_a_users_map_can_refuse_a_column():
+    with pytest.raises(sinuflow.DataError, match="column 'b' cannot take a Power: it holds values that are"):
+        fit_table(frame(), maps={"b": Power}, **QUICK)
+    with pytest.raises(sinuflow.DataError, match="column 'b' cannot take the map 'Power': some of its values"):
+        fit_table(frame(), maps={"b": Power(0.5)}, **QUICK)
+
+
+def test_only_column_maps_are_built_from_files():
+    model = fit_table(frame(), maps={"a": Power(0.5)}, **QUICK)
+    stored = copy.deepcopy(model.preprocessor.as_dict())
+    for name, arguments, message in (
+        ("SinusoidalScale", {"features": 10**9}, "is not a column map"),
+        ("Power", {"colour": 1.0}, "does not take its stored arguments"),
+        ("nonsense", {}, "is not registered"),
+    ):
+        stored["columns"][0] |= {"map": name, "arguments": arguments}
+        with pytest.raises(StorageError, match=message):
+            type(model.preprocessor).from_dict(stored, model.preprocessor.tensors())
+    with pytest.raises(ArgumentError, match="lower bound of a logit"):
+        make_column_map("logit", {"lower": 1.0, "upper": 1.0})
