@@ -17,7 +17,7 @@ from sinuflow.data.image_sets import IMAGE_SETS, ImageSplits
 from sinuflow.paper import Options, image_runs, reproduce
 from sinuflow.paper.image_data import downsample, load, shape_of, synthetic
 from sinuflow.paper.image_runs import trained_flows
-from sinuflow.paper.images import Images
+from sinuflow.paper.images import comparable
 from sinuflow.paper.page import page
 from sinuflow.paper.reconstruction import round_trip
 from sinuflow.paper.record import Result, write_record
@@ -210,7 +210,7 @@ def test_a_quick_run_trains_on_images_of_half_the_size(
 
 
 def test_results_on_other_images_are_not_comparable(data: Path) -> None:
-    full, comparable = Options(Path("out"), data=data), Images().comparable
+    full = Options(Path("out"), data=data)
     few = load("mnist", full)
     whole = ImageSplits(*(np.broadcast_to(few.train[:1], (n, 1, 28, 28)) for n in IMAGE_SETS["mnist"].sizes))
     assert comparable("mnist", "paper", few, full) == "no: other images than the published ones"

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..files import write_atomically
-from . import tables
 from .items import Options
 from .recipes import Recipe
 from .record import Result, read_record
+from .tables import TABLES
 from .training import Score, Trained, chosen_models
 
 
@@ -24,7 +24,8 @@ class Evaluation(NamedTuple):
     test: Score
 
 
-class Comparison(ABC):
+@dataclass(frozen=True)
+class Comparison:
     """A comparison of models.
 
     Attributes:
@@ -32,34 +33,24 @@ class Comparison(ABC):
         metric: of the test split.
         examples: "rows" or "images".
         paper: the paper's values by dataset.
-        datasets: descriptions of all datasets by name.
+        datasets: names of all datasets.
+        is_present: whether a dataset can be loaded.
+        load: the splits of a dataset, or an error that says where to get them.
+        evaluate: trains a model on a dataset with a seed, and scores it.
+        comparable: whether a model's result on a dataset is comparable with the paper's: "yes" or "no", with a reason.
+        baselines: results that need no training.
     """
 
     item: str
     metric: str
     examples: str
     paper: Mapping[str, float]
-    datasets: Mapping[str, Any]
-
-    @abstractmethod
-    def is_present(self, name: str, options: Options) -> bool:
-        """Whether a dataset can be loaded."""
-
-    @abstractmethod
-    def load(self, name: str, options: Options) -> Any:
-        """The splits of a dataset, or an error that says where to get them."""
-
-    @abstractmethod
-    def evaluate(self, name: str, model: str, recipe: Recipe, splits: Any, seed: int, options: Options) -> Evaluation:
-        """Train a model, and score it."""
-
-    @abstractmethod
-    def comparable(self, name: str, model: str, splits: Any, options: Options) -> str:
-        """Whether a result is comparable with the paper's: "yes" or "no", with a reason."""
-
-    def baselines(self, name: str, splits: Any, options: Options) -> Iterable[Result]:
-        """Results that need no training."""
-        return ()
+    datasets: Collection[str]
+    is_present: Callable[[str, Options], bool]
+    load: Callable[[str, Options], Any]
+    evaluate: Callable[[str, str, Recipe, Any, int, Options], Evaluation]
+    comparable: Callable[[str, str, Any, Options], str]
+    baselines: Callable[[str, Any, Options], Iterable[Result]] = lambda *_: ()
 
     def run(self, options: Options) -> Iterator[Result]:
         """Yield the result of every run; those of several seeds are merged in the record."""
@@ -72,8 +63,20 @@ class Comparison(ABC):
             splits = self.load(name, options)
             yield from self.baselines(name, splits, options)
             for (model, recipe), seed in itertools.product(chosen.items(), options.seeds):
-                yield self._result(name, model, recipe, splits, seed, options)
-                table = tables.TABLES[self.item](read_record(options.out / f"{self.item}.json"))
+                trained, followed, validation, test = self.evaluate(name, model, recipe, splits, seed, options)
+                by_seed = {
+                    "validation": validation,
+                    "best_step": trained.best_step,
+                    f"standard_error_over_{self.examples}": test.standard_error,
+                    "float32_error_max": test.float32_max,
+                    "float32_error_mean": test.float32_mean,
+                }
+                extra = {field: {str(seed): value} for field, value in by_seed.items()}
+                comparable = self.comparable(name, model, splits, options)
+                paper = self.paper.get(name) if comparable.startswith("yes") else None
+                fields = trained.fields(options, followed, comparable, **extra)
+                yield Result(name, self.metric, model, {seed: test.mean}, paper, len(splits.test), **fields)
+                table = TABLES[self.item](read_record(options.out / f"{self.item}.json"))
                 write_atomically(options.out / f"{self.item}.md", table.encode())
 
     def _available(self, options: Options) -> list[str]:
@@ -84,24 +87,3 @@ class Comparison(ABC):
         if missing:
             options.say(f"not found, and left out: {', '.join(missing)}; see `sinuflow data list`")
         return found
-
-    def _result(self, name: str, model: str, recipe: Recipe, splits: Any, seed: int, options: Options) -> Result:
-        trained, recipe, validation, test = self.evaluate(name, model, recipe, splits, seed, options)
-        comparable = self.comparable(name, model, splits, options)
-        by_seed = {
-            "validation": validation,
-            "best_step": trained.best_step,
-            f"standard_error_over_{self.examples}": test.standard_error,
-            "float32_error_max": test.float32_max,
-            "float32_error_mean": test.float32_mean,
-        }
-        extra = {field: {str(seed): value} for field, value in by_seed.items()}
-        return Result(
-            name,
-            self.metric,
-            model,
-            {seed: test.mean},
-            paper=self.paper.get(name) if comparable.startswith("yes") else None,
-            rows=len(splits.test),
-            **trained.fields(options, recipe, comparable, **extra),
-        )

@@ -23,7 +23,7 @@ from ..errors import ArgumentError
 from ..ops.waves import Waves, transform
 from .items import Options
 from .plotting import DASHED, OTHER, OURS, TRUE, saved_figure
-from .record import Result, results
+from .record import Result, percent, results
 
 DATASETS = ("gaussians", "checkerboard", "8gaussians")
 
@@ -181,11 +181,6 @@ def attempt(flow: SinusoidalFlow, x: Tensor, z: Tensor, solver: Any, limit: int 
     """Solve for x, given z, with the solver's default tolerances."""
     inverse = flow.invert(z, solver=solver, max_iterations=limit, on_failure="return")
     return Attempt(inverse.iterations, (inverse.x - x).abs().amax(-1), inverse.converged)
-
-
-def percent(condition: Tensor) -> float:
-    """The share of elements that are true, in percent."""
-    return 100 * float(condition.double().mean())
 
 
 def _plot(options: Options, shown: dict[str, Measured]) -> None:

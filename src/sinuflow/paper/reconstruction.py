@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from ..data.image_sets import IMAGE_SETS
-from .contraction import percent
 from .image_runs import TrainedImages, trained_flows
 from .items import Options
 from .plotting import DASHED, OTHER, OURS, figure_path, saved_figure, show_images
-from .record import Result
+from .record import Result, percent
 
 #: Iterations that every layer may take; of the paper's figure only 70 is known.
 _ITERATIONS = {"full": (1, 2, 5, *range(10, 101, 10)), "quick": (1, 2, 5, 10, 20, 40, 70), "smoke": (1, 3, 10, 70)}

@@ -91,6 +91,11 @@ def results(metrics: Mapping[str, float], dataset: str, model: str, seed: int | 
     return [Result(dataset, metric, model, {seed: value}, **common) for metric, value in metrics.items()]
 
 
+def percent(condition: torch.Tensor) -> float:
+    """The share of elements that are true, in percent."""
+    return 100 * float(condition.double().mean())
+
+
 def write_record(path: Path, new: list[Result], command: str, device: str) -> list[dict[str, Any]]:
     """Add results to a record, replacing earlier ones with the same key, and return all entries.
 

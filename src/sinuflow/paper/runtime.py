@@ -13,11 +13,10 @@ from torch import Tensor
 
 from ..files import write_atomically
 from ..flows.sinusoidal import SinusoidalFlow
-from .contraction import percent
 from .image_runs import TrainedImages, trained_flows
 from .items import Options
 from .plotting import OURS, TRUE, saved_figure
-from .record import Result, hardware, read_record
+from .record import Result, hardware, percent, read_record
 from .tables import runtime_table, short
 
 #: Number of images, tolerances (both rtol and atol) and iteration limits of Algorithm 1, and timings of the certified

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from ..data.image_sets import IMAGE_SETS
-from .contraction import percent
 from .image_runs import trained_flows
 from .items import Options
 from .plotting import figure_path, saved_figure, show_images
-from .record import Result
+from .record import Result, percent
 
 #: Rows and columns of a grid.
 _GRID = {"full": 8, "quick": 6, "smoke": 4}

@@ -23,42 +23,41 @@ _STEPS = {"full": None, "quick": 300, "smoke": 40}
 _BATCH, _CHECKED = 2**15, 4_000
 
 
-class Tabular(Comparison):
-    """The comparison on tabular data."""
-
-    item, metric, examples = "tabular", "test NLL, nats", "rows"
-    paper = {"power": -0.59, "gas": -12.15, "hepmass": 16.10, "miniboone": 9.25, "bsds300": -156.75}  # noqa: RUF012
-    datasets = BENCHMARKS
-
-    def is_present(self, name: str, options: Options) -> bool:
-        return options.data is not None and rows_present(name, options.data) is not None
-
-    def load(self, name: str, options: Options) -> Splits:
-        splits = load_benchmark(name, options.data)
-        return Splits(*(part[: _ROWS[options.size]] for part in splits))
-
-    def evaluate(
-        self, name: str, model: str, recipe: Recipe, splits: Splits, seed: int, options: Options
-    ) -> Evaluation:
-        if recipe.as_long_as is not None and options.size == "full":
-            seconds = _seconds_of(name, recipe.as_long_as, options)
-            steps = steps_for(seconds, name, model, recipe, as_tensor(splits.train), options)
-            recipe = replace(recipe, training=recipe.training | {"steps": steps})
-        trained = train(model, recipe, splits, seed, options, name, _STEPS[options.size])
-        return Evaluation(trained, recipe, trained.best_nll, _score(trained.flow, splits.test, options.device))
-
-    def comparable(self, name: str, model: str, splits: Splits, options: Options) -> str:
-        if options.size != "full":
-            return "no: a smaller run"
-        if model in PEERS:
-            return "no: another flow"
-        if tuple(len(part) for part in splits) != BENCHMARKS[name].sizes:
-            return "no: other rows than the published ones"
-        reason = BENCHMARKS[name].comparable
-        return f"{reason}; other training settings" if reason.startswith("yes") and model != "paper" else reason
+def is_present(name: str, options: Options) -> bool:
+    """Whether the prepared files of a dataset exist."""
+    return options.data is not None and rows_present(name, options.data) is not None
 
 
-run = Tabular().run
+def load(name: str, options: Options) -> Splits:
+    """The rows of a run."""
+    splits = load_benchmark(name, options.data)
+    return Splits(*(part[: _ROWS[options.size]] for part in splits))
+
+
+def evaluate(name: str, model: str, recipe: Recipe, splits: Splits, seed: int, options: Options) -> Evaluation:
+    """Train a model, and score it."""
+    if recipe.as_long_as is not None and options.size == "full":
+        seconds = _seconds_of(name, recipe.as_long_as, options)
+        steps = steps_for(seconds, name, model, recipe, as_tensor(splits.train), options)
+        recipe = replace(recipe, training=recipe.training | {"steps": steps})
+    trained = train(model, recipe, splits, seed, options, name, _STEPS[options.size])
+    return Evaluation(trained, recipe, trained.best_nll, _score(trained.flow, splits.test, options.device))
+
+
+def comparable(name: str, model: str, splits: Splits, options: Options) -> str:
+    """Whether a result is comparable with the paper's."""
+    if options.size != "full":
+        return "no: a smaller run"
+    if model in PEERS:
+        return "no: another flow"
+    if tuple(len(part) for part in splits) != BENCHMARKS[name].sizes:
+        return "no: other rows than the published ones"
+    reason = BENCHMARKS[name].comparable
+    return f"{reason}; other training settings" if reason.startswith("yes") and model != "paper" else reason
+
+
+PAPER = {"power": -0.59, "gas": -12.15, "hepmass": 16.10, "miniboone": 9.25, "bsds300": -156.75}
+run = Comparison("tabular", "test NLL, nats", "rows", PAPER, BENCHMARKS, is_present, load, evaluate, comparable).run
 
 
 def _score(flow: Any, rows: Any, device: str) -> Score:
