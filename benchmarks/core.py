@@ -1,7 +1,7 @@
-"""Sinuflow beside zuko on one thread: time ratios, memory, and growth. Run it with `make bench`.
+"""Time and memory of Sinuflow and zuko on one thread, and how they scale. Run it with `make bench`.
 
-Times are medians over interleaved rounds in one process, so that a slow moment of the machine
-falls on all sides alike. Only ratios mean anything.
+Times are medians over interleaved rounds in one process, so that a slowdown of the machine affects all jobs alike. Only
+their ratios are meaningful.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BATCH = 512
 
 
 def medians(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Seconds per call, the jobs taking turns."""
+    """Seconds per call, with the jobs interleaved."""
     for job in jobs.values():
         job()
         job()
@@ -39,7 +39,7 @@ def medians(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[str, flo
 
 
 def training_step(flow: torch.nn.Module, x: torch.Tensor) -> Callable[[], None]:
-    """One step of Adam on the negative log-likelihood; the learning rate is 0, so the flow stays as it is."""
+    """One step of Adam on the negative log-likelihood; the learning rate is 0, so that the flow does not change."""
     optimizer = torch.optim.Adam(flow.parameters(), lr=0.0, fused=True)
 
     def step() -> None:
@@ -84,7 +84,7 @@ def side_by_side(features: int, width: int, rounds: int) -> dict[str, float]:
         for count in (12, 6)
     }
     x = torch.randn(BATCH, features)
-    ours["shift"].initialize(x)  # a trained flow maps its data to noise of unit size, and back
+    ours["shift"].initialize(x)  # as a trained flow, it maps its data to noise of unit variance
     flows = ours | theirs
     jobs: dict[str, Callable[[], object]] = {}
     for name, flow in flows.items():
@@ -93,7 +93,7 @@ def side_by_side(features: int, width: int, rounds: int) -> dict[str, float]:
     for name, flow in ours.items():
         jobs[f"{name} sample"] = sampling(flow)
     result = medians(jobs, rounds)
-    # These take seconds a call: a few rounds of their own.
+    # zuko's samples take seconds, hence fewer rounds.
     result |= medians({f"{name} sample": sampling(flow) for name, flow in theirs.items()}, max(1, rounds // 8))
     for name, flow in ours.items():
         result[f"{name} memory"] = memory_ratio(flow, x)
@@ -115,7 +115,7 @@ def memory_ratio(flow: sinuflow.SinusoidalFlow, x: torch.Tensor) -> float:
 
 
 ROWS = [
-    # what, numerator, denominator, target at D = 6, target at D = 63
+    # name, numerator, denominator, target at D = 6, target at D = 63
     ("shift: sample / log_prob", "shift sample", "shift log_prob", 2.0, 2.2),
     ("full: sample / log_prob", "full sample", "full log_prob", 4.0, 5.0),
     ("shift / NSF of 12: log_prob", "shift log_prob", "nsf12 log_prob", 0.7, 0.7),
@@ -133,7 +133,7 @@ ROWS = [
 
 
 def table(small: dict[str, float], large: dict[str, float]) -> list[dict[str, object]]:
-    """Print the ratios beside their targets."""
+    """Print the ratios and their targets."""
     print("\n| ratio (batch 512, one thread) | D = 6, 256-256 | target | D = 63, 512-512 | target |")
     print("|---|---|---|---|---|")
     records = []
@@ -149,7 +149,7 @@ def table(small: dict[str, float], large: dict[str, float]) -> list[dict[str, ob
 
 
 def growth() -> list[dict[str, object]]:
-    """Cost per row, block and scale: linear means that the last column stays near 1."""
+    """Time by rows, blocks and scales; the last column stays near 1 if it is linear."""
     torch.manual_seed(0)
     records: list[dict[str, object]] = []
     print("\n| growth (shift, D = 6, hidden 64) | time | time per unit, relative |")
@@ -179,7 +179,7 @@ def growth() -> list[dict[str, object]]:
 
 
 def chunked_rows() -> list[dict[str, object]]:
-    """Up to a million rows, scored 4,096 at a time: time per row and peak memory must stay flat."""
+    """Up to a million rows, scored 4,096 at a time: time per row and peak memory must be constant."""
     torch.manual_seed(0)
     flow = look_trained(sinuflow.SinusoidalFlow(6, blocks=4, hidden=(64, 64)))
     records: list[dict[str, object]] = []
@@ -205,10 +205,10 @@ def chunked_rows() -> list[dict[str, object]]:
 
 
 def main() -> None:
-    """Measure everything, print it, and write it down if asked to."""
+    """Measure everything, print it, and write a record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", type=Path, help="write the figures there as well")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, zuko {zuko.__version__}, {platform.machine()}, one thread, batch {BATCH}")
@@ -226,7 +226,7 @@ def main() -> None:
         "growth": growth(),
         "chunks": chunked_rows(),
         "seconds": time.perf_counter() - start,
-        "comparable": False,  # with the paper: it has no such table
+        "comparable": False,  # the paper has no such table
     }
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)

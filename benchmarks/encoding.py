@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import pyarrow
 import torch
-from sinuflow.models.defaults import table_recipe
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sinuflow
 from sinuflow.data import Preprocessor, open_table, survey
 from sinuflow.data.sources import MemoryRows, seeded
+from sinuflow.models.defaults import table_recipe
 
 COLUMNS, BATCH, REPEATS, RECORDS = 10, 512, 3, 4
 
@@ -53,7 +53,7 @@ def preprocessor_for(x: np.ndarray) -> Preprocessor:
 def rows_per_second(source: MemoryRows, steps: int) -> float:
     """The rate of `fit` with the defaults for such a table."""
     torch.manual_seed(0)
-    flow = sinuflow.SinusoidalFlow(COLUMNS, **recipe(source.rows, COLUMNS).architecture)
+    flow = sinuflow.SinusoidalFlow(COLUMNS, **table_recipe(source.rows, COLUMNS).flow)
     result = sinuflow.fit(flow, source, steps=steps, batch_size=BATCH, validate_every=steps // RECORDS, progress=False)
     first, last = result.history[0], result.history[-1]
     return BATCH * (last["step"] - first["step"]) / (last["seconds"] - first["seconds"])

@@ -1,8 +1,8 @@
-"""Speed on a GPU: times under CUDA graphs, errors against float64, floors, and other libraries in the same run.
+"""Speed on a GPU by CUDA graphs, errors against float64, lower bounds, and zuko in the same run.
 
     python gpu.py [--json FILE] [--quick]
 
-Milliseconds, medians of replays. A training step is the whole one: batch, gradients, clipping, Adam.
+Times are in milliseconds, medians of replays. A training step includes the batch, gradients, clipping and Adam.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from sinuflow.training.device_engine import DeviceEngine
 from sinuflow.training.guard import Guard
 from sinuflow.training.settings import Settings
 
-#: Operations a second of an H200's tensor cores, if every product is made of three.
+#: Operations per second of an H200's tensor cores, with three TF32 products for each float32 product.
 TF32_THREE = 130e12
 
 POWER = {"features": 6, "hidden": (256, 256)}
 BSDS = {"features": 63, "hidden": (512, 512)}
 FULL = {"conditioning": "full", "hidden": (512, 512), "residual": True}
 
-#: What, for which flow, rows, what it must reach, and the aim.
+#: Name, flow, rows, kind, limit and aim in milliseconds.
 TARGETS = [
     ("POWER training step", "power", 512, "step", 0.9, 0.35),
     ("POWER log_prob", "power", 512, "log_prob", 0.3, 0.10),
@@ -56,11 +56,8 @@ FLOWS: dict[str, dict[str, Any]] = {
 }
 
 
-# ---------------------------------------------------------------- measuring
-
-
 def replayed(job: Callable[[], object], replays: int = 50) -> float:
-    """Milliseconds of a job, recorded as a CUDA graph."""
+    """Milliseconds of a job, captured as a CUDA graph."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -87,7 +84,7 @@ def median_of(job: Callable[[], object], repeats: int) -> float:
 
 
 def first_call(job: Callable[[], object]) -> float:
-    """Seconds of the very first call, with all compilation."""
+    """Seconds of the first call, compilation included."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     job()
@@ -95,13 +92,10 @@ def first_call(job: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-# ---------------------------------------------------------------- jobs
-
-
 def make_flow(
     name: str, rows: int, device: str = "cuda", **changes: Any
 ) -> tuple[sinuflow.SinusoidalFlow, torch.Tensor]:
-    """A flow that looks trained, and rows that it could have been trained on."""
+    """A flow with parameters like a trained one's, and rows."""
     options = {**FLOWS[name], **changes}
     torch.manual_seed(0)
     flow = look_trained(sinuflow.SinusoidalFlow(**options))
@@ -111,7 +105,7 @@ def make_flow(
 
 
 def scoring(flow: Any, x: torch.Tensor, **options: Any) -> Callable[[], object]:
-    """log_prob without gradients, of our flows or of others."""
+    """log_prob without gradients."""
 
     def score() -> object:
         with torch.no_grad():
@@ -121,7 +115,7 @@ def scoring(flow: Any, x: torch.Tensor, **options: Any) -> Callable[[], object]:
 
 
 def sampling(flow: sinuflow.SinusoidalFlow, rows: int) -> Callable[[], torch.Tensor]:
-    """Draw and certify; what is returned says on the device whether all went well."""
+    """Sample and certify; returns on the device whether all samples converged."""
     parameter = next(flow.parameters())
 
     def sample() -> torch.Tensor:
@@ -134,26 +128,23 @@ def sampling(flow: sinuflow.SinusoidalFlow, rows: int) -> Callable[[], torch.Ten
 
 
 def step_time(flow: sinuflow.SinusoidalFlow, rows: int, source: RowSource | None = None) -> float:
-    """Milliseconds of a step inside the library's own loop: hundreds of recorded steps, with all that is between."""
+    """Milliseconds of a step in the training loop, as a mean over hundreds of captured steps."""
     settings = Settings(
         steps=10**6, batch_size=rows, learning_rate=1e-9, optimizer="adam", schedule="constant", warmup=0,
         weight_decay=0.0, clip=5.0, ema=None, patience=None, validate_every=10**6, seed=0,
     )  # fmt: skip
-    if source is None:  # an epoch that does not end before this does
+    if source is None:  # an epoch that lasts longer than the measurement
         source = MemoryRows(torch.randn(4000 * rows, flow.features, device="cuda"))
     batches = Batches(source, rows, 0)
     engine = DeviceEngine(flow, batches, settings, Guard(1e9), lambda _: 1e-9, record=True)
-    made = [engine.advance(0, 256).steps for _ in range(12)]  # the first one records it; then they become more
-    # An epoch may end within a call, which then makes fewer steps.
+    made = [engine.advance(0, 256).steps for _ in range(12)]  # the first call captures the step
+    # A call in which an epoch ends makes fewer steps.
     times = [median_of(lambda: made.append(engine.advance(0, 256).steps), 1) / made[-1] for _ in range(9)]
     return statistics.median(times)
 
 
-# ---------------------------------------------------------------- the tables
-
-
 def targets(quick: bool) -> list[dict[str, Any]]:
-    """The figures that the kernels are built for."""
+    """Times of all flows, with limits and lower bounds."""
     records: list[dict[str, Any]] = []
     for name, options in FLOWS.items():
         wanted = {kind for _, flow, _, kind, _, _ in TARGETS if flow == name}
@@ -186,7 +177,7 @@ def targets(quick: bool) -> list[dict[str, Any]]:
 
 
 def errors(flow: sinuflow.SinusoidalFlow, x: torch.Tensor) -> dict[str, float]:
-    """Of log_prob and of a round trip, against float64 layer by layer."""
+    """Errors of log_prob and of a round trip, against layers in float64."""
     exact = sinuflow.SinusoidalFlow(**flow.config).to(x.device, torch.float64)
     exact.load_state_dict(flow.state_dict())
     with torch.no_grad():
@@ -203,7 +194,7 @@ def errors(flow: sinuflow.SinusoidalFlow, x: torch.Tensor) -> dict[str, float]:
 
 
 def floors(options: dict[str, Any], rows: int) -> dict[str, float]:
-    """The least milliseconds that the products could take: three tf32 products for one, masked halves left out."""
+    """Lower bounds in milliseconds: three TF32 products for each float32 product, without masked weights."""
     flow = sinuflow.SinusoidalFlow(**options)
     used = sum(float(module.mask.sum()) for module in flow.modules() if hasattr(module, "mask"))
     pass_ms = 1e3 * 2 * used * rows / TF32_THREE
@@ -211,7 +202,7 @@ def floors(options: dict[str, Any], rows: int) -> dict[str, float]:
 
 
 def print_records(records: list[dict[str, Any]]) -> None:
-    """A line each."""
+    """Print one line per record."""
     for record in records:
         if "ratio" in record:
             print(f"| {record['flow']} | {record['rows']:,} | {record['what']} | {record['ratio']:.2f} | | | | |")
@@ -257,7 +248,7 @@ def beside_zuko() -> list[dict[str, Any]]:
 
 
 def growth() -> list[dict[str, Any]]:
-    """Time of log_prob against rows, features and blocks."""
+    """Time of log_prob by rows, features and blocks."""
     records: list[dict[str, Any]] = []
     plain = {"validate_args": False}
     for rows in (512, 4096, 32768, 262144, 1_000_000):
@@ -276,13 +267,13 @@ def growth() -> list[dict[str, Any]]:
 
 
 def memory() -> list[dict[str, Any]]:
-    """Peak memory of a training step over the activations that it must keep."""
+    """Peak memory of a training step, relative to the activations of the backward pass."""
     records = []
     for name in ("power", "full"):
         rows = 4096
         flow, x = make_flow(name, rows)
         scored = flow(validate_args=False)
-        for _ in range(2):  # the second time, everything is there that stays
+        for _ in range(2):  # after the first pass, all persistent buffers are allocated
             torch.cuda.synchronize()
             base = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
@@ -302,7 +293,7 @@ def networks(flow: sinuflow.SinusoidalFlow) -> list[Any]:
 
 
 def main() -> None:
-    """Print everything, and write it."""
+    """Print the results, and write a record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true", help="the first flow only")
@@ -310,7 +301,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("no GPU here")
     start = time.perf_counter()
-    print("| flow | rows | what | ms | must reach | aim | floor | log_prob error max / mean |")
+    print("| flow | rows | what | ms | limit | aim | lower bound | log_prob error max / mean |")
     print("|---|---|---|---|---|---|---|---|")
     results = {"targets": targets(arguments.quick)}
     if not arguments.quick:
@@ -320,7 +311,7 @@ def main() -> None:
 
 
 def write_record(path: Path, command: str, start: float, results: Any) -> None:
-    """The results with all that they depend on."""
+    """Write the results with hardware and versions."""
     record = {
         "command": command,
         "seed": 0,

@@ -1,10 +1,10 @@
-"""Shifts alone, or scales beside them: small flows of images by `fit_images`, side by side on a CPU.
+"""Compare conditioning="shift" and "affine" of small image flows, trained by `fit_images` on a CPU.
 
     python benchmarks/image_conditioning.py [DATA] [--seeds N] [--json FILE]
 
-scikit-learn's digits with their classes, and with a little noise, which hides that there are only 17 greys; and if DATA
-is a folder with CIFAR-10, 6,000 of its images, every pixel the mean of a square of 4 by 4. Bits per dimension are of
-held-out images, the tenth by which weights are chosen.
+The datasets are scikit-learn's digits with their classes, with noise that hides their few grey levels, and, if
+DATA is a folder with CIFAR-10, 6,000 of its images, downsampled by 4. Bits per dimension are those of the validation
+images.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from sklearn.datasets import load_digits
 
 import sinuflow
 from sinuflow.data.image_sets import load_image_set
-from sinuflow.paper.image_data import smaller
+from sinuflow.paper.image_data import downsample
 from sinuflow.paper.record import hardware, versions
 
 CONDITIONINGS = ("shift", "affine")
-#: Of CIFAR-10.
+#: Number and shape of CIFAR-10's images.
 _IMAGES, _SHAPE = 6_000, (3, 8, 8)
-#: The digits' greys, 0 to 16, are so many bytes apart.
-_APART = 15
+#: The difference of two grey levels of the digits, which are 0 to 16.
+_STEP = 15
 
 
-def sets(data: Path | None) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
+def datasets(data: Path | None) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
     """Images and classes, by name."""
     digits = load_digits()
-    noise = np.random.default_rng(0).integers(_APART, size=digits.images.shape)
-    bytes_ = torch.from_numpy((_APART * digits.images + noise).astype(np.uint8)).unsqueeze(1)
-    found: dict[str, Any] = {"digits": (bytes_, torch.from_numpy(digits.target))}
+    noise = np.random.default_rng(0).integers(_STEP, size=digits.images.shape)
+    bytes_ = torch.from_numpy((_STEP * digits.images + noise).astype(np.uint8)).unsqueeze(1)
+    images: dict[str, Any] = {"digits": (bytes_, torch.from_numpy(digits.target))}
     if data is not None:
         photographs = torch.from_numpy(load_image_set("cifar10", data).train[:_IMAGES])
-        found["cifar10, 8x8"] = (smaller(photographs, _SHAPE), None)
-    return found
+        images["cifar10, 8x8"] = (downsample(photographs, _SHAPE), None)
+    return images
 
 
-def measured(images: torch.Tensor, labels: torch.Tensor | None, conditioning: Any, seed: int) -> dict[str, Any]:
-    """Of one flow: bits, the time, and how exactly images come back."""
+def measure(images: torch.Tensor, labels: torch.Tensor | None, conditioning: Any, seed: int) -> dict[str, Any]:
+    """Bits per dimension, time and round-trip error of one flow."""
     start = time.perf_counter()
     model = sinuflow.fit_images(
         images, labels=labels, size="small", conditioning=conditioning, seed=seed, device="cpu", progress=False
@@ -67,15 +67,15 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results = []
-    print("| set | seed | conditioning | bits per dimension | pixels by themselves | seconds | error of a pixel |")
+    print("| dataset | seed | conditioning | bits/dim | histogram baseline | seconds | round-trip error |")
     print("|---|---|---|---|---|---|---|")
-    for name, (images, labels) in sets(arguments.data).items():
+    for name, (images, labels) in datasets(arguments.data).items():
         for seed in range(arguments.seeds):
             for conditioning in CONDITIONINGS:
-                found = measured(images, labels, conditioning, seed)
-                results.append({"set": name, "seed": seed, "conditioning": conditioning, **found})
-                bits = [f"{found[what]:.3f}" for what in ("bits_per_dimension", "bits_by_counting")]
-                cells = [name, seed, conditioning, *bits, found["seconds"], f"{found['round_trip']:.1e}"]
+                result = measure(images, labels, conditioning, seed)
+                results.append({"set": name, "seed": seed, "conditioning": conditioning, **result})
+                bits = [f"{result[what]:.3f}" for what in ("bits_per_dimension", "bits_by_counting")]
+                cells = [name, seed, conditioning, *bits, result["seconds"], f"{result['round_trip']:.1e}"]
                 print("| " + " | ".join(map(str, cells)) + " |", flush=True)
     if arguments.json:
         record = {

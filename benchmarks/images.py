@@ -1,12 +1,12 @@
-"""Speed of image flows on a GPU: times under CUDA graphs, errors against float64, and plain PyTorch in the same run.
+"""Speed of image flows on a GPU by CUDA graphs, errors against float64, and the speed of plain PyTorch.
 
     python images.py [FLOW ...] [--FLOW MODEL ...] [--json FILE]
 
-FLOW is mnist or cifar10, of the paper's architecture; mnist-affine or cifar10-affine, whose networks compute scales
-besides; or cifar10-best, of the recipe `best`, whose networks are too wide for the CUDA kernels; all by default. MODEL
-is the state of such a flow, as `sinuflow reproduce images` leaves it (weights.safetensors); without one, parameters are
-drawn. Milliseconds, medians of replays, 128 images; samples with networks in plain PyTorch are timed once. A training
-step is the whole one: noise, gradients, Adam.
+FLOW is mnist or cifar10, of the paper's architecture; mnist-affine or cifar10-affine, with affine conditioning; or
+cifar10-best, of the recipe `best`, whose networks are too wide for the CUDA kernels; all by default. MODEL is the state
+of such a flow, stored by `sinuflow reproduce images` (weights.safetensors); without one, parameters are random. Times
+are in milliseconds, medians of replays, for 128 images; samples with plain PyTorch are timed once. A training step
+includes dequantization, gradients and Adam.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sinuflow.paper.recipes import recipes
 IMAGES = 128
 SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 ALPHA = {"mnist": 1e-6, "cifar10": 0.05}
-#: The set and the recipe of every flow.
+#: The dataset and the recipe of every flow.
 FLOWS = {
     "mnist": ("mnist", "today"),
     "cifar10": ("cifar10", "today"),
@@ -39,9 +39,9 @@ FLOWS = {
     "cifar10-affine": ("cifar10", "affine"),
     "cifar10-best": ("cifar10", "best"),
 }
-#: How far drawn parameters of networks are from where they start: wide networks add up more of them.
-DRAWN = {"today": 0.02, "affine": 0.02, "best": 0.01}
-#: What must be reached, and the aim, in milliseconds.
+#: The standard deviation of random parameters of networks.
+STD = {"today": 0.02, "affine": 0.02, "best": 0.01}
+#: The limit and the aim, in milliseconds.
 TARGETS = {
     ("mnist", "step"): (12, 4),
     ("cifar10", "step"): (15, 6),
@@ -51,7 +51,7 @@ TARGETS = {
 
 
 def make_flow(name: str, weights: Path | None) -> sinuflow.SinusoidalFlow:
-    """A flow, trained or with parameters that move it away from the identity."""
+    """A trained flow, or one with random parameters."""
     torch.manual_seed(0)
     data, recipe = FLOWS[name]
     flow = sinuflow.SinusoidalFlow.image(SHAPES[data], **recipes(data)[recipe].flow)
@@ -60,12 +60,12 @@ def make_flow(name: str, weights: Path | None) -> sinuflow.SinusoidalFlow:
     else:
         with torch.no_grad():
             for key, parameter in flow.named_parameters():
-                parameter.add_((DRAWN[recipe] if "conditioner" in key else 0.3) * torch.randn_like(parameter))
+                parameter.add_((STD[recipe] if "conditioner" in key else 0.3) * torch.randn_like(parameter))
     return flow.eval()
 
 
-def measured(name: str, weights: Path | None) -> list[dict[str, Any]]:
-    """All figures of one flow."""
+def measure(name: str, weights: Path | None) -> list[dict[str, Any]]:
+    """All results of one flow."""
     flow = make_flow(name, weights).cuda()
     noise = torch.randn(IMAGES, flow.features, device="cuda")
     with torch.no_grad():
@@ -103,7 +103,7 @@ def measured(name: str, weights: Path | None) -> list[dict[str, Any]]:
 
 
 def plain(name: str, weights: Path | None, x: torch.Tensor) -> list[dict[str, Any]]:
-    """The same with networks in plain PyTorch, one operation after the other; waves and scales stay Triton's."""
+    """Times with networks in plain PyTorch; waves and log-scales stay in Triton."""
     kernels = pixelcnn_fused.forward_kernels, image_inverse.inverse_kernels
     pixelcnn_fused.forward_kernels = image_inverse.inverse_kernels = lambda *_: None
     try:
@@ -117,7 +117,7 @@ def plain(name: str, weights: Path | None, x: torch.Tensor) -> list[dict[str, An
 
 
 def main() -> None:
-    """Print everything, and write it."""
+    """Print the results, and write a record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("flows", nargs="*", metavar="FLOW", help=", ".join(FLOWS))
     for name in FLOWS:
@@ -130,8 +130,8 @@ def main() -> None:
         raise SystemExit("no GPU here")
     start, records = time.perf_counter(), list[dict[str, Any]]()
     for name in arguments.flows or FLOWS:
-        records += measured(name, getattr(arguments, name))
-    print("| flow | what | ms | must reach, aim | error, bits/dim | sample error | round trip | certified |")
+        records += measure(name, getattr(arguments, name))
+    print("| flow | what | ms | limit, aim | error, bits/dim | sample error | round trip | certified |")
     print("|---|---|---|---|---|---|---|---|")
     for r in records:
         cells = [r["flow"], r["what"], f"{r['ms']:.2f}", r.get("target") or ""]

@@ -1,4 +1,4 @@
-"""Peak memory of a piece of work on the CPU, as PyTorch's own allocator sees it."""
+"""Peak memory of tensors on the CPU, by PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def peak_of(work: Callable[[], object]) -> int:
-    """The most bytes of tensors that ``work`` held at once, beyond what was there before it began."""
+    """The largest number of bytes that ``work`` allocates at once."""
     work()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=False) as recorded:
         work()

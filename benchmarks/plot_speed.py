@@ -1,6 +1,6 @@
-"""The picture of docs/results/speed.json: time against rows, features and blocks.
+"""Plot docs/results/speed.json: time by rows, features and blocks.
 
-python plot_speed.py SPEED_JSON PICTURE
+python plot_speed.py SPEED_JSON FIGURE
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COLOURS = {"power": "#2a6f97", "full": "#c8553d"}
 
 
 def main() -> None:
-    """Draw."""
+    """Write the figure."""
     source, target = map(Path, sys.argv[1:3])
     growth = json.loads(source.read_text())["results"]["growth"]
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), layout="constrained")

@@ -1,12 +1,11 @@
-"""POWER with the paper's recipe, in parts that can be interrupted: run it again, and it goes on.
+"""Train on POWER with the paper's recipe, and score the test rows; an interrupted run resumes.
 
     python power.py DATA --checkpoint FOLDER [--until STEP] [--ema DECAY]
 
-DATA is a folder with train.npy, val.npy and test.npy. What the paper does not say is left to the library's
-defaults: a short warm-up, and gradients clipped at a norm of 5. ``--until`` stops after a validation; with
-``SINUFLOW_ENGINE=plain`` in the environment, steps are made one by one, for comparison. Rounding makes two runs
-drift apart, and at a high learning rate their validation jumps about by some hundredths; so compare averaged
-weights (``--ema 0.999``), which do not jump.
+DATA is a folder with train.npy, val.npy and test.npy. Settings that the paper does not give are the library's defaults:
+a warm-up, and gradients clipped at a norm of 5. ``--until`` stops after a validation. ``SINUFLOW_ENGINE=plain`` in the
+environment disables CUDA graphs, for comparison. Rounding makes two runs diverge, and at a high learning rate their
+validation NLL varies by some hundredths; compare averaged weights (``--ema 0.999``), for which it does not.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ STEPS, EVERY, CHECKED = 1_200_000, 5_000, 4_000
 
 
 def main() -> None:
-    """Train, and when all steps are done, score the test rows."""
+    """Train, and score the test rows after the last step."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("--checkpoint", type=Path, required=True)
@@ -49,7 +48,7 @@ def main() -> None:
             progress=False, resume=arguments.checkpoint.exists(), seed=arguments.seed,
         )  # fmt: skip
     except KeyboardInterrupt:
-        print("stopped; the same command without --until goes on")
+        print("stopped; the same command without --until resumes")
     print(f"{time.perf_counter() - start:.1f} seconds")
     history = [json.loads(line) for line in (arguments.checkpoint / "history.jsonl").read_text().splitlines()]
     for entry in history:
@@ -61,26 +60,26 @@ def main() -> None:
 
 
 def stop_at(folder: Path, step: int) -> None:
-    """Interrupt the run, as a user would, once the history has come so far."""
+    """Send SIGINT once the history has reached a step."""
     history = folder / "history.jsonl"
     while True:
         time.sleep(0.2)
         text = history.read_text() if history.exists() else ""
-        whole = text[: text.rfind("\n") + 1].splitlines()  # the last line may still be under way
+        whole = text[: text.rfind("\n") + 1].splitlines()  # the last line may be incomplete
         if whole and json.loads(whole[-1])["step"] >= step:
             os.kill(os.getpid(), signal.SIGINT)
             return
 
 
 def score(flow: sinuflow.SinusoidalFlow, test: torch.Tensor) -> None:
-    """The test rows in float32 where the flow is best, and some of them in float64 beside."""
+    """Score the test rows in float32, and some of them in float64."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.no_grad():
-        found = torch.cat([flow.to(device)().log_prob(part.to(device)).double().cpu() for part in test.split(2**16)])
+        log_prob = torch.cat([flow.to(device)().log_prob(part.to(device)).double().cpu() for part in test.split(2**16)])
         exact = flow.cpu().double()().log_prob(test[:CHECKED].double())
-    error = (found[:CHECKED] - exact).abs()
+    error = (log_prob[:CHECKED] - exact).abs()
     flow.float()
-    print(f"test NLL {-found.mean():.4f} +- {found.std() / len(found) ** 0.5:.4f} over {len(found):,} rows")
+    print(f"test NLL {-log_prob.mean():.4f} +- {log_prob.std() / len(log_prob) ** 0.5:.4f} over {len(log_prob):,} rows")
     print(f"against float64, {CHECKED:,} rows: max {error.max():.1e}, mean {error.mean():.1e}")
 
 

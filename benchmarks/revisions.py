@@ -137,7 +137,7 @@ def main() -> None:
             "versions": {"python": platform.python_version(), "torch": torch.__version__},
             "ratios": ratios,
             "seconds": time.perf_counter() - start,
-            "comparable": False,  # with the paper: it has no such table
+            "comparable": False,  # the paper has no such table
         }
         arguments.json.write_text(json.dumps(record, indent=1) + "\n")
 

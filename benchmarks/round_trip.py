@@ -1,13 +1,12 @@
-"""How exactly a trained flow of images brings test images back from noise, in float32 and at best.
+"""Round-trip errors of a trained image flow on test images, in float32 and float64.
 
     python benchmarks/round_trip.py SET WEIGHTS DATA [--model NAME] [--images N] [--exact M] [--device D]
                                                       [--json FILE]
 
-WEIGHTS is a flow's state, as `sinuflow reproduce images` leaves it (weights.safetensors), NAME the recipe that it was
-trained by (today), and DATA the folder that has the set. Errors are the largest ones in logits, with those of pixels
-between 0 and 1 beside them. Beside those of float32, for the M images with the largest of them: what is lost if exact
-noise (of float64) is rounded to float32 and inverted exactly, which is about the best that float32 can do; and
-float64's.
+WEIGHTS is the state of a flow, stored by `sinuflow reproduce images` (weights.safetensors), NAME its recipe (today),
+and DATA the folder of the dataset. Errors are the largest ones in logits, and of pixels between 0 and 1. For the M
+images with the largest float32 errors, two more errors are measured: that of the exact inverse of exact noise that is
+rounded to float32, about the best that float32 can reach, and that of float64.
 """
 
 from __future__ import annotations
@@ -29,25 +28,25 @@ from sinuflow.paper.recipes import recipes
 from sinuflow.paper.record import hardware, versions
 from sinuflow.training import ImageRows
 
-_AT_ONCE = 100
+_BATCH = 100
 
 
 class Errors(NamedTuple):
-    """Of each image, the largest error in logits and of pixels from 0 to 1; what is no number is infinitely wrong."""
+    """The largest error of each image, in logits and of pixels between 0 and 1; NaN counts as infinite."""
 
     logits: torch.Tensor
     pixels: torch.Tensor
 
     @classmethod
-    def of(cls, found: torch.Tensor, true: torch.Tensor, pixels: PixelMap) -> Errors:
-        """Those of images that were found again."""
-        seen = [pixels.to_unit(t.double()).value for t in (found, true)]
-        off = (found - true, seen[0] - seen[1])
-        return cls(*(each.abs().nan_to_num(nan=torch.inf).amax(1).double().cpu() for each in off))
+    def of(cls, x: torch.Tensor, true: torch.Tensor, pixels: PixelMap) -> Errors:
+        """The errors of reconstructions."""
+        seen = [pixels.to_unit(t.double()).value for t in (x, true)]
+        errors = (x - true, seen[0] - seen[1])
+        return cls(*(each.abs().nan_to_num(nan=torch.inf).amax(1).double().cpu() for each in errors))
 
 
-class Back(NamedTuple):
-    """Images to noise and back: their errors, residuals, and whether they are certified."""
+class RoundTrip(NamedTuple):
+    """Errors, residuals and certificates of images that were mapped to noise and back."""
 
     errors: Errors
     residual: torch.Tensor
@@ -55,28 +54,28 @@ class Back(NamedTuple):
 
 
 @torch.no_grad()
-def there_and_back(flow: sinuflow.SinusoidalFlow, pixels: PixelMap, x: torch.Tensor) -> Back:
-    """In the precision of ``x``, some images at a time."""
+def round_trip(flow: sinuflow.SinusoidalFlow, pixels: PixelMap, x: torch.Tensor) -> RoundTrip:
+    """Map images to noise and back, in the precision of ``x``."""
     logits, seen, residual, certified = [], [], [], []
-    for part in x.split(_AT_ONCE):
-        found = flow.invert(flow.bijection(part)[0], on_failure="return")
-        errors = Errors.of(found.x, part, pixels)
+    for part in x.split(_BATCH):
+        inverse = flow.invert(flow.bijection(part)[0], on_failure="return")
+        errors = Errors.of(inverse.x, part, pixels)
         logits.append(errors.logits)
         seen.append(errors.pixels)
-        residual.append(found.residual.cpu())
-        certified.append(found.converged.cpu())
-    return Back(Errors(torch.cat(logits), torch.cat(seen)), torch.cat(residual), torch.cat(certified))
+        residual.append(inverse.residual.cpu())
+        certified.append(inverse.converged.cpu())
+    return RoundTrip(Errors(torch.cat(logits), torch.cat(seen)), torch.cat(residual), torch.cat(certified))
 
 
 @torch.no_grad()
-def measured(flow: sinuflow.SinusoidalFlow, pixels: PixelMap, x: torch.Tensor, exact: int) -> dict[str, Any]:
-    """All figures."""
-    single, doubled = there_and_back(flow, pixels, x), copy.deepcopy(flow).double()
+def measure(flow: sinuflow.SinusoidalFlow, pixels: PixelMap, x: torch.Tensor, exact: int) -> dict[str, Any]:
+    """All errors of a flow."""
+    single, doubled = round_trip(flow, pixels, x), copy.deepcopy(flow).double()
     worst = single.errors.logits.argsort(descending=True)[:exact]
     precise = x[worst.to(x.device)].double()
-    double = there_and_back(doubled, pixels, precise)
+    double = round_trip(doubled, pixels, precise)
     rounded = []
-    for part in precise.split(_AT_ONCE):
+    for part in precise.split(_BATCH):
         noise = doubled.bijection(part)[0].float().double()
         rounded.append(Errors.of(doubled.invert(noise, on_failure="return").x, part, pixels))
     lost = Errors(*(torch.cat(each) for each in zip(*rounded, strict=True)))
@@ -97,7 +96,7 @@ def measured(flow: sinuflow.SinusoidalFlow, pixels: PixelMap, x: torch.Tensor, e
 
 
 def main() -> None:
-    """Print everything, and add it to a record."""
+    """Print the errors, and add them to a record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("set")
     parser.add_argument("weights", type=Path)
@@ -114,8 +113,8 @@ def main() -> None:
     images = torch.from_numpy(load_image_set(arguments.set, arguments.data).test[: arguments.images])
     pixels = PixelMap(about.alpha)
     x = torch.cat([batch.x for batch in ImageRows(images, pixels).in_order(1000)])
-    found = measured(flow.eval().to(arguments.device), pixels, x.to(arguments.device), arguments.exact)
-    print(arguments.set, found)
+    errors = measure(flow.eval().to(arguments.device), pixels, x.to(arguments.device), arguments.exact)
+    print(arguments.set, errors)
     if arguments.json:
         record = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
         words = [f"python benchmarks/round_trip.py {arguments.set} WEIGHTS DATA --exact {arguments.exact}"]
@@ -129,8 +128,8 @@ def main() -> None:
             "hardware": hardware(arguments.device),
             "versions": versions(),
             "seconds": round(time.perf_counter() - start, 1),
-            "comparable_with_paper": "no: the paper shows a picture",
-            **found,
+            "comparable_with_paper": "no: the paper gives no numbers",
+            **errors,
         }
         arguments.json.write_text(json.dumps(record, indent=1) + "\n")
 

@@ -1,14 +1,13 @@
-"""Defaults on real tables: held-out log density beside a Gaussian and zuko's MAF and NSF.
+"""Held-out log-likelihood of `sinuflow fit` with its defaults, of a Gaussian, and of zuko's MAF and NSF.
 
-Every method sees the same prepared and dequantised columns of the same rows, and log densities
-are in the units of the table. Ours is `sinuflow fit` without options. zuko's flows have their
-library's defaults, and are trained by the same loop, with the same settings, for the same
-processor time. Tables under 2,000 rows are split ten times, and differences are paired.
+All methods use the same preprocessed and dequantised columns of the same rows, and log-densities are in the units of
+the table. zuko's flows have zuko's default architectures, and the training loop, settings and processor time of ours.
+Tables under 2,000 rows are split ten times, and differences are paired.
 
     python tabular_defaults.py [--data DIR] [--sets NAME ...] [--workers N] [--json FILE]
 
-DIR holds gas-small, hepmass-small, miniboone-small and power as folders of .npy files; without
-it only scikit-learn's own tables are used. Each of N worker processes uses one thread.
+DIR holds gas-small, hepmass-small, miniboone-small and power as folders of .npy files; without it only scikit-learn's
+datasets are used. Each of N worker processes uses one thread.
 """
 
 from __future__ import annotations
@@ -23,30 +22,27 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import zuko
-from torch import Tensor, nn
+from torch import Tensor
 
 import sinuflow
 from sinuflow import fit_table
+from sinuflow.compare import ZukoFlow
 from sinuflow.data.sources import seeded
 from sinuflow.models.defaults import table_recipe
 from sinuflow.models.table import TableModel
+from sinuflow.paper.record import versions
 from sinuflow.report import gaussian_log_density
 from sinuflow.training import Batch, MemoryRows
-from sinuflow.training.history import History
-from sinuflow.training.progress import Progress
-from sinuflow.training.settings import Settings
-from sinuflow.training.trainer import Trainer
 
 OWN = ("iris", "wine", "diabetes", "breast_cancer", "digits_top")
 PACK = ("gas-small", "hepmass-small", "miniboone-small", "power")
-#: Rows of `power` that are used: the table's two million would take hours.
+#: Rows of `power`; all two million would take hours.
 POWER_ROWS = 50_000
 SMALL, SPLITS = 2_000, 10
 
 
 def load(name: str, folder: Path | None) -> np.ndarray:
-    """A real table as numbers; scikit-learn's own may also lie in the folder, as NAME.npy."""
+    """A dataset as an array; scikit-learn's may also be in the folder, as NAME.npy."""
     if folder is not None and (folder / f"{name}.npy").exists():
         return np.load(folder / f"{name}.npy")
     from sklearn import datasets
@@ -63,45 +59,21 @@ def load(name: str, folder: Path | None) -> np.ndarray:
     return rows
 
 
-class Peer(nn.Module):
-    """A zuko flow with the signature that the training loop calls."""
-
-    def __init__(self, flow: nn.Module) -> None:
-        super().__init__()
-        self.flow = flow
-
-    def forward(self, context: Tensor | None = None, validate_args: bool | None = None) -> object:
-        """The distribution."""
-        return self.flow(context)
-
-
-def train_peer(flow: Peer, model: TableModel, x: Tensor, val: Tensor, seconds: float, seed: int) -> tuple[int, float]:
-    """Train for so much processor time; the steps that were made, and the time."""
+def train_peer(flow: ZukoFlow, model: TableModel, x: Tensor, val: Tensor, seconds: float, seed: int) -> None:
+    """Train for about ``seconds`` of processor time."""
 
     def encode(rows: Tensor, _: Tensor | None, generator: torch.Generator) -> Batch:
         prepared, _ = model.preprocessor.prepare(model.preprocessor.dequantize(rows, generator))
         return Batch(prepared.float(), None)
 
     train, validation = MemoryRows(x, None, encode), MemoryRows(val, None, encode)
-    chosen = dict(table_recipe(len(x), x.shape[1]).training)
-    pace = _seconds_per_step(flow, train, chosen["batch_size"])
-    steps = max(50, int(seconds / pace))
-    per_epoch = max(1, len(x) // chosen["batch_size"])
-    settings = Settings(
-        **{**chosen, "steps": steps, "patience": None},
-        warmup=min(500, steps // 20),
-        clip=5.0,
-        validate_every=min(500, max(20, per_epoch)),
-        seed=seed,
-    )
-    start = time.process_time()
-    trainer = Trainer(flow, train, validation, settings, History(), Progress())
-    trainer.run(lambda: None)
-    trainer.finish()
-    return steps, time.process_time() - start
+    settings = dict(table_recipe(len(x), x.shape[1]).training)
+    steps = max(50, int(seconds / _seconds_per_step(flow, train, settings["batch_size"])))
+    settings |= {"steps": steps, "patience": None}
+    sinuflow.fit(flow, train, validation, **settings, progress=False, device="cpu", seed=seed)  # type: ignore[arg-type]
 
 
-def _seconds_per_step(flow: Peer, rows: MemoryRows, batch_size: int) -> float:
+def _seconds_per_step(flow: ZukoFlow, rows: MemoryRows, batch_size: int) -> float:
     batch = next(rows.epoch(0, batch_size, 0))
     for _ in range(3):
         (-flow().log_prob(batch.x).mean()).backward()
@@ -109,28 +81,28 @@ def _seconds_per_step(flow: Peer, rows: MemoryRows, batch_size: int) -> float:
     for _ in range(10):
         (-flow().log_prob(batch.x).mean()).backward()
     flow.zero_grad()
-    return 1.15 * (time.process_time() - start) / 10  # the optimiser and validation come on top
+    return 1.15 * (time.process_time() - start) / 10  # plus the optimizer and validation
 
 
 def one_split(table: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-    """Held-out log densities of every method, row by row."""
+    """Held-out log-densities of every method, row by row."""
     start = time.process_time()
     model = fit_table(table, seed=seed, progress=False)
     seconds = time.process_time() - start
     columns = [int(c.name[1:]) for c in model.preprocessor.features]
     rows = torch.from_numpy(np.asarray(table, dtype=np.float64)[:, columns])
     train, val, test = (rows[torch.from_numpy(ids)] for ids in model.split)
-    spread = model.preprocessor.dequantize(test, seeded(seed, 2))
-    prepared, ladj = model.preprocessor.prepare(spread)
-    known, _ = model.preprocessor.prepare(model.preprocessor.dequantize(train, seeded(seed, 1)))
+    dequantised = model.preprocessor.dequantize(test, seeded(seed, 2))
+    prepared, ladj = model.preprocessor.prepare(dequantised)
+    train_prepared, _ = model.preprocessor.prepare(model.preprocessor.dequantize(train, seeded(seed, 1)))
     results = {
-        "sinuflow": model.score_numbers(spread, None).numpy(),
-        "Gaussian": gaussian_log_density(known.numpy(), prepared.numpy()) + ladj.numpy(),
+        "sinuflow": model.score_numbers(dequantised, None).numpy(),
+        "Gaussian": gaussian_log_density(train_prepared.numpy(), prepared.numpy()) + ladj.numpy(),
         "seconds": np.array([seconds]),
     }
-    for name, kind in (("MAF", zuko.flows.MAF), ("NSF", zuko.flows.NSF)):
+    for name in ("MAF", "NSF"):
         torch.manual_seed(seed)
-        flow = Peer(kind(len(columns)))
+        flow = ZukoFlow(name, len(columns), transforms=3, hidden=(64, 64))  # zuko's defaults
         try:
             train_peer(flow, model, train, val, seconds, seed)
             with torch.no_grad():
@@ -142,14 +114,14 @@ def one_split(table: np.ndarray, seed: int) -> dict[str, np.ndarray]:
 
 
 def run_task(task: tuple[str, Path | None, int]) -> dict[str, np.ndarray]:
-    """One split of one table, in whatever process."""
+    """One split of one dataset."""
     torch.set_num_threads(1)
     name, folder, seed = task
     return one_split(load(name, folder), seed)
 
 
-def summarise(name: str, table: np.ndarray, runs: list[dict[str, np.ndarray]]) -> dict[str, object]:
-    """One line of the table."""
+def summarize(name: str, table: np.ndarray, runs: list[dict[str, np.ndarray]]) -> dict[str, object]:
+    """One row of the results."""
     line: dict[str, object] = {"set": name, "rows": len(table), "columns": table.shape[1], "splits": len(runs)}
     line["seconds"] = round(float(np.mean([run["seconds"][0] for run in runs])), 1)
     for method in ("sinuflow", "Gaussian", "MAF", "NSF"):
@@ -190,7 +162,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     sets = arguments.sets or [*OWN, *(PACK if arguments.data else ())]
-    print("Mean held-out log density in nats (worst row); after the semicolon, how much more Sinuflow has.\n")
+    print("Mean held-out log-density in nats (worst row); after the semicolon, the gain of Sinuflow.\n")
     print("| table (rows x columns) | splits | s | Sinuflow | Gaussian | zuko MAF | zuko NSF |")
     print("|---|---|---|---|---|---|---|")
     tables = {name: load(name, arguments.data) for name in sets}
@@ -205,13 +177,13 @@ def main() -> None:
     else:
         done = [run_task(task) for task in tasks]
     found = dict(zip(tasks, done, strict=True))
-    lines = [summarise(name, tables[name], [run for task, run in found.items() if task[0] == name]) for name in sets]
+    lines = [summarize(name, tables[name], [run for task, run in found.items() if task[0] == name]) for name in sets]
     if arguments.json:
         record = {
             "command": "python tabular_defaults.py --data DIR",
             "seed": "0, and 0 to 9 for tables under 2,000 rows",
             "hardware": f"{platform.machine()}, 1 thread for each of {arguments.workers} processes",
-            "versions": {"sinuflow": sinuflow.__version__, "torch": torch.__version__, "zuko": zuko.__version__},
+            "versions": versions(),
             "comparable_with_paper": "no: other tables, other splits",
             "results": lines,
         }

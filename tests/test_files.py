@@ -24,8 +24,8 @@ from sinuflow.cli.sample import _write_images
 from sinuflow.data.originals.outputs import write_arrays
 from sinuflow.data.png import write_png
 from sinuflow.files import append, locked, replacing, write_atomically
-from sinuflow.paper.pictures import picture
-from sinuflow.paper.record import Figure, write_record
+from sinuflow.paper.plotting import saved_figure
+from sinuflow.paper.record import Result, write_record
 from sinuflow.report import page
 from sinuflow.training.checkpoint import Checkpoint, CheckpointFolder
 from sinuflow.training.history import History
@@ -43,8 +43,8 @@ def save_checkpoint(path: Path) -> None:
     folder.save(Checkpoint({"step": 3}, {"weights": FLOW.state_dict()}))
 
 
-def draw_picture(path: Path) -> None:
-    with picture(path, 2, 2):
+def draw_figure(path: Path) -> None:
+    with saved_figure(path, 2, 2):
         pass
 
 
@@ -62,8 +62,8 @@ WRITERS = {
     "npy": ("s.npy", lambda path: _write_images(path, IMAGES)),
     "split": ("train.npy", lambda path: write_arrays([path], [IMAGES.numpy()])),
     "report": ("r.html", lambda path: page.write("x" * 10_000, path)),  # type: ignore[arg-type]
-    "record": ("x.json", lambda path: write_record(path, [Figure("a", "b", "c", {0: 1.0})], "command", "cpu")),
-    "figure": ("f.png", draw_picture),
+    "record": ("x.json", lambda path: write_record(path, [Result("a", "b", "c", {0: 1.0})], "command", "cpu")),
+    "figure": ("f.png", draw_figure),
     "drawing": ("f.svg", lambda path: FLOW.draw().save(path)),
 }
 

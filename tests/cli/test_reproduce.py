@@ -29,7 +29,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
 
 
 def test_options_that_mean_nothing_are_refused(tmp_path: Path) -> None:
-    assert "has no choice of sets" in fails("reproduce", "transformer", "--set", "moons", cwd=tmp_path)
+    assert "does not take --set" in fails("reproduce", "transformer", "--set", "moons", cwd=tmp_path)
     assert "no recipe glow" in fails("reproduce", "shapes", "--smoke", "--model", "glow", "--out", ".", cwd=tmp_path)
     assert "device must be" in fails("reproduce", "ldu", "--device", "abacus", cwd=tmp_path)
 

@@ -7,17 +7,17 @@ import torch
 
 from sinuflow import ArgumentError
 from sinuflow.paper import Options
-from sinuflow.paper.contraction import SETS, attempt, constants, run
+from sinuflow.paper.contraction import DATASETS, attempt, constants, run
 from tests.builders import batch, trained_flow
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], float]:
     folder = tmp_path_factory.mktemp("contraction")
-    return {(f.set, f.metric): f.value for f in run(Options(folder, "smoke", device="cpu", progress=False))}
+    return {(f.dataset, f.metric): f.value for f in run(Options(folder, "smoke", device="cpu", progress=False))}
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", DATASETS)
 def test_g_is_a_contraction_within_its_bound(found: dict[tuple[str, str], float], name: str) -> None:
     constant = found[name, "Lipschitz constant of G, largest over blocks"]
     bound = found[name, "proven bound of it, largest over blocks"]
@@ -25,7 +25,7 @@ def test_g_is_a_contraction_within_its_bound(found: dict[tuple[str, str], float]
     assert bound < 1
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", DATASETS)
 def test_the_certified_solver_takes_fewer_iterations_to_be_more_exact(
     found: dict[tuple[str, str], float], name: str
 ) -> None:
@@ -46,13 +46,13 @@ def test_constants_agree_with_the_slopes_of_the_transformers() -> None:
     inputs = upper(x)[0].detach().requires_grad_()
     (slopes,) = torch.autograd.grad(scale(inputs)[0].sum(), inputs)  # the Jacobian is diagonal
     largest = float((slopes - 1).abs().max())
-    assert block.scale >= largest - 1e-12
-    assert block.scale == pytest.approx(largest, rel=0.02)
-    assert block.chain == block.scale  # one scale is the whole chain
-    assert block.scale <= block.bound
+    assert block.layer >= largest - 1e-12
+    assert block.layer == pytest.approx(largest, rel=0.02)
+    assert block.block == block.layer  # it has one layer
+    assert block.layer <= block.bound
 
 
-def test_algorithm_1_cut_off_is_wrong_and_the_library_says_so() -> None:
+def test_algorithm_1_with_too_few_iterations_is_wrong_and_does_not_converge() -> None:
     flow = trained_flow(2, blocks=1, scales=1)
     with torch.no_grad():
         scale = flow.bijection.bijections[0].bijections[1]
@@ -68,8 +68,8 @@ def test_algorithm_1_cut_off_is_wrong_and_the_library_says_so() -> None:
     assert not bool((wrong & cut.converged).any())
 
 
-def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_unknown_datasets_and_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="no set 'moons'"):
-        run(Options(tmp_path, "smoke", sets=("moons",)))
+        list(run(Options(tmp_path, "smoke", datasets=("moons",))))
     with pytest.raises(ArgumentError, match="no model '3 LDU blocks'"):
-        run(Options(tmp_path, "smoke", models=("3 LDU blocks",)))
+        list(run(Options(tmp_path, "smoke", models=("3 LDU blocks",))))

@@ -10,7 +10,7 @@ from sinuflow.paper import Options, reproduce
 from sinuflow.paper.gaussians import compare, on_grid
 
 
-def test_scales_learn_what_an_affine_flow_cannot(tmp_path: Path) -> None:
+def test_d_scales_learn_what_an_affine_flow_cannot(tmp_path: Path) -> None:
     figures = reproduce("gaussians", Options(tmp_path, "smoke", device="cpu", progress=False))
     found = {(figure["model"], figure["metric"][:4]): figure["value"] for figure in figures}
     assert 0 < found["scales", "KL f"] < 0.6
@@ -30,7 +30,7 @@ def test_the_true_transformation_is_that_of_the_density() -> None:
 
 
 class _Normal:
-    """A flow that learned nothing but mean and scale."""
+    """A flow that is its base distribution."""
 
     bijection = None
 

@@ -1,4 +1,4 @@
-"""The items about images, at their smallest: on images that are drawn, eight by eight."""
+"""The items on images, as smoke tests on synthetic images of 8 by 8 pixels."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import torch
 
 from sinuflow import ArgumentError, DataError
 from sinuflow.data.image_sets import IMAGE_SETS, ImageSplits
-from sinuflow.paper import Options, image_flows, reproduce
-from sinuflow.paper.image_data import drawn, images_of, shape_of, smaller
-from sinuflow.paper.image_flows import trained_flows
-from sinuflow.paper.images_table import table
+from sinuflow.paper import Options, image_runs, reproduce
+from sinuflow.paper.image_data import downsample, load, shape_of, synthetic
+from sinuflow.paper.image_runs import trained_flows
+from sinuflow.paper.images import comparable
 from sinuflow.paper.page import page
 from sinuflow.paper.reconstruction import round_trip
-from sinuflow.paper.record import Figure, write_record
-from sinuflow.paper.tiles import tiles
+from sinuflow.paper.record import Result, write_record
+from sinuflow.paper.tables import images_table
 
 Found = dict[tuple[str, str, str], dict[str, Any]]
 
@@ -34,10 +34,10 @@ def by_key(figures: list[dict[str, Any]]) -> Found:
 def options(tmp_path_factory: pytest.TempPathFactory) -> Options:
     """Two trained flows: one by today's recipe, one by the paper's with its plateaus."""
     folder = tmp_path_factory.mktemp("images")
-    told = Options(folder / "out", "smoke", device="cpu", runs=folder / "runs", progress=False)
-    reproduce("images", replace(told, sets=("mnist",), models=("today",)))
-    reproduce("images", replace(told, sets=("cifar10",), models=("paper",)))
-    return told
+    chosen = Options(folder / "out", "smoke", device="cpu", runs=folder / "runs", progress=False)
+    reproduce("images", replace(chosen, datasets=("mnist",), models=("today",)))
+    reproduce("images", replace(chosen, datasets=("cifar10",), models=("paper",)))
+    return chosen
 
 
 def figures_of(item: str, options: Options) -> Found:
@@ -45,7 +45,7 @@ def figures_of(item: str, options: Options) -> Found:
 
 
 @pytest.mark.parametrize(("name", "model"), [("mnist", "today"), ("cifar10", "paper")])
-def test_flows_are_better_than_every_pixel_for_itself(name: str, model: str, options: Options) -> None:
+def test_flows_beat_the_histogram_baseline(name: str, model: str, options: Options) -> None:
     found = figures_of("images", options)
     ours = found[name, model, "test bits per dimension"]
     alone = found[name, "independent pixels", "test bits per dimension"]["value"]
@@ -61,12 +61,12 @@ def test_flows_are_better_than_every_pixel_for_itself(name: str, model: str, opt
     assert ours["standard_error_over_images"]["0"] < 0.1
     assert ours["rows"] == 200
     assert ours["paper"] is None
-    assert ours["comparable"] == "no: a smaller run, on images that were drawn"
+    assert ours["comparable"] == "no: a smaller run, on synthetic images"
 
 
 def test_the_score_is_that_of_the_density_in_float64(options: Options) -> None:
     (flow,) = trained_flows(("mnist",), options)
-    images = torch.from_numpy(images_of("mnist", options).test)
+    images = torch.from_numpy(load("mnist", options).test)
     x = flow.logits(images).double()
     with torch.no_grad(), flow.on("cpu", torch.float64) as model:
         log_density = model().log_prob(x) + flow.pixels.ladj(x)
@@ -76,7 +76,7 @@ def test_the_score_is_that_of_the_density_in_float64(options: Options) -> None:
 
 
 def test_a_finished_run_is_read_and_gives_the_same(options: Options, tmp_path: Path) -> None:
-    chosen = replace(options, out=tmp_path, sets=("mnist",), models=("today",))
+    chosen = replace(options, out=tmp_path, datasets=("mnist",), models=("today",))
     again = by_key(reproduce("images", chosen))["mnist", "today", "test bits per dimension"]
     first = figures_of("images", options)["mnist", "today", "test bits per dimension"]
     assert (again["value"], again["seconds"]) == (first["value"], first["seconds"])
@@ -99,7 +99,7 @@ def test_reconstructions_get_better_with_iterations_and_the_certified_one_is_exa
         assert errors[0] > 3 * errors[2]
         assert found[name, model, "l2 error of the certified solver"]["value"] < 1e-4
         assert found[name, model, "images that look the same by the certified solver, percent"]["value"] == 100
-        assert found[name, model, "images that the certified solver vouches for, percent"]["value"] == 100
+        assert found[name, model, "images that the certified solver certifies, percent"]["value"] == 100
         assert found[name, model, "largest error of the certified solver in float32, 32 images"]["value"] < 1e-4
         assert found[name, model, "largest error of the certified solver in float64, 16 images"]["value"] < 1e-9
     assert (options.out / "reconstruction.png").stat().st_size > 5_000
@@ -124,7 +124,7 @@ def test_every_runtime_has_its_error_beside_it(options: Options) -> None:
     assert (options.out / "runtime.png").stat().st_size > 5_000
 
 
-def test_the_page_shows_what_there_is(options: Options) -> None:
+def test_the_page_shows_the_items_that_were_run(options: Options) -> None:
     shown = page(options.out)
     assert "Still to be run: transformer, gaussians" in shown
     assert "## images" in shown
@@ -132,20 +132,17 @@ def test_the_page_shows_what_there_is(options: Options) -> None:
     assert "| Glow | 1.05 | 3.35 |" in shown
 
 
-def test_almost_all_is_not_all(tmp_path: Path) -> None:
-    metric = "images that the certified solver vouches for, percent"
-    figure = Figure("mnist", metric, "today", {0: 99.99})
+def test_percentages_have_four_digits(tmp_path: Path) -> None:
+    metric = "images that the certified solver certifies, percent"
+    figure = Result("mnist", metric, "today", {0: 99.99})
     write_record(tmp_path / "reconstruction.json", [figure], "sinuflow reproduce reconstruction", "cpu")
     assert f"{metric} | 99.99 |" in page(tmp_path)
 
 
-def test_the_best_flow_is_shown_if_it_is_the_only_one(options: Options, tmp_path: Path) -> None:
+def test_the_first_model_that_exists_is_shown(options: Options, tmp_path: Path) -> None:
     shutil.copytree(options.runs / "mnist" / "today-0", tmp_path / "mnist" / "best-0")  # type: ignore[operator]
     (flow,) = trained_flows(("mnist",), replace(options, runs=tmp_path))
     assert flow.model == "best"
-
-
-# ---------------------------------------------------------------- what is not there
 
 
 def refused(item: str, options: Options, error: type[Exception]) -> str:
@@ -156,40 +153,37 @@ def refused(item: str, options: Options, error: type[Exception]) -> str:
 
 
 @pytest.mark.parametrize("item", ["samples", "reconstruction", "runtime"])
-def test_without_a_trained_flow_they_say_what_to_run_first(item: str, tmp_path: Path) -> None:
-    told = Options(tmp_path, "quick", device="cpu", sets=("cifar10",), data=Path("sets"), progress=False)
+def test_without_a_trained_flow_the_error_says_what_to_run(item: str, tmp_path: Path) -> None:
+    chosen = Options(tmp_path, "quick", device="cpu", datasets=("cifar10",), data=Path("sets"), progress=False)
     assert "no --runs was given: run `sinuflow reproduce images --quick --set cifar10" in refused(
-        item, told, ArgumentError
+        item, chosen, ArgumentError
     )
-    message = refused(item, replace(told, size="full", runs=Path("runs"), seeds=(3,)), ArgumentError)
+    message = refused(item, replace(chosen, size="full", runs=Path("runs"), seeds=(3,)), ArgumentError)
     assert message.endswith(
         "there is none in runs/cifar10: run `sinuflow reproduce images --set cifar10 --model today --seed 3 "
         "--data sets --runs runs` first"
     )
 
 
-def test_without_data_they_say_where_to_get_them(options: Options, tmp_path: Path) -> None:
+def test_without_data_the_error_says_where_to_get_them(options: Options, tmp_path: Path) -> None:
     for data in (None, tmp_path):
-        for item, told in (("images", replace(options, size="full")), ("samples", replace(options, size="quick"))):
-            message = refused(item, replace(told, data=data, out=tmp_path, sets=("mnist",)), DataError)
+        for item, chosen in (("images", replace(options, size="full")), ("samples", replace(options, size="quick"))):
+            message = refused(item, replace(chosen, data=data, out=tmp_path, datasets=("mnist",)), DataError)
             assert IMAGE_SETS["mnist"].source in message
             assert "sinuflow data prepare mnist" in message
     assert "sinuflow data prepare mnist" in refused("images", Options(tmp_path, "quick", device="cpu"), DataError)
 
 
-def test_what_does_not_belong_together_is_refused(options: Options, tmp_path: Path) -> None:
-    full = replace(options, size="full", out=tmp_path, sets=("mnist",))
+def test_inconsistent_options_are_refused(options: Options, tmp_path: Path) -> None:
+    full = replace(options, size="full", out=tmp_path, datasets=("mnist",))
     assert "holds another run than the recipe's: add --quick" in refused("samples", full, ArgumentError)
     other = replace(options, out=tmp_path)
     assert "one --seed" in refused("samples", replace(other, seeds=(0, 1)), ArgumentError)
     assert "no recipe glow" in refused("samples", replace(other, models=("glow",)), ArgumentError)
     assert "no recipe glow" in refused("images", replace(other, models=("glow",)), ArgumentError)
-    assert "no set of images 'power'" in refused("images", replace(other, sets=("power",)), ArgumentError)
-    with pytest.raises(ArgumentError, match="cannot be made"):
-        smaller(drawn(1, (1, 28, 28)), (1, 8, 8))
-
-
-# ---------------------------------------------------------------- on images of a set
+    assert "no set of images 'power'" in refused("images", replace(other, datasets=("power",)), ArgumentError)
+    with pytest.raises(ArgumentError, match="cannot be downsampled"):
+        downsample(synthetic(1, (1, 28, 28)), (1, 8, 8))
 
 
 @pytest.fixture(scope="module")
@@ -198,64 +192,52 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sets")
     (folder / "mnist").mkdir()
     for seed, split in enumerate(ImageSplits._fields):
-        np.save(folder / "mnist" / f"{split}.npy", drawn(70, (1, 28, 28), seed).numpy())
+        np.save(folder / "mnist" / f"{split}.npy", synthetic(70, (1, 28, 28), seed).numpy())
     return folder
 
 
-def test_a_laptop_trains_on_images_of_half_the_size(
+def test_a_quick_run_trains_on_images_of_half_the_size(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(image_flows._STEPS, "quick", 2)
-    told = Options(tmp_path, "quick", device="cpu", data=data, runs=tmp_path / "runs", progress=False)
-    alone, ours = reproduce("images", replace(told, models=("today",)))
+    monkeypatch.setitem(image_runs._STEPS, "quick", 2)
+    chosen = Options(tmp_path, "quick", device="cpu", data=data, runs=tmp_path / "runs", progress=False)
+    alone, ours = reproduce("images", replace(chosen, models=("today",)))
     assert ours["comparable"] == alone["comparable"] == "no: a smaller run, on images of half the size"
     assert ours["rows"] == 70
-    (flow,) = trained_flows(IMAGE_SETS, told)  # CIFAR-10 is left out
-    assert flow.shape == shape_of("mnist", told) == (1, 14, 14)
-    assert by_key(reproduce("samples", told))["mnist", "today", "samples that are certified, percent"]["value"] == 100
+    (flow,) = trained_flows(IMAGE_SETS, chosen)  # CIFAR-10 is left out
+    assert flow.shape == shape_of("mnist", chosen) == (1, 14, 14)
+    assert by_key(reproduce("samples", chosen))["mnist", "today", "samples that are certified, percent"]["value"] == 100
 
 
-def test_published_images_are_told_from_others(data: Path) -> None:
-    from sinuflow.paper.images import _comparable
-
+def test_results_on_other_images_are_not_comparable(data: Path) -> None:
     full = Options(Path("out"), data=data)
-    few = images_of("mnist", full)
+    few = load("mnist", full)
     whole = ImageSplits(*(np.broadcast_to(few.train[:1], (n, 1, 28, 28)) for n in IMAGE_SETS["mnist"].sizes))
-    assert _comparable("mnist", "paper", few, full) == "no: other images than the published ones"
-    assert _comparable("mnist", "paper", whole, full) == IMAGE_SETS["mnist"].comparable
-    assert _comparable("mnist", "today", whole, full).endswith("; trained otherwise than in the paper")
-    larger = "; a larger flow, networks that compute scales too, trained otherwise than in the paper"
-    assert _comparable("mnist", "best", whole, full).endswith(larger)
-    as_large = "; networks that compute scales too, trained otherwise than in the paper"
-    assert _comparable("mnist", "affine", whole, full).endswith(as_large)
+    assert comparable("mnist", "paper", few, full) == "no: other images than the published ones"
+    assert comparable("mnist", "paper", whole, full) == IMAGE_SETS["mnist"].comparable
+    assert comparable("mnist", "today", whole, full).endswith("; other training settings")
+    larger = "; a larger flow, affine conditioning, other training settings"
+    assert comparable("mnist", "best", whole, full).endswith(larger)
+    as_large = "; affine conditioning, other training settings"
+    assert comparable("mnist", "affine", whole, full).endswith(as_large)
 
 
-# ---------------------------------------------------------------- parts
-
-
-def test_algorithm_1_that_diverges_is_shown_and_not_hidden(options: Options) -> None:
+def test_algorithm_1_that_diverges_does_not_converge(options: Options) -> None:
     (flow,) = trained_flows(("mnist",), options)
-    x = flow.logits(drawn(3, (1, 8, 8)))
+    x = flow.logits(synthetic(3, (1, 8, 8)))
     with torch.no_grad():
-        back = round_trip(flow, x, "cpu", solver="fixed_point", rtol=0, atol=0, max_iterations=1)
-    assert not back.converged.any()
+        _, converged = round_trip(flow, x, "cpu", solver="fixed_point", rtol=0, atol=0, max_iterations=1)
+    assert not converged.any()
     black = flow.images(torch.full((1, 64), torch.nan))
     assert int(black.max()) == 0
-
-
-def test_tiles_are_in_rows_and_pad_with_white() -> None:
-    images = torch.arange(3, dtype=torch.uint8).view(3, 1, 1, 1).expand(3, 1, 32, 32) * 10
-    found = tiles(images, columns=2)
-    assert found.shape == (66, 66, 3)
-    assert [int(found[i, j, k]) for i, j, k in ((0, 0, 0), (0, 32, 1), (0, 34, 2), (40, 0, 0), (40, 40, 0))] == [
-        0, 255, 10, 20, 255,
-    ]  # fmt: skip
 
 
 def test_the_table_puts_the_best_first() -> None:
     common = {"set": "mnist", "spread": None, "seeds": [0], "paper": 1.06, "seconds": 60.0, "hardware": "GPU"}
     common |= {"comparable": "yes", "float32_error_max": {"0": 2e-5}}
-    lines = table([common | {"model": "paper", "value": 1.07}, common | {"model": "today", "value": 1.02}]).splitlines()
+    lines = images_table(
+        [common | {"model": "paper", "value": 1.07}, common | {"model": "today", "value": 1.02}]
+    ).splitlines()
     assert (
         lines[5] == "| mnist | Sinusoidal Flow, the paper's architecture | 1.020 | 1 | 2e-05 | 1.06 | 60 s, GPU | yes |"
     )

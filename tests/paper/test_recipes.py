@@ -1,4 +1,4 @@
-"""The appendix's table, field by field."""
+"""Recipes, compared with the tables of the appendix."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_papers_recipes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_the_papers_recipes_of_images(name: str) -> None:
+def test_the_papers_image_recipes(name: str) -> None:
     flow, training = recipes(name)["paper"].flow, recipes(name)["paper"].training
     named = ("steps", "batch_size", "optimizer", "learning_rate", "schedule", "weight_decay")
     assert (
@@ -69,13 +69,13 @@ def test_every_recipe_can_be_built(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gas-small", "hepmass-small", "miniboone-small"])
-def test_peers_are_trained_like_ours(name: str) -> None:
+def test_peers_have_the_training_settings_of_best(name: str) -> None:
     known = recipes(name)
     for peer in PEERS:
         assert known[peer].training == known["best"].training
         assert known[peer].flow == {"transforms": 5, "hidden": (256, 256)}
 
 
-def test_an_unknown_set_is_refused() -> None:
+def test_an_unknown_dataset_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"no recipes for 'moon', only for .*power"):
         recipes("moon")

@@ -10,23 +10,23 @@ from sinuflow.data.toys import toy
 from sinuflow.paper import Options, reproduce
 from sinuflow.paper.shapes import divergence
 
-SETS = ("8gaussians", "moons", "pinwheel")
+DATASETS = ("8gaussians", "moons", "pinwheel")
 
 
 def test_shapes_are_learned(tmp_path: Path) -> None:
-    figures = reproduce("shapes", Options(tmp_path, "smoke", device="cpu", sets=SETS, progress=False))
+    figures = reproduce("shapes", Options(tmp_path, "smoke", device="cpu", datasets=DATASETS, progress=False))
     found = {figure["set"]: figure["value"] for figure in figures}
-    assert set(found) == {"8gaussians", "moons"}  # the pinwheel's density is not known, and nobody guesses
+    assert set(found) == {"8gaussians", "moons"}  # the pinwheel's density is not known
     assert 0 < found["8gaussians"] < 0.9  # 1.4 and 1.0 before training
     assert 0 < found["moons"] < 0.5
 
 
 def test_a_density_of_one_dimension_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="one dimension"):
-        reproduce("shapes", Options(tmp_path, "smoke", sets=("gaussians",), progress=False))
+        reproduce("shapes", Options(tmp_path, "smoke", datasets=("gaussians",), progress=False))
 
 
-def test_the_divergence_from_itself_is_nothing() -> None:
+def test_the_divergence_of_a_scaled_density() -> None:
     moons = toy("moons")
 
     class Itself:

@@ -15,7 +15,7 @@ from sinuflow.report import gaussian_log_density
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows of two clusters, where a set of eight columns should be."""
+    """Rows of two clusters, in the folder of a dataset with eight columns."""
     folder = tmp_path_factory.mktemp("data")
     random = np.random.default_rng(0)
     (folder / "gas-small").mkdir()
@@ -26,7 +26,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(out: Path, data: Path | None, **others: object) -> Options:
-    return Options(out, "smoke", device="cpu", data=data, sets=("gas-small",), progress=False, **others)  # type: ignore[arg-type]
+    return Options(out, "smoke", device="cpu", data=data, datasets=("gas-small",), progress=False, **others)  # type: ignore[arg-type]
 
 
 def test_every_model_is_trained_and_scored(data: Path, tmp_path: Path) -> None:
@@ -66,12 +66,11 @@ def test_a_run_with_other_settings_is_refused(data: Path, tmp_path: Path) -> Non
         reproduce("tabular", chosen)
 
 
-def test_a_peer_trains_as_long_as_ours(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_long_as_gives_the_same_training_time(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = recipes("gas-small")
     short = {name: replace(known[name], training=known[name].training | {"steps": 20}) for name in ("best", "maf")}
     short["maf"] = replace(short["maf"], as_long_as="best")
-    for module in ("tabular", "training"):
-        monkeypatch.setattr(f"sinuflow.paper.{module}.recipes", lambda _: short)
+    monkeypatch.setattr("sinuflow.paper.training.recipes", lambda _: short)
     full = replace(options(tmp_path, data), size="full")
     with pytest.raises(ArgumentError, match="run gas-small with --model best first"):
         reproduce("tabular", replace(full, models=("maf",)))
@@ -81,9 +80,9 @@ def test_a_peer_trains_as_long_as_ours(data: Path, tmp_path: Path, monkeypatch: 
     assert theirs["seconds"] < 10 * ours["seconds"] + 5
 
 
-def test_missing_data_say_where_to_get_them(tmp_path: Path) -> None:
+def test_without_data_the_error_says_where_to_get_them(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
-        reproduce("tabular", Options(tmp_path, "smoke", data=tmp_path, sets=("power",), progress=False))
+        reproduce("tabular", Options(tmp_path, "smoke", data=tmp_path, datasets=("power",), progress=False))
     assert "sinuflow data prepare power" in str(caught.value)
     assert "\n" not in str(caught.value)
 

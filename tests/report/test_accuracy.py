@@ -8,8 +8,7 @@ import pytest
 
 from sinuflow.cli.report import write_report
 from sinuflow.report import collect
-from sinuflow.report.accuracy import accuracy
-from sinuflow.report.tables import certificate
+from sinuflow.report.page import certificate
 from tests.report.fake import content
 
 
@@ -19,8 +18,16 @@ from tests.report.fake import content
     [
         (3.14e-6, "Verified.", "samples follow the density that the model reports"),
         (1e-3, "Verified.", "samples follow the density that the model reports"),
-        (1.01e-3, "Limited accuracy.", "off by 0.0011 standard deviations, which shows in more than 1,000,000 samples"),
-        (0.0079, "Limited accuracy.", "off by 0.0079 standard deviations, which shows in more than 20,000 samples"),
+        (
+            1.01e-3,
+            "Limited accuracy.",
+            "off by 0.0011 standard deviations, which is noticeable with more than 1,000,000",
+        ),
+        (
+            0.0079,
+            "Limited accuracy.",
+            "off by 0.0079 standard deviations, which is noticeable with more than 20,000",
+        ),
         (0.0101, "Not verified.", "do not trust this model's samples"),
         (math.inf, "Not verified.", "do not trust this model's samples"),
         (math.nan, "Not verified.", "do not trust this model's samples"),
@@ -29,7 +36,7 @@ from tests.report.fake import content
 def test_either_error_is_judged_by_its_size(error, size, label, meaning):
     """An error of e standard deviations is the standard error of the mean of 1/e² samples."""
     given = content(10, columns=[], **{"round_trip": 1e-7, "residual": 1e-7, error: size})
-    judged = accuracy(given)
+    judged = given.accuracy
     assert judged.label == label
     assert judged.good == (label == "Verified.")
     assert meaning in certificate(given)
@@ -41,7 +48,7 @@ def test_errors_are_rounded_up():
 
 
 def test_without_inverted_rows_nothing_is_verified():
-    assert accuracy(content(10, columns=[], inverted=0)).label == "Not verified."
+    assert content(10, columns=[], inverted=0).accuracy.label == "Not verified."
 
 
 @pytest.mark.parametrize("error", [3.1e-6, 0.0079])

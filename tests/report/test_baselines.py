@@ -61,13 +61,13 @@ def test_two_clusters_get_a_narrower_kernel_than_scotts():
     assert kde_log_density(train, train).mean() > scott.mean() + 0.5
 
 
-def test_chunks_and_draws_change_nothing_but_memory(monkeypatch):
+def test_blocks_and_subsamples_give_the_same_density(monkeypatch):
     train, test = table(300, 2), table(70, 2, seed=1)
     whole = kde_log_density(train, test)
-    monkeypatch.setattr(baselines, "_CELLS", 1000)
+    monkeypatch.setattr(baselines, "_BLOCK", 1000)
     np.testing.assert_allclose(kde_log_density(train, test), whole, rtol=1e-12)
-    monkeypatch.setattr(baselines, "MOST_KERNELS", 200)
-    monkeypatch.setattr(baselines, "ROWS_TO_CHOOSE", 100)
+    monkeypatch.setattr(baselines, "MAX_KERNELS", 200)
+    monkeypatch.setattr(baselines, "BANDWIDTH_ROWS", 100)
     fewer = kde_log_density(train, test)
     assert np.array_equal(fewer, kde_log_density(train, test))
     assert abs(fewer.mean() - whole.mean()) < 0.2

@@ -13,7 +13,6 @@ from looks_trained import look_trained
 from sinuflow import DataError, SinusoidalFlow, fit_table
 from sinuflow.data.sources import seeded
 from sinuflow.report import gaussian_log_density
-from sinuflow.report.accuracy import accuracy
 from sinuflow.report.collect import collect
 
 
@@ -86,7 +85,7 @@ def test_the_errors_of_an_ill_conditioned_flow_are_reported(model):
     look_trained(steep.flow, gain=3.0)
     content = collect(steep, make_frame())
     assert content.round_trip > 1e-2
-    assert not accuracy(content).good
+    assert not content.accuracy.good
 
 
 @pytest.mark.parametrize("row", [0, 7])
@@ -100,4 +99,4 @@ def test_a_nan_round_trip_error_counts_as_infinite(model, monkeypatch, row):
     monkeypatch.setattr(model.flow, "invert", failing)
     content = collect(model, make_frame())
     assert content.round_trip == content.residual == np.inf
-    assert accuracy(content).label == "Not verified."
+    assert content.accuracy.label == "Not verified."

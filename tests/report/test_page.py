@@ -60,8 +60,8 @@ def page(html) -> Page:
 def test_the_headline_numbers(page):
     for text in ("6.103", "± 0.031", "8.805", "1.221", "\N{MINUS SIGN}23.9", "+1.778", "+0.668", "\N{MINUS SIGN}812.4"):
         assert text in page.text
-    assert "The model beats the best baseline, Kernel density, by 0.668 nats per row." in page.text
-    assert "2,000 held-out rows went through the model" in page.text
+    assert "The model is better than the best baseline, Kernel density, by 0.668 nats per row." in page.text
+    assert "2,000 held-out rows were mapped to noise and back" in page.text
     assert "3.1·10⁻⁶" in page.text
     assert "Samples can resemble training rows" in page.text
 
@@ -206,7 +206,7 @@ def test_sixty_columns_are_capped_and_it_says_so():
     text = Page(html).text
     assert "Not drawn: the 30 columns where samples and data agree best." in text
     assert "5 of 60 columns with the strongest rank correlations" in text
-    assert "Not drawn: 48 dimensions, all nearer to normal than these." in text
+    assert "Not drawn: 48 dimensions, all closer to normal than these." in text
     assert "Not shown: 20 more columns." in text
     assert all(f"measurement number {i} of the long experiment" in text for i in range(60))
 
@@ -242,14 +242,14 @@ def test_an_unnormal_dimension_comes_first():
     z = np.random.default_rng(0).normal(size=(500, 3)) * [1, 1, 2]
     html = render(content(z=z, z_names=["first", "second", "third"]))
     assert html.index("noise of third") < html.index("noise of first")
-    assert "Of 3 dimensions, 1 differs from normal" in html
+    assert "Of 3 dimensions, 1 differs significantly from normal" in html
 
 
 @pytest.mark.parametrize("broken", [None, float("nan"), float("inf")])
 def test_gaps_in_the_history_are_skipped(broken):
     history = [{"step": i, "train_nll": 3.0 - i / 100, "val_nll": broken} for i in range(100)]
     page = Page(render(content(100, columns=[], history=history)))
-    assert "whose weights were kept" in page.text
+    assert "whose weights were selected" in page.text
     assert "No training history" not in page.text
     assert "Learning rate" not in page.text
 
@@ -263,7 +263,7 @@ def test_a_long_history_is_thinned():
 
 @pytest.mark.parametrize("history", [[], [{"step": 1.0}], [{"train_nll": 2.0}]])
 def test_no_history_is_said(history):
-    assert "No training history was kept." in render(content(100, columns=[], history=history))
+    assert "No training history was recorded." in render(content(100, columns=[], history=history))
 
 
 def test_nothing_at_all_still_makes_a_page():
@@ -279,10 +279,10 @@ def test_nothing_at_all_still_makes_a_page():
     ("model", "baselines", "sentence"),
     [
         (5.0, [], "There is no baseline to compare with."),
-        (5.0, [5.1], "too close to call"),
-        (5.0, [4.0, 9.0], "The model is worse than a baseline: b is ahead by 1.000 nats per row."),
-        (5.0, [float("nan"), 6.5], "The model beats the best baseline, b, by 1.500 nats per row."),
-        (5.0, [float("inf")], "The model beats the best baseline, b, by ∞ nats per row."),
+        (5.0, [5.1], "is not significant: 0.100 nats per row"),
+        (5.0, [4.0, 9.0], "The model is worse than a baseline: b is better by 1.000 nats per row."),
+        (5.0, [float("nan"), 6.5], "The model is better than the best baseline, b, by 1.500 nats per row."),
+        (5.0, [float("inf")], "The model is better than the best baseline, b, by ∞ nats per row."),
         (float("inf"), [4.0], "The model's score is not finite"),
     ],
 )
@@ -303,7 +303,7 @@ def test_a_failed_round_trip_is_not_hidden(round_trip):
     text = Page(render(content(50, columns=[], round_trip=round_trip, inverted=1))).text
     assert "Not verified." in text
     assert "do not trust this model's samples" in text
-    assert "1 held-out row went" in text
+    assert "1 held-out row was mapped" in text
 
 
 def test_content_must_fit_together():

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sinuflow.report.figures import scale_of
+from sinuflow.report.scale import scale_of
 
 from .fake import column
 

@@ -30,7 +30,6 @@ def command(
 def write_report(model: TableModel, data: Path, output: Path) -> None:
     """Make the page and say where it is."""
     from ..report import write
-    from ..report.accuracy import accuracy
     from ..report.collect import collect
     from ..report.wording import at_most
 
@@ -42,7 +41,7 @@ def write_report(model: TableModel, data: Path, output: Path) -> None:
         f"test NLL {content.model.nll:.3f} ± {content.model.standard_error:.3f} nats{beside}; "
         f"{content.inverted:,} rows inverted to within {at_most(content.round_trip):.1g}"
     )
-    judgement = accuracy(content)
+    judgement = content.accuracy
     if not judgement.good:
         echo(f"warning: {judgement.meaning}")
     echo(f"report: {output}")

@@ -44,7 +44,7 @@ def command(
         device=device,
         seeds=tuple(seeds or (0,)),
         data=data,
-        sets=tuple(sets or ()),
+        datasets=tuple(sets or ()),
         models=tuple(models or ()),
         runs=runs,
         force=force,

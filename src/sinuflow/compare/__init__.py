@@ -1,5 +1,5 @@
-"""Other libraries' flows, as the training loop wants them."""
+"""Flows of other libraries for :func:`sinuflow.fit`."""
 
-from .zuko_flows import ZukoFlow
+from ..flows.zuko import ZukoFlow
 
 __all__ = ["ZukoFlow"]

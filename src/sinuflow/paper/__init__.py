@@ -1,6 +1,6 @@
-"""The figures and tables of the paper, each as one run: pictures, tables, and a record of how they came about."""
+"""Reproduce the figures and tables of the paper, with a JSON record of how each result was obtained."""
 
 from .items import ITEMS, Item, Options, reproduce
-from .record import Figure
+from .record import Result
 
-__all__ = ["ITEMS", "Figure", "Item", "Options", "reproduce"]
+__all__ = ["ITEMS", "Item", "Options", "Result", "reproduce"]

@@ -1,17 +1,17 @@
-r"""Proposition 1: how strong a contraction trained flows are, and what that costs Algorithm 1.
+r"""Proposition 1: the contraction constants of trained flows, and what they cost Algorithm 1.
 
-Each sinusoidal scale is :math:`z + G(z)` with a diagonal G, whose Lipschitz constant is therefore the largest
+Each sinusoidal layer is :math:`z + G(z)` with a diagonal G, whose Lipschitz constant is therefore the largest
 :math:`|\tau_i'(x) - 1|` of any feature; the proposition says that it is at most :math:`|\alpha| < 1`. An iteration of
 Algorithm 1 shrinks the error by about that constant, so it slows down without limit as :math:`|\alpha| \to 1`.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,246 +21,198 @@ from ..bijections import LDUBlock, SinusoidalLayer
 from ..data.toys import toy
 from ..errors import ArgumentError
 from ..ops.waves import Waves, transform
-from . import pictures
 from .items import Options
-from .record import Figure
+from .plotting import DASHED, OTHER, OURS, TRUE, saved_figure
+from .record import Result, percent, results
 
-SETS = ("gaussians", "checkerboard", "8gaussians")
+DATASETS = ("gaussians", "checkerboard", "8gaussians")
 
-#: Places between the smallest and the largest number that reach a scale, at which its slope is computed.
+#: Grid points over the range of a layer's inputs, at which its slope is computed.
 _GRID = 20_001
-#: Iterations after which Algorithm 1 is given up, and where an impatient user might cut it off.
-_PATIENT, _IMPATIENT = 10_000, 100
+#: Limits on the iterations of Algorithm 1: one that it hardly reaches, and one that users might choose.
+_MAX_ITERATIONS, _FEW_ITERATIONS = 10_000, 100
 #: Ten times the paper's, because there are far fewer steps; with little training, |α| stays small.
 _LEARNING_RATE = 1e-2
-#: An answer that is further off is wrong.
-_WRONG = 1e-6
+#: A solution with a larger error is wrong.
+_TOLERANCE = 1e-6
 
-_NAMES = {"fixed_point": "Algorithm 1", "certified": "the certified solver"}
-
-
-def run(options: Options) -> list[Figure]:
-    """Train flows of a few depths, and measure their constants and both solvers."""
-    unknown = [name for name in options.sets if name not in SETS]
-    if unknown:
-        raise ArgumentError(f"there is no set {unknown[0]!r} here; choose of {', '.join(SETS)}")
-    figures: list[Figure] = []
-    shown: dict[str, Measured] = {}
-    depths = {f"{blocks} LDU blocks": blocks for blocks in options.of(full=(4, 16), quick=(4,), smoke=(2,))}
-    for model in options.models or depths:
-        if model not in depths:
-            raise ArgumentError(f"there is no model {model!r} here; choose of {', '.join(depths)}")
-        for name in options.sets or SETS:
-            start = time.perf_counter()
-            found = {seed: _measured(name, depths[model], seed, options) for seed in options.seeds}
-            shown[f"{name}, {model}"] = found[options.seeds[0]]
-            seconds = time.perf_counter() - start
-            figures += _figures(name, model, found, seconds, options)
-    _paint(options, shown)
-    return figures
+_SOLVERS = {"fixed_point": "Algorithm 1", "certified": "the certified solver"}
 
 
-@dataclass(frozen=True)
-class BlockConstants:
-    """Of one block, over the range of what reaches it.
+class BlockConstants(NamedTuple):
+    """Constants of one block over the range of its inputs.
 
     Attributes:
-        scale: the Lipschitz constant of G, the largest of the block's scales.
-        bound: the largest |α|, which is proven to be at least that.
-        chain: the constant of all scales together less the identity, for which nothing is proven.
+        layer: the largest Lipschitz constant of G of any of the block's layers.
+        bound: the largest |α|, which bounds it.
+        block: the Lipschitz constant of all layers together minus the identity, which nothing bounds.
     """
 
-    scale: float
+    layer: float
     bound: float
-    chain: float
+    block: float
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """What a solver did, sample by sample."""
+class Attempt(NamedTuple):
+    """The outcome of a solver for every sample."""
 
     iterations: Tensor
     error: Tensor
     converged: Tensor
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One trained flow."""
+class Measured(NamedTuple):
+    """The measurements of one trained flow; ``few`` are those of Algorithm 1 with few iterations."""
 
     nll: float
     blocks: list[BlockConstants]
     solvers: dict[str, Attempt]
-    cut: Attempt
+    few: Attempt
+
+    def metrics(self) -> dict[str, float]:
+        """All measurements by name."""
+        wrong = self.few.error > _TOLERANCE
+        metrics = {
+            "test NLL, nats": self.nll,
+            "Lipschitz constant of G, largest over blocks": max(block.layer for block in self.blocks),
+            "proven bound of it, largest over blocks": max(block.bound for block in self.blocks),
+            "constant of a block's scales together, largest over blocks": max(block.block for block in self.blocks),
+        }
+        for solver, attempt in self.solvers.items():
+            name, iterations = _SOLVERS[solver], attempt.iterations.double()
+            metrics[f"iterations of {name}, mean"] = float(iterations.mean())
+            metrics[f"iterations of {name}, largest"] = float(iterations.max())
+            metrics[f"error of {name}, largest"] = float(attempt.error.max())
+            metrics[f"samples that {name} gave up, percent"] = percent(~attempt.converged)
+        metrics[f"samples wrong after {_FEW_ITERATIONS} iterations of Algorithm 1, percent"] = percent(wrong)
+        metrics["of all samples, wrong and said to have converged, percent"] = percent(wrong & self.few.converged)
+        return metrics
 
 
-def _measured(name: str, blocks: int, seed: int, options: Options) -> Measured:
-    flow, generator = _train(name, blocks, seed, options)
-    rows = options.of(full=4000, quick=2000, smoke=300)
-    with torch.no_grad():
-        fresh = toy(name).sample(rows, generator).double()
-        # Samples of the flow; their noise is computed anew, so that the answer is known whatever solver drew them.
-        noise = torch.randn(rows, flow.features, generator=generator, dtype=torch.float64)
-        x = flow.invert(noise, on_failure="return").x
-        z, _ = flow.bijection(x)
-        return Measured(
-            nll=-float(flow().log_prob(fresh).mean()),
-            blocks=constants(flow, fresh),
-            solvers={
-                "fixed_point": attempt(flow, x, z, "fixed_point", _PATIENT),
-                "certified": attempt(flow, x, z, "certified"),
-            },
-            cut=attempt(flow, x, z, "fixed_point", _IMPATIENT),
-        )
+def run(options: Options) -> Iterator[Result]:
+    """Train flows of a few depths; measure their constants, and both solvers."""
+    depths = {f"{blocks} LDU blocks": blocks for blocks in options.of(full=(4, 16), quick=(4,), smoke=(2,))}
+    models, datasets = options.models or tuple(depths), options.datasets or DATASETS
+    for what, chosen, known in (("set", datasets, DATASETS), ("model", models, tuple(depths))):
+        unknown = [name for name in chosen if name not in known]
+        if unknown:
+            raise ArgumentError(f"there is no {what} {unknown[0]!r} here; choose of {', '.join(known)}")
+    shown: dict[str, Measured] = {}
+    steps = options.of(full=3000, quick=3000, smoke=150)
+    for model, name, seed in itertools.product(models, datasets, options.seeds):
+        start = time.perf_counter()
+        measured = _measure(name, depths[model], seed, steps, options)
+        shown.setdefault(f"{name}, {model}", measured)
+        seconds = time.perf_counter() - start
+        extra = {"learning_rate": _LEARNING_RATE}
+        rows = len(measured.few.error)
+        yield from results(measured.metrics(), name, model, seed, rows=rows, steps=steps, seconds=seconds, extra=extra)
+    _plot(options, shown)
 
 
-def _steps(options: Options) -> int:
-    return int(options.of(full=3000, quick=3000, smoke=150))
-
-
-def _train(name: str, blocks: int, seed: int, options: Options) -> tuple[SinusoidalFlow, torch.Generator]:
+def _measure(name: str, blocks: int, seed: int, steps: int, options: Options) -> Measured:
     generator = torch.Generator().manual_seed(seed)
     train = toy(name).sample(options.of(full=50_000, quick=20_000, smoke=2_000), generator)
+    hidden = options.of(full=(100,), quick=(64,), smoke=(16,))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        flow = SinusoidalFlow(
-            train.shape[-1],
-            conditioning="shift",
-            blocks=blocks,
-            hidden=options.of(full=(100,), quick=(64,), smoke=(16,)),
-        )
+        flow = SinusoidalFlow(train.shape[-1], conditioning="shift", blocks=blocks, hidden=hidden)
     fit(
         flow,
         train,
-        steps=_steps(options),
+        steps=steps,
         batch_size=256,
         learning_rate=_LEARNING_RATE,
         progress=options.progress,
         device=options.device,
         seed=seed,
     )
-    return flow.double(), generator
+    flow.double()
+    rows = options.of(full=4000, quick=2000, smoke=300)
+    with torch.no_grad():
+        test = toy(name).sample(rows, generator).double()
+        # The noise is recomputed from the samples, so that the solution is known independently of the solver.
+        noise = torch.randn(rows, flow.features, generator=generator, dtype=torch.float64)
+        x = flow.invert(noise, on_failure="return").x
+        z, _ = flow.bijection(x)
+        return Measured(
+            nll=-float(flow().log_prob(test).mean()),
+            blocks=constants(flow, test),
+            solvers={
+                "fixed_point": attempt(flow, x, z, "fixed_point", _MAX_ITERATIONS),
+                "certified": attempt(flow, x, z, "certified"),
+            },
+            few=attempt(flow, x, z, "fixed_point", _FEW_ITERATIONS),
+        )
 
 
 @torch.no_grad()
 def constants(flow: SinusoidalFlow, x: Tensor) -> list[BlockConstants]:
-    """The constants of every LDU block, over the range that these rows reach in it.
+    """The constants of every LDU block over the range of its inputs for these rows.
 
     Example:
         >>> flow = SinusoidalFlow(features=2, blocks=3, hidden=(8,)).double()
         >>> constants(flow, torch.randn(10, 2, dtype=torch.float64))[0]  # a new flow is the identity
-        BlockConstants(scale=0.0, bound=0.0, chain=0.0)
+        BlockConstants(layer=0.0, bound=0.0, block=0.0)
     """
-    rows, found = x.mT, []
+    rows, blocks = x.mT, []
     for block in flow.bijection:
         for part in block if isinstance(block, LDUBlock) else ():
             if isinstance(part, SinusoidalLayer):
-                found.append(_constants(part, rows))
+                blocks.append(_constants(part, rows))
             rows, _ = part.transform(rows, None)
-    return found
+    return blocks
 
 
 def _constants(part: SinusoidalLayer, rows: Tensor) -> BlockConstants:
     low, high = rows.amin(-1, keepdim=True), rows.amax(-1, keepdim=True)
     grid = low + (high - low) * torch.linspace(0, 1, _GRID, dtype=rows.dtype)
     total = torch.zeros_like(grid)
-    scale = bound = 0.0
-    for waves in _each(part.constrained(None)):
+    layer = bound = 0.0
+    for waves in itertools.starmap(Waves, zip(*part.constrained(None), strict=True)):  # transformer by transformer
         grid, log_slope = transform(grid, waves)
         total += log_slope
-        scale = max(scale, float(log_slope.expm1().abs().max()))
+        layer = max(layer, float(log_slope.expm1().abs().max()))
         bound = max(bound, float(torch.hypot(waves.cosine, waves.sine).sum(-2).max()))
-    return BlockConstants(scale, bound, float(total.expm1().abs().max()))
-
-
-def _each(stack: Waves) -> Iterator[Waves]:
-    """The transformers of a stack, one by one."""
-    return (Waves(*parts) for parts in zip(*stack, strict=True))
+    return BlockConstants(layer, bound, float(total.expm1().abs().max()))
 
 
 def attempt(flow: SinusoidalFlow, x: Tensor, z: Tensor, solver: Any, limit: int | None = None) -> Attempt:
-    """Find x again from z, at the tolerance that the solver has by default."""
-    found = flow.invert(z, solver=solver, max_iterations=limit, on_failure="return")
-    return Attempt(found.iterations, (found.x - x).abs().amax(-1), found.converged)
+    """Solve for x, given z, with the solver's default tolerances."""
+    inverse = flow.invert(z, solver=solver, max_iterations=limit, on_failure="return")
+    return Attempt(inverse.iterations, (inverse.x - x).abs().amax(-1), inverse.converged)
 
 
-# ---------------------------------------------------------------- what is reported
-
-
-def _numbers(found: Measured) -> dict[str, float]:
-    wrong = found.cut.error > _WRONG
-    numbers = {
-        "test NLL, nats": found.nll,
-        "Lipschitz constant of G, largest over blocks": max(block.scale for block in found.blocks),
-        "proven bound of it, largest over blocks": max(block.bound for block in found.blocks),
-        "constant of a block's scales together, largest over blocks": max(block.chain for block in found.blocks),
-    }
-    for solver, tried in found.solvers.items():
-        name, iterations = _NAMES[solver], tried.iterations.double()
-        numbers[f"iterations of {name}, mean"] = float(iterations.mean())
-        numbers[f"iterations of {name}, largest"] = float(iterations.max())
-        numbers[f"error of {name}, largest"] = float(tried.error.max())
-        numbers[f"samples that {name} gave up, percent"] = _percent(~tried.converged)
-    numbers[f"samples wrong after {_IMPATIENT} iterations of Algorithm 1, percent"] = _percent(wrong)
-    numbers["of all samples, wrong and said to have converged, percent"] = _percent(wrong & found.cut.converged)
-    return numbers
-
-
-def _percent(which: Tensor) -> float:
-    return 100 * float(which.double().mean())
-
-
-def _figures(name: str, model: str, found: dict[int, Measured], seconds: float, options: Options) -> Iterator[Figure]:
-    numbers = {seed: _numbers(measured) for seed, measured in found.items()}
-    first = found[options.seeds[0]]
-    for metric in next(iter(numbers.values())):
-        yield Figure(
-            name,
-            metric,
-            model,
-            {seed: each[metric] for seed, each in numbers.items()},
-            rows=len(first.cut.error),
-            steps=_steps(options),
-            seconds=seconds,
-            extra={"learning_rate": _LEARNING_RATE},
-        )
-
-
-def _paint(options: Options, shown: dict[str, Measured]) -> None:
-    with pictures.picture(options.out / "contraction.png", 6.25, 0.8 + 1.4 * len(shown)) as figure:
+def _plot(options: Options, shown: dict[str, Measured]) -> None:
+    with saved_figure(options.out / "contraction.png", 6.25, 0.8 + 1.4 * len(shown)) as figure:
         axes = figure.subplots(len(shown), 2, squeeze=False, width_ratios=(1, 1.25))
-        most = max(int(tried.iterations.max()) for found in shown.values() for tried in found.solvers.values())
-        for (left, right), (title, found) in zip(axes, shown.items(), strict=True):
+        most = max(int(attempt.iterations.max()) for each in shown.values() for attempt in each.solvers.values())
+        for (left, right), (title, measured) in zip(axes, shown.items(), strict=True):
             left.set_title(title, loc="left")
-            _paint_constants(left, found.blocks)
-            _paint_iterations(right, found.solvers, most)
+            _plot_constants(left, measured.blocks)
+            _plot_iterations(right, measured.solvers, most)
         handles = [handle for each in axes[0] for handle in each.get_legend_handles_labels()[0]]
         figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize=8, handlelength=1.2)
         axes[-1, 0].set_xlabel("block")
         axes[-1, 1].set_xlabel("iterations")
 
 
-def _paint_constants(axes: Any, blocks: list[BlockConstants]) -> None:
+def _plot_constants(axes: Any, blocks: list[BlockConstants]) -> None:
     places = range(1, len(blocks) + 1)
-    axes.axhline(1, color=pictures.TRUE, linewidth=0.9, linestyle=(0, (4, 3)))
-    axes.bar(places, [block.scale for block in blocks], 0.6, color=pictures.OURS, label="Lipschitz constant of $G$")
+    axes.axhline(1, color=TRUE, **DASHED)
+    axes.bar(places, [block.layer for block in blocks], 0.6, color=OURS, label="Lipschitz constant of $G$")
     starts, ends = [place - 0.3 for place in places], [place + 0.3 for place in places]
     axes.hlines([block.bound for block in blocks], starts, ends, color="black", label=r"its bound $|\alpha|$")
-    axes.set_ylim(0, 1.08)
-    axes.set_yticks([0, 0.5, 1])
-    axes.set_xticks(places if len(blocks) <= 8 else range(1, len(blocks) + 1, 3))
+    axes.set(ylim=(0, 1.08), yticks=[0, 0.5, 1], xticks=places if len(blocks) <= 8 else places[::3])
 
 
-def _paint_iterations(axes: Any, solvers: dict[str, Attempt], most: int) -> None:
+def _plot_iterations(axes: Any, solvers: dict[str, Attempt], most: int) -> None:
     edges = torch.logspace(0, math.log10(2 * most), 60, dtype=torch.float64)
-    for solver, colour in (("fixed_point", pictures.OTHER), ("certified", "#7fb2d9")):
+    for solver, colour in (("fixed_point", OTHER), ("certified", "#7fb2d9")):
         counts, _ = torch.histogram(solvers[solver].iterations.double(), edges)
-        # Each to its own peak: one of them has all samples in one place, beside which the other would vanish.
-        axes.stairs(counts / counts.max(), edges, fill=True, color=colour, label=_NAMES[solver])
-    axes.set_xscale("log")
-    axes.set_xlim(1, 2 * most)
-    axes.set_ylim(0, 1.08)
-    axes.set_yticks([])
+        # Each scaled to its own peak, or a solver with one common number of iterations would hide the other.
+        axes.stairs(counts / counts.max(), edges, fill=True, color=colour, label=_SOLVERS[solver])
+    axes.set(xscale="log", xlim=(1, 2 * most), ylim=(0, 1.08), yticks=[])
     axes.spines["left"].set_visible(False)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.axvline(_IMPATIENT, color=pictures.TRUE, linewidth=0.9, linestyle=(0, (4, 3)))
+    axes.axvline(_FEW_ITERATIONS, color=TRUE, **DASHED)

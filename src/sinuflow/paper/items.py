@@ -1,4 +1,4 @@
-"""What can be reproduced."""
+"""The figures and tables of the paper that can be reproduced, and how to run one of them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any, Literal, get_args
 from ..errors import ArgumentError
 from ..files import lock_beside, locked
 from ..training.fit import find_device
-from .record import Figure, read_record, write_record
+from .record import Result, read_record, write_record
 
-#: "full" is what is published; "quick" is for a laptop; "smoke" only shows that everything works.
+#: "full" is the published run, "quick" takes minutes on a laptop, and "smoke" only checks that everything works.
 Size = Literal["full", "quick", "smoke"]
 
 
@@ -24,17 +24,17 @@ class Options:
     """How to run an item.
 
     Attributes:
-        out: the folder for pictures, tables and records.
+        out: the folder for figures, tables and records.
         size: of the run.
-        device: "cpu" or "cuda"; "auto" takes a GPU if there is one.
-        seeds: to train with.
-        data: the folder of the benchmark sets.
-        sets: only these, of items with several; all by default.
-        models: only these, of items with several; all by default.
-        runs: a folder for checkpoints: an interrupted run goes on from there.
-        force: whether the figures of a larger run may be replaced by those of a smaller one.
-        progress: whether to show it.
-        command: that is recorded.
+        device: "auto", "cpu" or "cuda".
+        seeds: of the training runs.
+        data: the folder of the benchmark datasets.
+        datasets: to run; by default all that the item has.
+        models: to run; by default all that the item has.
+        runs: a folder for checkpoints; an interrupted run resumes from there.
+        force: whether results of a larger run may be replaced by those of a smaller one.
+        progress: whether to show progress.
+        command: recorded with the results.
     """
 
     out: Path
@@ -42,7 +42,7 @@ class Options:
     device: str = "auto"
     seeds: tuple[int, ...] = (0,)
     data: Path | None = None
-    sets: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     runs: Path | None = None
     force: bool = False
@@ -50,12 +50,12 @@ class Options:
     command: str = ""
 
     def say(self, text: str) -> None:
-        """Tell whoever is watching."""
+        """Print a note, if progress is shown."""
         if self.progress:
             print(f"note: {text}", file=sys.stderr)  # noqa: T201
 
     def of(self, *, full: Any, quick: Any, smoke: Any) -> Any:
-        """Which of three things belongs to the size."""
+        """The value for this size."""
         return {"full": full, "quick": quick, "smoke": smoke}[self.size]
 
 
@@ -64,12 +64,12 @@ class Item:
     """A figure or table of the paper.
 
     Attributes:
-        name: for the command.
-        paper: what it is in the paper.
-        shows: what it shows.
-        cpu: how long the quick run takes on two cores of a CPU.
-        gpu: how long all of it takes on an H200.
-        takes: which options mean something to it.
+        name: for the command line, and of its module.
+        paper: its name in the paper.
+        shows: its content.
+        cpu: the duration of the quick run on two CPU cores.
+        gpu: the duration of the full run on an H200.
+        takes: the options that apply to it.
         after: the item whose trained flows it needs.
     """
 
@@ -82,13 +82,15 @@ class Item:
     after: str | None = None
 
     @property
-    def run(self) -> Callable[[Options], Iterable[Figure]]:
-        """The code, which is imported when it is needed."""
-        run: Callable[[Options], Iterable[Figure]] = import_module(f".{self.name}", __package__).run
+    def run(self) -> Callable[[Options], Iterable[Result]]:
+        """The item's ``run`` function, imported on first use."""
+        run: Callable[[Options], Iterable[Result]] = import_module(f".{self.name}", __package__).run
         return run
 
 
-_ALL = ("sets", "models", "seeds", "runs")
+#: Options that apply to some items only, with their names on the command line.
+_CHOICES = {"datasets": "--set", "models": "--model", "seeds": "--seed", "runs": "--runs", "data": "--data"}
+_ALL, _TRAINED = ("datasets", "models", "seeds", "runs"), tuple(_CHOICES)
 
 ITEMS = {
     item.name: item
@@ -99,67 +101,64 @@ ITEMS = {
             ("models", "seeds", "runs"),
         ),
         Item("shapes", 'Figure "shapes"', "toy densities: true, learned, samples", "9 min", "3 min", _ALL),
-        Item("tabular", 'Table "uci_results"', "test NLL of real tables", "15 min", "1 h", (*_ALL, "data")),
+        Item("tabular", 'Table "uci_results"', "test NLL of tabular data", "15 min", "1 h", _TRAINED),
         Item("ldu", 'Figure "ldu"', "one LDU block and a flow, drawn from the object", "2 s", "2 s"),
         Item(
             "contraction", "Proposition 1", "Lipschitz constants, and iterations of both solvers", "1 min", "5 min",
-            ("sets", "models", "seeds"),
+            ("datasets", "models", "seeds"),
         ),
-        Item(
-            "images", 'Table "mnist_cifar10"', "test bits per dimension of images", "7 min", "45 min", (*_ALL, "data"),
-        ),
+        Item("images", 'Table "mnist_cifar10"', "test bits per dimension of images", "7 min", "45 min", _TRAINED),
         Item(
             "samples", "Not in the paper", "samples of trained flows beside test images", "10 s", "1 min",
-            (*_ALL, "data"), after="images",
+            _TRAINED, after="images",
         ),
         Item(
-            "reconstruction", "Figure of the appendix", "images found again by Algorithm 1 and the certified solver",
-            "20 s", "1 min", (*_ALL, "data"), after="images",
+            "reconstruction", "Figure of the appendix", "reconstruction error of Algorithm 1 and the certified solver",
+            "20 s", "1 min", _TRAINED, after="images",
         ),
         Item(
             "runtime", 'Figure "mnist_cifar10"', "seconds to generate and to reconstruct CIFAR-10 images", "20 s",
-            "1 min", (*_ALL, "data"), after="images",
+            "1 min", _TRAINED, after="images",
         ),
     )
 }  # fmt: skip
 
 
 def reproduce(name: str, options: Options) -> list[dict[str, Any]]:
-    """Run one item, write what it found, and return that as it is recorded.
+    """Run one item, write its results, and return the recorded entries.
 
     Example:
         >>> import tempfile
-        >>> figures = reproduce("transformer", Options(Path(tempfile.mkdtemp()), "smoke", progress=False))
-        >>> figures[0]["set"]
+        >>> entries = reproduce("transformer", Options(Path(tempfile.mkdtemp()), "smoke", progress=False))
+        >>> entries[0]["set"]
         'footnote'
     """
     if name not in ITEMS:
         raise ArgumentError(f"there is no item {name!r}; choose one of {', '.join(ITEMS)}")
-    item = ITEMS[name]
-    defaults = Options(options.out)
-    for option in (*_ALL, "data"):
+    item, defaults = ITEMS[name], Options(options.out)
+    for option, flag in _CHOICES.items():
         if option not in item.takes and getattr(options, option) != getattr(defaults, option):
-            raise ArgumentError(f"{name} has no choice of {option}")
+            raise ArgumentError(f"{name} does not take {flag}")
     device = str(find_device(options.device))
     command = options.command or f"sinuflow reproduce {name}"
     path = options.out / f"{name}.json"
     _refuse_to_shrink(path, options)
     options.out.mkdir(parents=True, exist_ok=True)
-    found: dict[tuple[str, str, str], None] = {}
+    keys = set()
     start = time.perf_counter()
     with locked(lock_beside(path), path):
-        for figure in item.run(replace(options, device=device, command=command)):
-            # Each is written when it is done: a long run may be interrupted.
+        for result in item.run(replace(options, device=device, command=command)):
+            # Written one by one, because a long run may be interrupted.
             seconds = time.perf_counter() - start
-            timed = figure if figure.seconds is not None else replace(figure, seconds=seconds)
+            timed = result if result.seconds is not None else replace(result, seconds=seconds)
             write_record(path, [timed], command, device)
-            found[figure.key] = None
-    return [stored for stored in read_record(path) if (stored["set"], stored["metric"], stored["model"]) in found]
+            keys.add(result.key)
+    return [entry for entry in read_record(path) if (entry["set"], entry["metric"], entry["model"]) in keys]
 
 
 def _refuse_to_shrink(path: Path, options: Options) -> None:
-    """A picture that took an hour is not replaced by one that took seconds."""
+    """Keep a run of seconds from replacing the results of a run of hours."""
     order = get_args(Size)
-    stored = [figure.get("size", options.size) for figure in read_record(path)]
+    stored = [entry.get("size", options.size) for entry in read_record(path)]
     if not options.force and any(order.index(size) < order.index(options.size) for size in stored if size in order):
-        raise ArgumentError(f"{path} holds figures of a larger run: choose another folder with --out, or add --force")
+        raise ArgumentError(f"{path} holds results of a larger run: choose another folder with --out, or add --force")

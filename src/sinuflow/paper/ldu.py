@@ -1,28 +1,19 @@
-"""Figure "ldu": one LDU block and the flow that is made of such, drawn from the object."""
+"""Figure "ldu": one LDU block and a flow of such blocks, drawn from the object."""
 
 from __future__ import annotations
 
 from .. import SinusoidalFlow
 from .items import Options
-from .record import Figure
+from .recipes import recipes
+from .record import Result
 
 
-def power_flow() -> SinusoidalFlow:
-    """The architecture for POWER, as Table "toy_tabular" gives it.
-
-    Example:
-        >>> power_flow().config["hidden"]
-        [256, 256]
-    """
-    return SinusoidalFlow(features=6, conditioning="shift", blocks=12, scales=4, waves=4, hidden=(256, 256))
-
-
-def run(options: Options) -> list[Figure]:
-    """The drawing, and how many parameters it adds up to."""
-    flow = power_flow()
+def run(options: Options) -> list[Result]:
+    """Draw the flow for POWER (Table "toy_tabular"), and count its parameters."""
+    flow = SinusoidalFlow(features=6, **recipes("power")["paper"].flow)
     flow.draw().save(options.out / "ldu.svg")
     count = sum(parameter.numel() for parameter in flow.parameters())
+    # Masked weights are stored and counted, but have no effect.
     masked = sum(int((mask == 0).sum()) for name, mask in flow.named_buffers() if name.endswith("mask"))
-    # What a mask hides is stored and counted, but has no effect.
     extra = {"masked": masked}
-    return [Figure("POWER architecture", "parameters", "SinusoidalFlow", {None: float(count)}, extra=extra)]
+    return [Result("POWER architecture", "parameters", "SinusoidalFlow", {None: float(count)}, extra=extra)]

@@ -1,4 +1,4 @@
-"""What was found, and how: one JSON file for each item."""
+"""Records of results: one JSON file for each item, with the settings behind every value."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import math
 import platform
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -20,24 +21,24 @@ from ..files import write_atomically
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A number for one set, by one model; with several seeds, their mean.
+class Result:
+    """A metric of one model on one dataset.
 
     Attributes:
-        set: what it was found on.
-        metric: what it is, with its unit.
-        model: whose it is.
-        values: by seed; None for what does not depend on chance.
-        paper: the paper's figure, or None.
-        rows: that it is a mean over, or None.
+        dataset: on which it was measured.
+        metric: its name and unit.
+        model: of which it was measured.
+        values: by seed; the key None stands for a result without randomness.
+        paper: the paper's value, or None.
+        rows: the number of examples that it is a mean over, or None.
         steps: of training, or None.
-        seconds: that it took, training included, for all seeds together.
-        hardware: that it was trained on; None for where it is written.
-        comparable: whether it may stand beside the paper's, and if not, why: "yes" or "no: ...".
-        extra: whatever else should be kept. ``size`` and ``recipe`` tell runs apart; a dictionary is by seed.
+        seconds: for all seeds together, training included.
+        hardware: of the training; None for the machine that writes the record.
+        comparable: "yes", or "no: " and why it is not comparable with the paper's value.
+        extra: further fields. ``size`` and ``recipe`` tell runs apart; a dictionary is by seed.
     """
 
-    set: str
+    dataset: str
     metric: str
     model: str
     values: dict[int | None, float]
@@ -46,7 +47,7 @@ class Figure:
     steps: int | None = None
     seconds: float | None = None
     hardware: str | None = None
-    comparable: str = "no: the paper gives no figure"
+    comparable: str = "no: the paper gives no number"
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -56,14 +57,14 @@ class Figure:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What tells it from others."""
-        return self.set, self.metric, self.model
+        """Identifies the entry in a record."""
+        return self.dataset, self.metric, self.model
 
-    def as_dict(self, command: str, hardware: str) -> dict[str, Any]:
-        """As it is stored."""
+    def to_json(self, command: str, device: str) -> dict[str, Any]:
+        """The entry of the record."""
         seeds = [seed for seed in self.values if seed is not None]
-        found = {
-            "set": self.set,
+        entry = {
+            "set": self.dataset,
             "metric": self.metric,
             "model": self.model,
             "value": None,
@@ -74,36 +75,44 @@ class Figure:
             "spread": None,
             "steps": self.steps,
             "seconds": self.seconds,
-            "hardware": self.hardware or hardware,
+            "hardware": self.hardware or hardware(device),
             "versions": versions(),
             "command": command,
             "comparable": self.comparable,
             **self.extra,
         }
         if seeds and self.seconds is not None:
-            found["seconds_by_seed"] = {str(seed): self.seconds / len(seeds) for seed in seeds}
-        return _summed_up(found)
+            entry["seconds_by_seed"] = {str(seed): self.seconds / len(seeds) for seed in seeds}
+        return _summarize(entry)
 
 
-def write_record(path: Path, figures: list[Figure], command: str, device: str) -> list[dict[str, Any]]:
-    """Add figures to a file, in place of those that they are newer than; all that it then holds.
+def results(metrics: Mapping[str, float], dataset: str, model: str, seed: int | None, **common: Any) -> list[Result]:
+    """One result for each metric of the same run; ``common`` are further fields of :class:`Result`."""
+    return [Result(dataset, metric, model, {seed: value}, **common) for metric, value in metrics.items()]
 
-    A figure that was found before with other seeds, and is otherwise the same, gets the new seeds beside them.
+
+def percent(condition: torch.Tensor) -> float:
+    """The share of elements that are true, in percent."""
+    return 100 * float(condition.double().mean())
+
+
+def write_record(path: Path, new: list[Result], command: str, device: str) -> list[dict[str, Any]]:
+    """Add results to a record, replacing earlier ones with the same key, and return all entries.
+
+    A result that differs from the earlier one in its seeds only is merged with it.
     """
-    kept = {(f["set"], f["metric"], f["model"]): f for f in read_record(path)}
-    for figure in figures:
-        new = figure.as_dict(command, hardware(device))
-        old = kept.get(figure.key)
-        kept[figure.key] = new if old is None else _joined(old, new)
-    found = list(kept.values())
+    entries = {(entry["set"], entry["metric"], entry["model"]): entry for entry in read_record(path)}
+    for result in new:
+        entry, earlier = result.to_json(command, device), entries.get(result.key)
+        entries[result.key] = entry if earlier is None else _merge(earlier, entry)
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"item": path.stem, "figures": found}, indent=1, allow_nan=False) + "\n"
-    write_atomically(path, text.encode())
-    return found
+    content = {"item": path.stem, "figures": list(entries.values())}
+    write_atomically(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+    return content["figures"]  # type: ignore[return-value]
 
 
 def read_record(path: Path) -> list[dict[str, Any]]:
-    """The figures of a file, or none if there is no such file."""
+    """The entries of a record; none if the file does not exist."""
     if not path.exists():
         return []
     try:
@@ -112,11 +121,10 @@ def read_record(path: Path) -> list[dict[str, Any]]:
         raise StorageError(f"{path} is not a record of results: move it away, or choose another folder") from error
 
 
-def _joined(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Both, if they differ by their seeds only; the new one if not."""
+def _merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Both entries in one if they differ in their seeds only, else the new one."""
     same = all(old.get(name) == new.get(name) for name in ("rows", "comparable", "hardware", "size", "recipe"))
-    others = [seed for seed in old["seeds"] if seed not in new["seeds"]]
-    if not same or not others or not new["seeds"]:
+    if not same or not new["seeds"] or set(old["seeds"]) <= set(new["seeds"]):
         return new
     values = dict(zip(old["seeds"], old["values"], strict=True)) | dict(zip(new["seeds"], new["values"], strict=True))
     by_seed = {
@@ -126,25 +134,24 @@ def _joined(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     }
     seeds = sorted(values)
     steps = max(old["steps"] or 0, new["steps"] or 0) or None
-    return _summed_up(new | by_seed | {"seeds": seeds, "values": [values[s] for s in seeds], "steps": steps})
+    return _summarize(new | by_seed | {"seeds": seeds, "values": [values[s] for s in seeds], "steps": steps})
 
 
-def _summed_up(figure: dict[str, Any]) -> dict[str, Any]:
-    """With the mean and the standard deviation over seeds, the time of all, and nothing that JSON cannot hold."""
-    clean: dict[str, Any] = _finite(figure)
-    numbers = [value for value in clean["values"] if value is not None]
-    whole = len(numbers) == len(clean["values"])
-    clean["value"] = statistics.fmean(numbers) if whole else None
-    clean["spread"] = statistics.stdev(numbers) if whole and len(numbers) > 1 else None
-    if "seconds_by_seed" in clean:
-        clean["seconds"] = sum(clean["seconds_by_seed"].values())
-    if clean["seconds"] is not None:
-        clean["seconds"] = round(clean["seconds"], 1)
-    return clean
+def _summarize(entry: dict[str, Any]) -> dict[str, Any]:
+    """Fill in mean, standard deviation and total time over seeds; non-finite values become None, as JSON needs."""
+    entry = _finite(entry)
+    values = entry["values"]
+    complete = None not in values
+    entry["value"] = statistics.fmean(values) if complete else None
+    entry["spread"] = statistics.stdev(values) if complete and len(values) > 1 else None
+    if "seconds_by_seed" in entry:
+        entry["seconds"] = sum(entry["seconds_by_seed"].values())
+    if entry["seconds"] is not None:
+        entry["seconds"] = round(entry["seconds"], 1)
+    return entry
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinities."""
     if isinstance(value, dict):
         return {name: _finite(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -153,7 +160,7 @@ def _finite(value: Any) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Of what takes part."""
+    """Versions of Sinuflow, Python and the libraries in use."""
     found = {"sinuflow": __version__, "python": platform.python_version()}
     for name in ("torch", "numpy", "zuko"):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -164,7 +171,7 @@ def versions() -> dict[str, str]:
 
 
 def hardware(device: str) -> str:
-    """What it ran on, in words."""
+    """The name of the GPU, or of the processor with the number of threads."""
     if device.startswith("cuda"):
         return str(torch.cuda.get_device_name(device))
     threads = torch.get_num_threads()

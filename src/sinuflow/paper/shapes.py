@@ -1,10 +1,10 @@
-"""The toy densities of Grathwohl et al. (2019): true, learned, and samples of what was learned."""
+"""Figure "shapes": the toy densities of Grathwohl et al. (2019), the learned densities, and samples."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,22 +14,19 @@ from ..data.benchmarks import Splits
 from ..data.toys import TOYS, Toy, toy
 from ..errors import ArgumentError
 from .items import Options
-from .pictures import picture
-from .recipes import Recipe, recipes
-from .record import Figure
-from .training import chosen_models, folder_of, train
+from .plotting import saved_figure
+from .record import Result
+from .training import chosen_models, train
 
 METRIC = "KL from the true density, nats"
-_TRAIN = {"full": 1_000_000, "quick": 200_000, "smoke": 5_000}
-_VALIDATE = {"full": 20_000, "quick": 10_000, "smoke": 1_000}
-_TEST = {"full": 50_000, "quick": 20_000, "smoke": 2_000}
+#: Training, validation and test rows.
+_ROWS = {"full": (1_000_000, 20_000, 50_000), "quick": (200_000, 10_000, 20_000), "smoke": (5_000, 1_000, 2_000)}
 _STEPS = {"full": None, "quick": 2_500, "smoke": 150}
 _GRID, _SHOWN = 200, 4_000
 
 
-@dataclass(frozen=True)
-class _Panel:
-    """What a column of the picture shows."""
+class _Panel(NamedTuple):
+    """A column of the figure."""
 
     toy: Toy
     density: Tensor  # on the grid, as learned
@@ -37,100 +34,79 @@ class _Panel:
     kl: float | None
 
 
-def run(options: Options) -> Iterator[Figure]:
-    """Learn every toy density; where its own log-density is known, how far the learned one is from it."""
-    names = options.sets or tuple(name for name, found in TOYS.items() if found.features == 2)
+def run(options: Options) -> Iterator[Result]:
+    """Train on every toy density; report the KL divergence where the true log-density is known."""
+    names = options.datasets or tuple(name for name, density in TOYS.items() if density.features == 2)
     wrong = [name for name in names if toy(name).features != 2]
     if wrong:
         raise ArgumentError(f"{wrong[0]} has one dimension: see `sinuflow reproduce gaussians`")
-    known, panels = recipes("toy"), list[_Panel]()
+    panels: dict[str, _Panel] = {}
     models = chosen_models("toy", ("today",), options)
-    for model in models:
-        for name in names:
-            for seed in options.seeds:
-                panel, figure = _learn(toy(name), model, known[model], seed, options)
-                if model == models[0] and seed == options.seeds[0]:
-                    panels.append(panel)
-                if figure is not None:
-                    yield figure
-    _paint(panels, options)
+    for (model, recipe), name, seed in itertools.product(models.items(), names, options.seeds):
+        target, generator = toy(name), torch.Generator().manual_seed(seed)
+        rows = [target.draw(size, generator) for size in _ROWS[options.size]]
+        splits = Splits(*(part.float().numpy() for part in rows))
+        trained = train(model, recipe, splits, seed, options, name, _STEPS[options.size])
+        flow = trained.flow.cpu()
+        kl = None
+        if target.log_prob is not None:
+            kl, error = divergence(target, flow, rows[2])
+            fields = trained.fields(options, recipe, standard_error_over_rows={str(seed): error})
+            yield Result(name, METRIC, model, {seed: kl}, rows=len(rows[2]), **fields)
+        if name not in panels:
+            with torch.no_grad():
+                density = flow().log_prob(_grid(target).float()).exp()
+                samples = flow().sample((_SHOWN,), generator=torch.Generator().manual_seed(seed))
+            panels[name] = _Panel(target, density, samples, kl)
+    _plot(list(panels.values()), options)
 
 
-def _learn(of: Toy, model: str, recipe: Recipe, seed: int, options: Options) -> tuple[_Panel, Figure | None]:
-    generator = torch.Generator().manual_seed(seed)
-    rows = [of.draw(size[options.size], generator) for size in (_TRAIN, _VALIDATE, _TEST)]
-    splits = Splits(*(part.float().numpy() for part in rows))
-    trained = train(model, recipe, splits, seed, folder_of(options, of.name), _STEPS[options.size])
-    flow = trained.flow.cpu()
-    with torch.no_grad():
-        density = flow().log_prob(_grid(of).float()).exp()
-        samples = flow().sample((_SHOWN,), generator=torch.Generator().manual_seed(seed))
-    panel = _Panel(of, density, samples, None)
-    if of.log_prob is None:
-        return panel, None
-    kl, error = divergence(of, flow, rows[2])
-    figure = Figure(
-        set=of.name,
-        metric=METRIC,
-        model=model,
-        values={seed: kl},
-        rows=len(rows[2]),
-        steps=trained.steps,
-        seconds=trained.seconds,
-        hardware=trained.hardware,
-        comparable="no: the paper shows a picture",
-        extra={"standard_error_over_rows": {str(seed): error}, "size": options.size, "recipe": recipe.digest},
-    )
-    return replace(panel, kl=kl), figure
-
-
-def divergence(of: Toy, flow: Any, rows: Tensor) -> tuple[float, float]:
+def divergence(target: Toy, flow: Any, rows: Tensor) -> tuple[float, float]:
     """KL(p | q) as the mean of log p - log q over rows of p, and its standard error.
 
-    The rows are float64: rounded to float32, one could step over an edge of p.
+    The rows are float64: rounding to float32 could move one out of the support of p.
     """
-    assert of.log_prob is not None
+    assert target.log_prob is not None
     with torch.no_grad():
         learned = torch.cat([flow().log_prob(part.float()).double() for part in rows.split(2**14)])
-    gap = of.log_prob(rows) - learned
+    gap = target.log_prob(rows) - learned
     return float(gap.mean()), float(gap.std()) / len(gap) ** 0.5
 
 
-def _grid(of: Toy) -> Tensor:
-    line = torch.linspace(-of.limit, of.limit, _GRID, dtype=torch.float64)
-    up, across = torch.meshgrid(line, line, indexing="ij")
-    return torch.stack([across, up], -1).flatten(0, 1)
+def _grid(target: Toy) -> Tensor:
+    """All points of the grid, row by row."""
+    line = torch.linspace(-target.limit, target.limit, _GRID, dtype=torch.float64)
+    return torch.cartesian_prod(line, line).flip(-1)
 
 
-def _paint(panels: list[_Panel], options: Options) -> None:
-    with picture(options.out / "shapes.png", 1.6 * len(panels) + 0.4, 5.2) as figure:
+def _plot(panels: list[_Panel], options: Options) -> None:
+    with saved_figure(options.out / "shapes.png", 1.6 * len(panels) + 0.4, 5.2) as figure:
         axes: Any = figure.subplots(3, len(panels), squeeze=False)
-        for column, panel in enumerate(panels):
-            limit, name = panel.toy.limit, panel.toy.name
-            for axis in axes[:, column]:
+        for column, panel in zip(axes.T, panels, strict=True):
+            limit = panel.toy.limit
+            for axis in column:
                 axis.set(xlim=(-limit, limit), ylim=(-limit, limit), xticks=[], yticks=[], aspect="equal")
                 axis.spines[:].set_visible(False)
                 axis.set_facecolor("#0d0887")
-            extent, truth = (-limit, limit, -limit, limit), _truth(panel)
-            shown = {"extent": extent, "origin": "lower", "cmap": "plasma", "aspect": "equal", "vmin": 0}
-            shown["vmax"] = 1.05 * truth.max()  # the same colours for both
-            axes[0, column].imshow(truth, **shown)
-            axes[1, column].imshow(panel.density.view(_GRID, _GRID).numpy(), **shown)
-            axes[2, column].scatter(*panel.samples.T.numpy(), s=0.5, color="#f0f921", linewidths=0, alpha=0.7)
-            axes[0, column].set_title(name)
+            true = _true_density(panel.toy)
+            # Both on the same colour scale.
+            scale = {"origin": "lower", "cmap": "plasma", "aspect": "equal", "vmin": 0, "vmax": 1.05 * true.max()}
+            column[0].imshow(true, extent=(-limit, limit, -limit, limit), **scale)
+            column[1].imshow(panel.density.view(_GRID, _GRID).numpy(), extent=(-limit, limit, -limit, limit), **scale)
+            column[2].scatter(*panel.samples.T.numpy(), s=0.5, color="#f0f921", linewidths=0, alpha=0.7)
+            column[0].set_title(panel.toy.name)
             if panel.kl is not None:
-                axes[1, column].set_xlabel(f"KL {panel.kl:.3f}")
-        for axis, words in zip(axes[:, 0], ("true", "learned", "samples"), strict=True):
-            axis.set_ylabel(words)
+                column[1].set_xlabel(f"KL {panel.kl:.3f}")
+        for axis, label in zip(axes[:, 0], ("true", "learned", "samples"), strict=True):
+            axis.set_ylabel(label)
 
 
-def _truth(panel: _Panel) -> np.ndarray[Any, Any]:
-    """The true density on the grid, or a histogram where it is not known."""
-    if panel.toy.log_prob is not None:
-        return panel.toy.log_prob(_grid(panel.toy)).exp().view(_GRID, _GRID).numpy()
-    generator = torch.Generator().manual_seed(0)
-    many = panel.toy.sample(500_000, generator).numpy()
-    edges = np.linspace(-panel.toy.limit, panel.toy.limit, _GRID // 2 + 1)
+def _true_density(target: Toy) -> np.ndarray[Any, Any]:
+    """The density on the grid, or a histogram of samples where it is not known."""
+    if target.log_prob is not None:
+        return target.log_prob(_grid(target)).exp().view(_GRID, _GRID).numpy()
+    samples = target.sample(500_000, torch.Generator().manual_seed(0)).numpy()
+    edges = np.linspace(-target.limit, target.limit, _GRID // 2 + 1)
     density: np.ndarray[Any, Any]
-    density, _, _ = np.histogram2d(many[:, 1], many[:, 0], bins=[edges, edges], density=True)
+    density, _, _ = np.histogram2d(samples[:, 1], samples[:, 0], bins=[edges, edges], density=True)
     return density

@@ -1,4 +1,4 @@
-"""The HTML report: one self-contained page that shows how good a fitted density is."""
+"""An HTML report on the quality of a fitted density: one self-contained page."""
 
 from .baselines import gaussian_log_density, kde_log_density
 from .content import Anomaly, ColumnView, ReportContent, Score

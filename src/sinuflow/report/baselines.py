@@ -1,9 +1,9 @@
-"""Densities that need no training, for comparison: a Gaussian and a kernel estimate."""
+"""Baseline densities without training: a Gaussian and a kernel density estimate."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,11 +11,12 @@ from numpy.typing import ArrayLike
 from ..errors import ArgumentError
 from .content import Floats
 
-MOST_KERNELS = 20_000
-ROWS_TO_CHOOSE = 2_000
-# Multiples of Scott's bandwidth, a sixth of an octave apart; the smallest keeps repeated rows from driving it to zero.
+MAX_KERNELS = 20_000
+#: Rows with which the bandwidth is chosen.
+BANDWIDTH_ROWS = 2_000
+#: Multiples of Scott's bandwidth, a sixth of an octave apart; the smallest keeps repeated rows from driving it to zero.
 MULTIPLES = 2.0 ** (np.arange(-30, 13) / 6)
-_CELLS = 2_000_000  # of a block of distances: 16 MB
+_BLOCK = 2_000_000  # distances at a time: 16 MB
 
 
 def gaussian_log_density(train: ArrayLike, test: ArrayLike) -> Floats:
@@ -24,31 +25,30 @@ def gaussian_log_density(train: ArrayLike, test: ArrayLike) -> Floats:
     log p(x) = −½ |L⁻¹(x − μ)|² − log det L − (D/2) log 2π, where LLᵀ = Σ.
     """
     rows, queries = _tables(train, test)
-    whitening = _whitening(rows)
-    return _log_normalised(-0.5 * np.square(whitening(queries)).sum(axis=1), whitening)
+    whitening = _Whitening.of(rows)
+    return whitening.log_density(-0.5 * np.square(whitening(queries)).sum(axis=1))
 
 
 def kde_log_density(train: ArrayLike, test: ArrayLike, *, bandwidth: float | None = None) -> Floats:
     """log of a kernel density estimate, p(x) = (1/n) Σᵢ N(x; xᵢ, h²Σ), where Σ = cov(train).
 
     h is ``bandwidth``, or else c·n^(−1/(D+4)), Scott's rule times the c with the best leave-one-out likelihood on at
-    most 2,000 rows. Of a larger table, 20,000 rows drawn at random carry a kernel.
+    most 2,000 rows. Of a larger table, 20,000 random rows carry a kernel.
     """
     rows, queries = _tables(train, test)
-    whitening = _whitening(rows)
-    kernels = whitening(_draw(rows, MOST_KERNELS))
+    whitening = _Whitening.of(rows)
+    kernels = whitening(_subsample(rows, MAX_KERNELS))
     n, features = kernels.shape
     if bandwidth is None:
         bandwidth = _best_multiple(kernels) * _scott(n, features)
     if not (math.isfinite(bandwidth) and bandwidth > 0):
         raise ArgumentError(f"a bandwidth is positive and finite, not {bandwidth}")
     total = np.empty(len(queries))
-    step = max(1, _CELLS // n)
+    step = max(1, _BLOCK // n)
     for start in range(0, len(queries), step):
         part = slice(start, start + step)
-        exponents = _squared_distances(whitening(queries[part]), kernels) / (-2 * bandwidth**2)
-        total[part] = _log_sum_exp(exponents)
-    return _log_normalised(total - math.log(n) - features * math.log(bandwidth), whitening)
+        total[part] = _log_sum_exp(_squared_distances(whitening(queries[part]), kernels) / (-2 * bandwidth**2))
+    return whitening.log_density(total - math.log(n) - features * math.log(bandwidth))
 
 
 class _Whitening(NamedTuple):
@@ -58,35 +58,31 @@ class _Whitening(NamedTuple):
     scale: Floats
     factor: Floats
 
+    @classmethod
+    def of(cls, rows: Floats) -> _Whitening:
+        """Factor the covariance, raising its eigenvalues only where rounding makes it not positive definite."""
+        mean, scale = rows.mean(axis=0), rows.std(axis=0)
+        scale[(np.ptp(rows, axis=0) == 0) | (scale == 0)] = 1.0
+        standardized = (rows - mean) / scale
+        correlation = standardized.T @ standardized / len(rows)
+        eigenvalues = np.linalg.eigvalsh(correlation)
+        # The eigenvalues themselves have errors of about D ulps of the largest.
+        floor = 16 * len(mean) * np.finfo(np.float64).eps * max(float(eigenvalues[-1]), 1.0)
+        jitter = max(0.0, floor - float(eigenvalues[0]))
+        return cls(mean, scale, np.linalg.cholesky(correlation + jitter * np.eye(len(mean))))
+
     def __call__(self, rows: Floats) -> Floats:
         return np.linalg.solve(self.factor, ((rows - self.mean) / self.scale).T).T
 
-    @property
-    def log_volume(self) -> float:
-        return float(np.log(np.diag(self.factor)).sum() + np.log(self.scale).sum())
-
-
-def _whitening(rows: Floats) -> _Whitening:
-    """Factor the covariance, lifting its eigenvalues only where rounding leaves no positive definite matrix."""
-    mean = rows.mean(axis=0)
-    scale = rows.std(axis=0)
-    scale[(np.ptp(rows, axis=0) == 0) | (scale == 0)] = 1.0
-    standard = (rows - mean) / scale
-    correlation = standard.T @ standard / len(rows)
-    eigenvalues = np.linalg.eigvalsh(correlation)
-    # The eigenvalues themselves are uncertain by about D ulps of the largest.
-    floor = 16 * len(mean) * np.finfo(np.float64).eps * max(float(eigenvalues[-1]), 1.0)
-    jitter = max(0.0, floor - float(eigenvalues[0]))
-    return _Whitening(mean, scale, np.linalg.cholesky(correlation + jitter * np.eye(len(mean))))
-
-
-def _log_normalised(exponent: Floats, whitening: _Whitening) -> Floats:
-    return exponent - whitening.log_volume - 0.5 * len(whitening.mean) * math.log(2 * math.pi)
+    def log_density(self, exponent: Floats) -> Floats:
+        """The log-density whose unnormalized value on whitened rows is the exponent."""
+        log_volume = np.log(np.diag(self.factor)).sum() + np.log(self.scale).sum()
+        return np.asarray(exponent - log_volume - 0.5 * len(self.mean) * math.log(2 * math.pi))
 
 
 def _best_multiple(kernels: Floats) -> float:
-    """The c that maximises Σᵢ log Σ_{j≠i} N(xᵢ; xⱼ, (c·s)²I), s being Scott's bandwidth for the rows used."""
-    rows = _draw(kernels, ROWS_TO_CHOOSE)
+    """The c that maximizes Σᵢ log Σ_{j≠i} N(xᵢ; xⱼ, (c·s)²I), where s is Scott's bandwidth."""
+    rows = _subsample(kernels, BANDWIDTH_ROWS)
     n, features = rows.shape
     distances = _squared_distances(rows, rows)
     np.fill_diagonal(distances, np.inf)
@@ -109,21 +105,20 @@ def _log_sum_exp(exponents: Floats) -> Floats:
     return np.asarray(highest + np.log(np.exp(exponents - highest[:, None]).sum(axis=1)))
 
 
-def _draw(rows: Floats, most: int) -> Floats:
-    """At most ``most`` rows, drawn without replacement and always the same: the table may be sorted."""
+def _subsample(rows: Floats, most: int) -> Floats:
+    """At most ``most`` rows, drawn without replacement by a fixed seed, because the table may be sorted."""
     if len(rows) <= most:
         return rows
-    chosen = np.sort(np.random.default_rng(0).choice(len(rows), most, replace=False))
-    return np.asarray(rows[chosen])
+    return np.asarray(rows[np.sort(np.random.default_rng(0).choice(len(rows), most, replace=False))])
 
 
 def _tables(train: ArrayLike, test: ArrayLike) -> tuple[Floats, Floats]:
-    tables = [np.asarray(table, dtype=np.float64) for table in (train, test)]
-    shapes: list[Any] = [table.shape for table in tables]
-    if any(len(shape) != 2 for shape in shapes) or shapes[0][1] != shapes[1][1] or 0 in shapes[0] or shapes[0][0] < 2:
+    left, right = (np.asarray(table, dtype=np.float64) for table in (train, test))
+    if left.ndim != 2 or right.ndim != 2 or left.shape[1] != right.shape[1] or len(left) < 2 or not left.shape[1]:
         raise ArgumentError(
-            f"a baseline needs two tables with equal columns, and two rows to fit, not shapes {shapes[0]}, {shapes[1]}"
+            f"a baseline needs two tables with equal columns, and two rows to fit, "
+            f"not shapes {left.shape}, {right.shape}"
         )
-    if not all(np.isfinite(table).all() for table in tables):
+    if not (np.isfinite(left).all() and np.isfinite(right).all()):
         raise ArgumentError("a baseline needs finite values")
-    return tables[0], tables[1]
+    return left, right

@@ -1,4 +1,4 @@
-"""Which figures the page has, with their captions, and which it leaves out."""
+"""The figures on the page with their captions, and those that are left out."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import agreement, figures, normality
+from . import figures
 from .content import ColumnView, ReportContent
-from .figures.noise import REACH
-from .figures.training import cut_off
+from .scale import scale_of
+from .statistics import correlations, distance, kolmogorov_smirnov
 from .wording import number, plural, share, shorten, small
 
-MOST_HISTOGRAMS = 30
-MOST_PAIRED = 5
-MOST_QUANTILE_PLOTS = 12
-MOST_CORRELATED = 64
+MAX_HISTOGRAMS = 30
+MAX_PAIRED = 5
+MAX_QUANTILE_PLOTS = 12
+MAX_CORRELATED = 64
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with its heading and a line below; the SVG is markup, the rest is text."""
+    """A figure with its heading and caption; the SVG is markup, the rest is text."""
 
     svg: str
     title: str
@@ -31,108 +31,92 @@ class Picture:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Pictures, and a sentence on what is not among them."""
+    """Figures of one section, a sentence on figures that are left out, and a summary."""
 
     pictures: list[Picture]
     left_out: str = ""
+    summary: str = ""
+    correlation: Picture | None = None
 
 
 def training(content: ReportContent) -> Gallery:
-    """The curves of training."""
+    """Curves of the training."""
     curve = figures.training_curve("training", content.history, content.best_step)
     rate = figures.learning_rate_curve("rate", content.history)
     note = (
-        f"The dashed line marks step {content.best_step:,}, whose weights were kept. The curves are in the units "
+        f"The dashed line marks step {content.best_step:,}, whose weights were selected. The curves are in the units "
         "of the prepared columns, the scores above in those of the table."
     )
-    if cut_off(content.history):
+    if figures.is_cut_off(content.history):
         note += " High values, as in the first steps, are cut off."
     pictures = [Picture(curve, "Negative log-likelihood", note)] if curve else []
     return Gallery(pictures + ([Picture(rate, "Learning rate")] if rate else []))
 
 
 def columns(content: ReportContent) -> Gallery:
-    """A histogram per column that varies; of very many, those where samples and data differ most."""
+    """A histogram of each column that varies; of very many, those where samples and data differ most."""
     drawn = [column for column in content.columns if column.kind != "constant"]
     constant = len(content.columns) - len(drawn)
-    left_out = [f"{constant} constant column{'s' * (constant > 1)}"] if constant else []
-    if len(drawn) > MOST_HISTOGRAMS:
-        gaps = [agreement.gap(column) for column in drawn]
-        order = sorted(range(len(drawn)), key=lambda i: (-math.inf if math.isnan(gaps[i]) else -gaps[i], i))
-        left_out.append(f"the {len(drawn) - MOST_HISTOGRAMS} columns where samples and data agree best")
-        drawn = [drawn[i] for i in sorted(order[:MOST_HISTOGRAMS])]
+    left_out = [plural(constant, "constant column")] if constant else []
+    if len(drawn) > MAX_HISTOGRAMS:
+        gaps = np.nan_to_num([distance(column) for column in drawn], nan=np.inf)
+        left_out.append(f"the {len(drawn) - MAX_HISTOGRAMS} columns where samples and data agree best")
+        drawn = [drawn[i] for i in np.sort(np.argsort(-gaps, kind="stable")[:MAX_HISTOGRAMS])]
     pictures = [_histogram(f"column{i}", column) for i, column in enumerate(drawn)]
     return Gallery(pictures, f"Not drawn: {' and '.join(left_out)}." if left_out else "")
 
 
 def _histogram(key: str, column: ColumnView) -> Picture:
-    scale = figures.scale_of(column)
+    scale = scale_of(column)
     notes = ["Logarithmic axis."] if scale.log else []
-    beyond = [(share(scale.outside(values)), name) for values, name in _sides(column) if scale.outside(values) > 0]
-    if beyond and not scale.categories:
-        notes.append(f"Cut off: {' and '.join(f'{size} of the {name}' for size, name in beyond)}.")
+    beyond = [(scale.outside(values), name) for values, name in ((column.data, "data"), (column.samples, "samples"))]
+    cut_off = " and ".join(f"{share(size)} of the {name}" for size, name in beyond if size > 0)
+    if cut_off and not scale.categories:
+        notes.append(f"Cut off: {cut_off}.")
     return Picture(figures.histogram(key, column, scale), shorten(column.name, 60), " ".join(notes))
 
 
-def _sides(column: ColumnView) -> tuple[tuple[np.ndarray, str], tuple[np.ndarray, str]]:
-    return (column.data, "data"), (column.samples, "samples")
-
-
 def pairs(content: ReportContent) -> Gallery:
-    """Every pair of up to five columns: the ones with the strongest rank correlations, if there are more."""
+    """Every pair of up to five columns, those with the strongest rank correlations."""
     varying = [column for column in content.columns if column.kind != "constant"]
-    chosen = _most_related(varying)
+    chosen = _most_correlated(varying)
     left_out = ""
     if len(varying) > len(chosen):
         left_out = (
-            f"These are the {len(chosen)} of {len(varying)} columns with the strongest rank correlations; the others' "
-            "pairs are not drawn."
+            f"Drawn are pairs of the {len(chosen)} of {len(varying)} columns with the strongest rank correlations."
         )
-    scales = [figures.scale_of(column) for column in chosen]
+    scaled = [(column, scale_of(column), shorten(column.name, 60)) for column in chosen]
     pictures = []
-    for i, j in itertools.combinations(range(len(chosen)), 2):
-        title = f"{shorten(chosen[j].name, 60)} against {shorten(chosen[i].name, 60)}"
-        svg = figures.pair_plot(f"pair{i}and{j}", (chosen[i], chosen[j]), (scales[i], scales[j]))
-        pictures.append(Picture(svg, title))
+    for (i, (x, x_scale, x_name)), (j, (y, y_scale, y_name)) in itertools.combinations(enumerate(scaled), 2):
+        svg = figures.pair_plot(f"pair{i}and{j}", (x, y), (x_scale, y_scale))
+        pictures.append(Picture(svg, f"{y_name} against {x_name}"))
     return Gallery(pictures, left_out)
 
 
-def _most_related(varying: list[ColumnView]) -> list[ColumnView]:
-    if len(varying) <= MOST_PAIRED:
+def _most_correlated(varying: list[ColumnView]) -> list[ColumnView]:
+    if len(varying) <= MAX_PAIRED:
         return varying
-    strength = np.array([_ranks(column) for column in varying])
-    r = np.abs(np.nan_to_num(normality.correlations(strength.T)))
+    r = np.abs(np.nan_to_num(correlations(np.array([_ranks(column) for column in varying]).T)))
     np.fill_diagonal(r, 0.0)
-    chosen: list[int] = []
-    for place in np.argsort(-np.triu(r), axis=None, kind="stable"):
-        chosen += [i for i in map(int, divmod(int(place), len(varying))) if i not in chosen]
-        if len(chosen) >= MOST_PAIRED:
-            break
-    return [varying[i] for i in sorted(chosen[:MOST_PAIRED])]
+    strongest = np.argsort(-np.triu(r), axis=None, kind="stable")
+    pairs = np.stack(np.unravel_index(strongest, r.shape), axis=1)
+    chosen = list(dict.fromkeys(pairs.ravel().tolist()))[:MAX_PAIRED]
+    return [varying[i] for i in sorted(chosen)]
 
 
 def _ranks(column: ColumnView) -> np.ndarray:
-    """Ranks of numbers; categories have no order, so they count as unrelated and are drawn last."""
+    """Ranks of numbers; categories have no order, and count as uncorrelated."""
     if column.kind == "category":
         return np.zeros(len(column.data))
-    values = np.asarray(column.data, dtype=np.float64)
-    _, ranks = np.unique(values, return_inverse=True)
-    return ranks.astype(np.float64)
+    return np.unique(np.asarray(column.data, dtype=np.float64), return_inverse=True)[1].astype(np.float64)
 
 
-@dataclass(frozen=True)
-class Noise:
-    """The noise's galleries and the sentences that sum them up."""
-
-    quantiles: Gallery
-    correlation: Picture | None
-    summary: str
-
-
-def noise(content: ReportContent) -> Noise:
-    """Quantile plots, the least normal dimension first, and the map of correlations."""
+def noise(content: ReportContent) -> Gallery:
+    """Quantile plots, the least normal dimension first, and correlations."""
     z = np.asarray(content.z, dtype=np.float64)
-    tests = [normality.kolmogorov_smirnov(z[:, i]) for i in range(z.shape[1])] if len(z) else []
+    tests = [kolmogorov_smirnov(z[:, i]) for i in range(z.shape[1])] if len(z) else []
+    if not tests:
+        return Gallery([], "There is no noise to show.")
     order = sorted(range(len(tests)), key=lambda i: (-tests[i].statistic, i))
     pictures = [
         Picture(
@@ -140,23 +124,20 @@ def noise(content: ReportContent) -> Noise:
             shorten(content.z_names[i], 60),
             f"KS {number(tests[i].statistic)}, {_p_value(tests[i].p_value)}{_beyond(z[:, i])}",
         )
-        for i in order[:MOST_QUANTILE_PLOTS]
+        for i in order[:MAX_QUANTILE_PLOTS]
     ]
     rest = len(order) - len(pictures)
-    left_out = f"Not drawn: {rest} dimension{'s' * (rest > 1)}, all nearer to normal than these." if rest else ""
-    if not tests:
-        return Noise(Gallery([], "There is no noise to show."), None, "")
+    left_out = f"Not drawn: {plural(rest, 'dimension')}, all closer to normal than these." if rest else ""
     rejected = sum(test.p_value < 0.05 / len(tests) for test in tests)
-    worst = tests[order[0]].statistic
     summary = (
-        f"Of {len(tests)} dimension{'s' * (len(tests) > 1)}, {rejected} differ{'s' * (rejected == 1)} from normal by "
-        f"more than chance explains (5 % level, corrected for their number); the largest "
-        f"Kolmogorov-Smirnov distance is {number(worst)}. Chance alone gives up to about "
-        f"{number(1.358 / math.sqrt(len(z)))} in {plural(len(z), 'row')}. With many rows even a tiny distance is "
-        "beyond chance, so judge by its size: below 0.02 it hardly matters, above 0.1 the fit is poor."
+        f"Of {plural(len(tests), 'dimension')}, {rejected} differ{'s' * (rejected == 1)} significantly from normal "
+        f"(5 % level, Bonferroni correction). The largest Kolmogorov-Smirnov distance is "
+        f"{number(tests[order[0]].statistic)}; by chance alone it reaches about {number(1.358 / math.sqrt(len(z)))} in "
+        f"{plural(len(z), 'row')}. With many rows even tiny distances are significant, so judge by their size: below "
+        "0.02 is good, above 0.1 is poor."
     )
     correlation, sentence = _correlation(content.z_names, z)
-    return Noise(Gallery(pictures, left_out), correlation, f"{summary} {sentence}".strip())
+    return Gallery(pictures, left_out, f"{summary} {sentence}".strip(), correlation)
 
 
 def _p_value(p: float) -> str:
@@ -164,21 +145,22 @@ def _p_value(p: float) -> str:
 
 
 def _beyond(z: np.ndarray) -> str:
-    count = int((~(np.abs(z) <= REACH)).sum())
-    return f"; {count} beyond \N{PLUS-MINUS SIGN}{REACH:g}" if count else ""
+    count = int((~(np.abs(z) <= figures.REACH)).sum())
+    return f"; {count} beyond \N{PLUS-MINUS SIGN}{figures.REACH:g}" if count else ""
 
 
 def _correlation(names: list[str], z: np.ndarray) -> tuple[Picture | None, str]:
     if len(names) < 2:
         return None, ""
-    r = normality.correlations(z)
+    r = correlations(z)
     strength = np.abs(np.nan_to_num(r))
     np.fill_diagonal(strength, 0.0)
     first, second = sorted(map(int, np.unravel_index(np.argmax(strength), r.shape)))
-    sentence = f"The strongest correlation between two dimensions is {number(float(r[first, second]), 2)}."
-    note = f"Strongest: {shorten(names[first])} with {shorten(names[second])}, {number(float(r[first, second]), 2)}."
-    if len(names) > MOST_CORRELATED:
-        kept = np.sort(np.argsort(-strength.max(axis=1), kind="stable")[:MOST_CORRELATED])
-        note += f" Drawn are the {MOST_CORRELATED} of {len(names)} dimensions with the strongest correlations."
-        names, r = [names[i] for i in kept], r[np.ix_(kept, kept)]
-    return Picture(figures.correlation_map("correlation", names, r), "Correlations", note), sentence
+    strongest = number(float(r[first, second]), 2)
+    note = f"Strongest: {shorten(names[first])} with {shorten(names[second])}, {strongest}."
+    if len(names) > MAX_CORRELATED:
+        chosen = np.sort(np.argsort(-strength.max(axis=1), kind="stable")[:MAX_CORRELATED])
+        note += f" Drawn are the {MAX_CORRELATED} of {len(names)} dimensions with the strongest correlations."
+        names, r = [names[i] for i in chosen], r[np.ix_(chosen, chosen)]
+    picture = Picture(figures.correlation_map("correlation", names, r), "Correlations", note)
+    return picture, f"The strongest correlation between two dimensions is {strongest}."

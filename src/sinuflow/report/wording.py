@@ -1,4 +1,4 @@
-"""Numbers and names as a reader wants them."""
+"""Numbers and names as text."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from decimal import ROUND_CEILING, Context
 
 NOTHING = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def number(value: float | None, decimals: int = 3) -> str:
-    """Fixed decimals for numbers of everyday size, powers of ten for the others; never "nan"."""
+    """Fixed decimals for numbers of usual size, scientific notation for others, and a dash for None and NaN."""
     if value is None or math.isnan(value):
         return NOTHING
     if math.isinf(value):
@@ -22,7 +23,7 @@ def number(value: float | None, decimals: int = 3) -> str:
 
 
 def compact(value: float, spread: float) -> str:
-    """As many digits as show a hundredth of the spread, without powers of ten for numbers of everyday size."""
+    """As many digits as resolve a hundredth of the spread, in fixed notation for numbers of usual size."""
     if 1e-4 < spread < 1e7 and abs(value) < 1e7:
         return number(value, min(max(0, 2 - math.floor(math.log10(spread))), 6))
     digits = math.floor(math.log10(abs(value) / spread)) + 3 if spread > 0 and value != 0 else 4
@@ -30,12 +31,12 @@ def compact(value: float, spread: float) -> str:
 
 
 def power_of_ten(exponent: int) -> str:
-    """10ⁿ, written out where that is short."""
-    return f"{10.0**exponent:,g}" if -3 <= exponent <= 4 else f"10{str(exponent).translate(_RAISED)}"
+    """10ⁿ, in full where that is short."""
+    return f"{10.0**exponent:,g}" if -3 <= exponent <= 4 else f"10{str(exponent).translate(_SUPERSCRIPT)}"
 
 
 def small(value: float) -> str:
-    """An error or a probability, two digits, with a power of ten where it is tiny."""
+    """An error or a probability with two digits."""
     if not math.isfinite(value):
         return number(value)
     if value == 0:
@@ -43,18 +44,18 @@ def small(value: float) -> str:
     if abs(value) >= 1e-3:
         return f"{value:.2g}"
     mantissa, exponent = f"{value:.1e}".split("e")
-    return f"{mantissa}·10{str(int(exponent)).translate(_RAISED)}"
+    return f"{mantissa}·10{str(int(exponent)).translate(_SUPERSCRIPT)}"
 
 
 def at_most(value: float, digits: int = 1) -> float:
-    """The value with few digits, rounded up so that it is a bound."""
+    """The value rounded up to a few digits, so that it is a bound."""
     if not math.isfinite(value):
         return value
     return float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(value)))
 
 
 def share(value: float) -> str:
-    """A fraction in percent; "under 0.1 %" for what would round to nothing."""
+    """A fraction in percent."""
     if math.isnan(value):
         return NOTHING
     return "under 0.1 %" if 0 < value < 0.001 else f"{100 * value:.1f} %"
@@ -66,12 +67,9 @@ def plural(count: int, noun: str) -> str:
 
 
 def shorten(name: str, most: int = 24) -> str:
-    """A name that fits into a figure: one line of printable characters, the middle left out when long."""
+    """A name as one line of printable characters, without its middle if it is long."""
     text = "".join(c if c.isprintable() else " " for c in name).strip() or "(no name)"
     if len(text) <= most:
         return text
     head = (most - 1) * 2 // 3
     return f"{text[:head].rstrip()}…{text[len(text) - (most - 1 - head) :].lstrip()}"
-
-
-_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

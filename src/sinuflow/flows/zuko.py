@@ -1,4 +1,4 @@
-"""Flows of the library zuko, trained and scored like ours."""
+"""Flows of the library zuko with the interface that :func:`sinuflow.fit` needs."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError
 
-ZukoName = Literal["MAF", "NSF"]
-
 
 class ZukoFlow(nn.Module):
-    """One of zuko's flows with what :func:`sinuflow.fit` asks a flow for.
+    """A flow of zuko.
 
     Args:
-        name: "MAF", masked affine autoregressive, or "NSF", rational-quadratic splines.
-        features: columns.
-        context: columns of the context.
-        transforms: layers.
-        hidden: widths of the hidden layers of each.
+        name: "MAF" for masked affine autoregressive layers, or "NSF" for rational-quadratic splines.
+        features: number of columns.
+        context: number of context columns.
+        transforms: number of layers.
+        hidden: hidden widths of each layer's network.
 
     Example:
         >>> import torch
@@ -28,11 +26,16 @@ class ZukoFlow(nn.Module):
         torch.Size([2])
     """
 
-    #: Nothing that fused kernels could know.
+    #: Fused kernels do not apply.
     bijection = None
 
     def __init__(
-        self, name: ZukoName, features: int, context: int = 0, transforms: int = 5, hidden: tuple[int, ...] = (256, 256)
+        self,
+        name: Literal["MAF", "NSF"],
+        features: int,
+        context: int = 0,
+        transforms: int = 5,
+        hidden: tuple[int, ...] = (256, 256),
     ) -> None:
         super().__init__()
         try:
@@ -47,12 +50,11 @@ class ZukoFlow(nn.Module):
             "transforms": transforms,
             "hidden": list(hidden),
         }
-        kind: Any = getattr(flows, name)
-        self.flow = kind(features, context, transforms=transforms, hidden_features=hidden)
+        self.flow: Any = getattr(flows, name)(features, context, transforms=transforms, hidden_features=hidden)
 
     def forward(self, context: Tensor | None = None, validate_args: bool | None = None) -> Any:
-        """The distribution."""
+        """Return the distribution."""
         return self.flow(context)
 
     def initialize(self, x: Tensor, context: Tensor | None = None) -> None:
-        """Nothing here depends on data."""
+        """Do nothing: no parameter depends on data."""

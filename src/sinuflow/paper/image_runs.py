@@ -1,0 +1,184 @@
+"""Image flows that were trained by a recipe."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..bijections.pixels import PixelMap
+from ..data.image_sets import Bytes, ImageSplits, image_set
+from ..errors import ArgumentError
+from ..flows.sinusoidal import SinusoidalFlow
+from ..training import ImageRows
+from .image_data import is_present, load, load_test, shape_of
+from .items import Options
+from .recipes import Recipe, recipes
+from .record import Result, hardware, results
+from .training import (
+    Trained,
+    chosen_models,
+    digest,
+    is_finished,
+    read_run,
+    run_folder,
+    train_or_read,
+    training_settings,
+)
+
+#: Changes to a recipe's flow and training in smaller runs.
+_FLOWS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "quick": {"blocks": 4, "channels": 8},
+    "smoke": {"blocks": 2, "scales": 2, "channels": 4, "residual_blocks": 1},
+}
+_TRAINING: dict[str, dict[str, Any]] = {
+    "full": {},
+    "quick": {"batch_size": 64, "validate_every": 100},
+    "smoke": {"batch_size": 64, "validate_every": 50, "learning_rate": 5e-3},
+}
+_EMA = {"quick": 0.99, "smoke": 0.95}
+_STEPS = {"full": None, "quick": 600, "smoke": 150}
+#: Models in the order in which their runs are looked for.
+_MODELS = ("today", "stable", "affine", "paper", "best")
+#: Images that are converted to logits at a time.
+_BATCH = 1000
+
+
+class TrainedImages(NamedTuple):
+    """A trained image flow with its dataset and pixel map."""
+
+    dataset: str
+    model: str
+    seed: int
+    shape: tuple[int, ...]
+    pixels: PixelMap
+    trained: Trained
+    recipe: Recipe
+
+    @contextlib.contextmanager
+    def on(self, device: str, dtype: torch.dtype = torch.float32) -> Iterator[SinusoidalFlow]:
+        """The flow on a device; afterwards it is back on the CPU, in float32."""
+        try:
+            yield self.trained.flow.to(device, dtype)
+        finally:
+            self.trained.flow.to("cpu", torch.float32)
+
+    def logits(self, images: Tensor) -> Tensor:
+        """The flow's input for byte images, always with the same dequantization noise."""
+        return torch.cat([batch.x for batch in ImageRows(images, self.pixels).in_order(_BATCH)])
+
+    def images(self, x: Tensor) -> Tensor:
+        """Byte images of the flow's output; NaN becomes black."""
+        return self.pixels.to_bytes(x.nan_to_num(nan=-math.inf)).view(-1, *self.shape)
+
+    def test_images(self, options: Options) -> Tensor:
+        """Test images in the flow's shape."""
+        return load_test(self.dataset, self.shape, options)
+
+    def validation(self, images: Bytes) -> float:
+        """Bits per dimension of the validation images, with which the weights were selected."""
+        return ImageRows(torch.from_numpy(images), self.pixels).bits_per_dimension(self.trained.best_nll)
+
+    def results(self, metrics: dict[str, float], options: Options, comparable: str, **others: Any) -> list[Result]:
+        """Results measured on this machine."""
+        fields = self.trained.fields(options, self.recipe, comparable)
+        fields |= {"seconds": None, "hardware": hardware(options.device)} | others
+        return results(metrics, self.dataset, self.model, self.seed, **fields)
+
+
+def recipe_of(name: str, model: str, options: Options) -> Recipe:
+    """A recipe, with a smaller flow and fewer steps for smaller runs."""
+    recipe = recipes(name)[model]
+    training = recipe.training | _TRAINING[options.size]
+    if "ema" in training:
+        training["ema"] = _EMA.get(options.size, training["ema"])
+    return Recipe(recipe.flow | _FLOWS[options.size], training)
+
+
+def train_images(name: str, model: str, images: ImageSplits, seed: int, options: Options) -> TrainedImages:
+    """Train a flow on images, or read its finished run from ``options.runs``."""
+    recipe, dataset = recipe_of(name, model, options), image_set(name)
+    shape = images.train.shape[1:]
+    settings = {
+        "set": name,
+        "shape": shape,
+        "flow": recipe.flow,
+        "training": training_settings(recipe, _STEPS[options.size]),
+        "alpha": dataset.alpha,
+        "flips": dataset.flips,
+        "seed": seed,
+        "rows": len(images.train),
+        "data": digest(images),
+    }
+    torch.manual_seed(seed)
+    flow = SinusoidalFlow.image(shape, **recipe.flow)
+    pixels = PixelMap(dataset.alpha)
+    train = ImageRows(torch.from_numpy(images.train), pixels, flips=dataset.flips)
+    val = ImageRows(torch.from_numpy(images.val), pixels)
+    trained = train_or_read(flow, train, val, settings, run_folder(options, name, model, seed), options)
+    return TrainedImages(name, model, seed, shape, pixels, trained, recipe)
+
+
+def trained_flows(default: Iterable[str], options: Options) -> list[TrainedImages]:
+    """The flow of each dataset that ``sinuflow reproduce images`` trained and stored in ``options.runs``.
+
+    It is the first that exists of the requested models, or else of ``today``, ``stable``, ``affine``, ``paper`` and
+    ``best``. A smoke test trains it if it does not exist.
+    """
+    if len(options.seeds) > 1:
+        raise ArgumentError("one trained flow is shown at a time: give one --seed")
+    names = list(options.datasets or default)
+    for name in names:
+        chosen_models(name, (), options)  # refuses unknown models
+    found = {name: _stored(name, options) for name in names}
+    if options.size == "smoke":
+        model, seed = (*options.models, "today")[0], options.seeds[0]
+        return [run or train_images(name, model, load(name, options), seed, options) for name, run in found.items()]
+    missing = [name for name, run in found.items() if run is None]
+    if missing and (options.datasets or len(missing) == len(found)):
+        raise ArgumentError(_how_to_train(missing[0], options))
+    for name in missing:
+        options.say(f"{name} is left out: {_how_to_train(name, options)}")
+    runs = [run for run in found.values() if run is not None]
+    for run in runs:
+        if not is_present(run.dataset, options):
+            load(run.dataset, options)  # fails before anything is computed
+    return runs
+
+
+def _stored(name: str, options: Options) -> TrainedImages | None:
+    seed = options.seeds[0]
+    for model in options.models or _MODELS:
+        folder = run_folder(options, name, model, seed)
+        if folder is not None and is_finished(folder):
+            return _read(name, model, seed, folder, options)
+    return None
+
+
+def _read(name: str, model: str, seed: int, folder: Path, options: Options) -> TrainedImages:
+    settings, outcome, weights = read_run(folder)
+    recipe = recipe_of(name, model, options)
+    expected = {"shape": shape_of(name, options), "flow": recipe.flow, "training": training_settings(recipe, None)}
+    # Results of a full run must be those of the recipe; smaller runs may show any flow.
+    if options.size == "full" and settings | json.loads(json.dumps(expected)) != settings:
+        raise ArgumentError(f"{folder} holds another run than the recipe's: add --quick, or choose another with --runs")
+    flow = SinusoidalFlow.image(settings["shape"], **settings["flow"])
+    flow.load_state_dict(weights)
+    trained = Trained(flow.eval(), **outcome)
+    return TrainedImages(name, model, seed, tuple(settings["shape"]), PixelMap(settings["alpha"]), trained, recipe)
+
+
+def _how_to_train(name: str, options: Options) -> str:
+    model, seed = (*options.models, "today")[0], options.seeds[0]
+    words = ["sinuflow reproduce images", *(["--quick"] if options.size == "quick" else [])]
+    words += [f"--set {name} --model {model}", *([f"--seed {seed}"] if seed else [])]
+    words += [f"--data {options.data or 'DIR'} --runs {options.runs or 'RUNS'}"]
+    where = "no --runs was given" if options.runs is None else f"there is none in {options.runs / name}"
+    return f"this needs a trained flow of {name}, and {where}: run `{' '.join(words)}` first"

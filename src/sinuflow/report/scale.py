@@ -1,0 +1,135 @@
+"""The axis and the bins of one column."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .content import ColumnView, Floats
+from .statistics import HUGE, finite
+from .wording import shorten
+
+MAX_CATEGORIES = 8
+MAX_BINS = 48
+
+
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """The coordinate of a value: x, log₁₀ x if ``log``, or the index of a category.
+
+    Args:
+        edges: of bins of equal width.
+        log: whether the axis is logarithmic.
+        categories: the values with a bin of their own, for a column of categories.
+        others: the number of categories in the last bin.
+    """
+
+    edges: Floats
+    log: bool = False
+    categories: tuple[str, ...] = ()
+    others: int = 0
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the categories."""
+        return [shorten(name, 16) for name in self.categories] + [f"{self.others} more"] * bool(self.others)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the centres of the bins are integers, or runs of integers."""
+        return not self.log and bool((np.mod(self.edges, 1) == 0.5).all())
+
+    def coordinates(self, values: NDArray[Any]) -> Floats:
+        """The coordinates of all values; NaN for those without one."""
+        if self.categories:
+            position = {name: float(i) for i, name in enumerate(self.categories)}
+            return np.array([position.get(str(v), float(len(self.categories))) for v in values.tolist()])
+        return _coordinates(np.asarray(values, dtype=np.float64).ravel(), self.log)
+
+    def outside(self, values: NDArray[Any]) -> float:
+        """The share of values beyond the axis."""
+        at = self.coordinates(values)
+        inside = (at >= self.edges[0]) & (at <= self.edges[-1])
+        return float(1 - inside.mean()) if len(at) else 0.0
+
+    def heights(self, values: NDArray[Any]) -> Floats:
+        """The share of values in each bin."""
+        at = self.coordinates(values)
+        counts, _ = np.histogram(at[np.isfinite(at)], self.edges)
+        return counts / max(len(at), 1)
+
+
+def scale_of(column: ColumnView) -> Scale:
+    """An axis for the bulk of the data, and for the samples as far as they are near it.
+
+    It spans the data's central 99 % and two fifths of that span on each side, up to a whole span where the samples need
+    it, but not beyond the values.
+    """
+    if column.discrete:
+        counts = Counter(map(str, column.data.tolist()))
+        for name in map(str, column.samples.tolist()):
+            counts.setdefault(name, 0)
+        names = sorted(counts, key=lambda name: (-counts[name], name))
+        shown = names if len(names) <= MAX_CATEGORIES + 1 else names[:MAX_CATEGORIES]
+        others = len(names) - len(shown)
+        return Scale(np.arange(len(shown) + (others > 0) + 1) - 0.5, False, tuple(shown), others)
+    values, sampled = finite(column.data), finite(column.samples)
+    if not len(values):
+        values = sampled if len(sampled) else np.zeros(1)
+    low, middle, high = np.quantile(values, [0.005, 0.5, 0.995])
+    # Logarithmic if a linear axis would squeeze half of the data into about a tenth of it.
+    log = bool(low > 0 and high > 100 * low and middle - low < 0.15 * (high - low))
+    data, samples = (x[np.isfinite(x)] for x in (_coordinates(values, log), _coordinates(sampled, log)))
+    return Scale(_edges(data, samples, *_limits(data, samples), grid=not log), log)
+
+
+def _coordinates(values: Floats, log: bool) -> Floats:
+    known = (values < HUGE) & (values > (0 if log else -HUGE))
+    return np.where(known, np.log10(np.where(known, values, 1.0)) if log else values, np.nan)
+
+
+def _limits(data: Floats, samples: Floats) -> tuple[float, float]:
+    low, high = (float(q) for q in np.quantile(data, [0.005, 0.995]))
+    if high == low:
+        low, high = float(data.min()), float(data.max())
+    span = high - low
+    first, last = (float(q) for q in np.quantile(samples, [0.005, 0.995])) if len(samples) else (low, high)
+    everything = np.concatenate([data, samples])
+    left = max(low - span, min(low - 0.4 * span, first), float(everything.min()))
+    right = min(high + span, max(high + 0.4 * span, last), float(everything.max()))
+    return (left, right) if right > left else (left - 0.5, left + 0.5)
+
+
+def _edges(data: Floats, samples: Floats, low: float, high: float, *, grid: bool) -> Floats:
+    """Bins of Freedman and Diaconis's width 2·IQR·n^(−1/3), of whole steps where the values have a step.
+
+    At least 2.5·n^(1/3) of them: two peaks far apart have a large IQR.
+    """
+    quarter, three_quarters = np.quantile(data, [0.25, 0.75])
+    width = 2 * float(three_quarters - quarter) / len(data) ** (1 / 3)
+    fewest = min(max(12, round(2.5 * len(data) ** (1 / 3))), 36)
+    bins = min(max(math.ceil((high - low) / width), fewest), MAX_BINS) if width > 0 else 30
+    step = _step(np.concatenate([data, samples])) if grid else None
+    if step is None or step < (high - low) / 10_000:
+        return np.linspace(low, high, bins + 1)
+    width = step * max(1, round((high - low) / bins / step))
+    start = low - step / 2
+    return start + width * np.arange(math.ceil((high + step / 2 - start) / width - 1e-9) + 1)
+
+
+def _step(values: Floats) -> float | None:
+    """The spacing of which all differences are multiples, if values repeat and there is one."""
+    unique = np.unique(values)
+    if len(unique) < 2 or len(unique) > len(values) / 2:
+        return None
+    gaps = np.diff(unique)
+    gaps = gaps[gaps > 1e-9 * np.abs(unique).max()]  # not rounding errors
+    if not len(gaps):
+        return None
+    multiples = gaps / gaps.min()
+    return float(gaps.min()) if np.abs(multiples - np.round(multiples)).max() < 1e-3 * multiples.max() else None
