@@ -72,7 +72,7 @@ def place(tmp_path_factory) -> Path:
     make_frame().to_parquet(folder / "people.parquet")
     fit = ("fit", "people.csv", "-o", "m.safetensors", "--context", "city", "--steps", 80)
     out = succeeds(*fit, cwd=folder, fresh=True)
-    assert "300 rows, 3 columns modelled, 1 given" in out
+    assert "300 rows, 3 columns modelled, 1 as context" in out
     return folder
 
 
