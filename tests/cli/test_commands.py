@@ -16,11 +16,11 @@ import pyarrow.parquet
 import pytest
 
 import sinuflow
+from tests.cli.commands import SCRIPT
 from tests.processes import python, unmeasured
 
 PLAIN = {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1"}
 ENVIRONMENT = {**os.environ, **PLAIN}
-SCRIPT = "import sys; sys.argv[0] = 'sinuflow'; from sinuflow.cli.main import run; run()"
 
 
 def sinuflow_command(

@@ -22,7 +22,7 @@ from sinuflow.cli.files import claim_output
 from sinuflow.cli.terminal import echo
 from sinuflow.files import lock_beside, locked, write_atomically
 from sinuflow.training.progress import Lines
-from tests.cli.commands_by_fork import Commands, restore_signals
+from tests.cli.commands import Commands, restore_signals
 
 
 class Context(ExitStack):

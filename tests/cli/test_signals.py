@@ -24,7 +24,7 @@ import pytest
 from safetensors import safe_open
 
 import sinuflow
-from tests.cli.commands_by_fork import Commands, Ended, handles_signals, restore_signals
+from tests.cli.commands import Commands, Ended, handles_signals, restore_signals
 from tests.processes import unmeasured
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks into Linux's /proc")

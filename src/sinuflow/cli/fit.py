@@ -153,7 +153,7 @@ def _print_summary(model: TableModel | ImageModel) -> None:
     )
     if facts["bits_per_dimension"] > facts["histogram_bits"]:
         echo(
-            "the model is worse than the baseline: train for more steps (--steps); a continuous density cannot fit images "
-            "that use few of the 256 shades"
+            "the model is worse than the baseline: train for more steps (--steps); a continuous density "
+            "cannot fit images that use few of the 256 shades"
         )
     echo(reconstruction(facts))
