@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.processes import stop_server
+from tests.processes import stop_servers
 
 # Without a GPU, Triton's interpreter runs its kernels; it reads this variable when they are defined.
 if not torch.cuda.is_available():
@@ -48,7 +48,7 @@ def _signals_are_not_ignored() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _no_process_outlives_the_tests() -> Iterator[None]:
     yield
-    stop_server()
+    stop_servers()
 
 
 @pytest.fixture(autouse=True)

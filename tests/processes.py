@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from functools import lru_cache
 from pathlib import Path
 
 
@@ -24,7 +23,7 @@ class ForkServer:
     """Runs scripts one at a time in forks of a process that has imported Sinuflow, which takes longer than they do."""
 
     def __init__(self, environment: dict[str, str]) -> None:
-        self._environment = environment | {"OMP_NUM_THREADS": "1"}
+        self._environment = environment | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self._outputs = tempfile.TemporaryDirectory()
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("fork_server.py"))],
@@ -69,17 +68,21 @@ def python(
 
     Tests of a fresh interpreter (its imports, PYTHONHASHSEED, being killed) need `subprocess.run` instead.
     """
-    _server().start(code, *arguments, cwd=cwd, env=dict(os.environ) if env is None else env)
-    return _server().wait()
+    server(measured=True).start(code, *arguments, cwd=cwd, env=dict(os.environ) if env is None else env)
+    return server(measured=True).wait()
 
 
-@lru_cache(maxsize=1)
-def _server() -> ForkServer:
-    return ForkServer(dict(os.environ))
+_servers: dict[bool, ForkServer] = {}
 
 
-def stop_server() -> None:
-    """End the server of :func:`python` if it runs."""
-    if _server.cache_info().currsize:
-        _server().close()
-        _server.cache_clear()
+def server(measured: bool) -> ForkServer:
+    """The shared server; scripts that are killed need one without coverage."""
+    if measured not in _servers:
+        _servers[measured] = ForkServer(dict(os.environ) if measured else unmeasured(COLUMNS="120", NO_COLOR="1"))
+    return _servers[measured]
+
+
+def stop_servers() -> None:
+    """End the servers that run."""
+    while _servers:
+        _servers.popitem()[1].close()

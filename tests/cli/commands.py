@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sinuflow.signals import STOP_SIGNALS
-from tests.processes import ForkServer, unmeasured
+from tests.processes import server
 
 SCRIPT = "import sys; sys.argv[0] = 'sinuflow'; from sinuflow.cli.main import run; run()"
 
@@ -28,7 +28,7 @@ class Commands:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._server = ForkServer(unmeasured(MKL_NUM_THREADS="1", COLUMNS="120", NO_COLOR="1"))
+        self._server = server(measured=False)
 
     def run(self, *arguments: object, signals: Sequence[tuple[float, int]] = ()) -> Ended:
         """Run a command, with signals at times (in seconds) after it began to handle signals."""
@@ -41,9 +41,6 @@ class Commands:
             os.kill(process, number)
         done = self._server.wait()
         return Ended(done.returncode, done.stderr, time.monotonic() - start)
-
-    def close(self) -> None:
-        self._server.close()
 
 
 def handles_signals(process: int) -> bool:

@@ -293,9 +293,9 @@ def test_debug_shows_the_traceback(tmp_path):
 # ---------------------------------------------------------------- interruption
 
 
-def test_ctrl_c_keeps_the_run_and_resuming_gives_the_same_model(tmp_path):
+def test_a_run_interrupted_by_ctrl_c_resumes_to_the_same_model(tmp_path):
     make_frame(1000).to_csv(tmp_path / "t.csv", index=False)
-    arguments = ["fit", "t.csv", "--steps", "600"]
+    arguments = ["fit", "t.csv", "--steps", "400"]
     run = tmp_path / "m.safetensors.run"
     process = subprocess.Popen(
         [sys.executable, "-m", "sinuflow", *arguments, "-o", "m.safetensors"],

@@ -147,9 +147,7 @@ def test_an_output_is_locked_until_the_command_ends(tmp_path):
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory):
-    commands = Commands(tmp_path_factory.mktemp("outputs"))
-    yield commands
-    commands.close()
+    return Commands(tmp_path_factory.mktemp("outputs"))
 
 
 def test_a_second_process_names_the_holder_of_an_output_and_changes_nothing(commands):

@@ -48,9 +48,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def commands(folder):
-    commands = Commands(folder)
-    yield commands
-    commands.close()
+    return Commands(folder)
 
 
 @pytest.fixture(scope="module")
