@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check 
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo toy test lint bench clean
+.PHONY: help setup demo toy check test lint bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ demo: $(STAMP) ## learn the density of a real table, report on it, score it and 
 
 toy: $(STAMP) ## learn a density in two dimensions and draw it in toy_density.png
 	$(BIN)/python examples/toy_density.py --output toy_density.png
+
+check: $(STAMP) ## check what a change to a file needs, in seconds: make check FILE=src/sinuflow/files.py
+	@$(BIN)/python scripts/check.py $(FILE)
 
 test: $(STAMP) ## run the tests, the examples in the docstrings, and measure coverage
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term

@@ -1,27 +1,27 @@
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.processes import stop_warm_python
+from tests.processes import stop_servers
 
-# Without a GPU, Triton's kernels are run by its interpreter; it looks at this when they are defined.
+# Without a GPU, Triton's interpreter runs its kernels; it reads this variable when they are defined.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
-    if importlib.util.find_spec("triton"):
+    with suppress(ImportError):  # no Triton, or one whose interpreter differs
         from tests.triton_interpreter import speed_up
 
         speed_up()
 
-# The draws that look trained are shared with the benchmarks.
+# Parameters that look trained are shared with the benchmarks.
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 settings.register_profile(
@@ -34,13 +34,13 @@ settings.load_profile("default")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # They depend on the machine: on its compiler, and on who may write to the user's folders.
+    # They depend on the compiler and the folders of the machine.
     config.addinivalue_line("filterwarnings", "ignore::sinuflow.errors.KernelWarning")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _signals_are_not_ignored() -> None:
-    # A shell starts what runs in its background with Ctrl-C ignored, and Sinuflow leaves ignored signals alone.
+    # A shell starts background jobs with SIGINT ignored, and Sinuflow leaves ignored signals alone.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -48,7 +48,7 @@ def _signals_are_not_ignored() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _no_process_outlives_the_tests() -> Iterator[None]:
     yield
-    stop_warm_python()
+    stop_servers()
 
 
 @pytest.fixture(autouse=True)

@@ -1,15 +1,17 @@
-"""Checks of values that come from files: names, types and ranges, before anything is built from them."""
+"""Checks of arguments and of values from files: types, ranges and names."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
+
+from .errors import ArgumentError
 
 #: Raises an :class:`InvalidValueError` for an invalid value; the second argument is its place in the file.
 Check = Callable[[Any, str], None]
 
-#: The largest integer that float64, JSON and int64 all hold exactly.
+#: Up to this magnitude, float64, JSON and int64 hold every integer exactly.
 LARGEST_INTEGER = 2**53
 
 
@@ -23,6 +25,23 @@ class InvalidValueError(ValueError):
         )
 
 
+def is_integer(value: Any) -> TypeGuard[int]:
+    """Whether a value is an int, and not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a value is an int or a float, and not a bool; integers must be exact in float64."""
+    return isinstance(value, float) or (is_integer(value) and abs(value) <= LARGEST_INTEGER)
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    """An argument as an int; NumPy integers are accepted, True and 2.5 are not."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
+        raise ArgumentError(f"{name} must be a whole number of at least {least}; got {shortened(value)}")
+    return int(value)
+
+
 def integer(low: int = 0, high: int = LARGEST_INTEGER) -> Check:
     """An integer within bounds; booleans are refused.
 
@@ -34,7 +53,7 @@ def integer(low: int = 0, high: int = LARGEST_INTEGER) -> Check:
     """
 
     def check(value: Any, place: str) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        if not is_integer(value) or not low <= value <= high:
             limit = "" if high == LARGEST_INTEGER else f" and at most {high}"
             raise InvalidValueError(place, f"an integer of at least {low}{limit}", value)
 
@@ -47,11 +66,7 @@ def number(low: float = -math.inf, above: float = -math.inf, finite: bool = True
     expected += f" of at least {low:g}" if low > -math.inf else f" above {above:g}" if above > -math.inf else ""
 
     def check(value: Any, place: str) -> None:
-        valid = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if valid and isinstance(value, int):
-            valid = abs(value) <= LARGEST_INTEGER
-        if valid and finite:
-            valid = math.isfinite(value)
+        valid = is_number(value) and (not finite or math.isfinite(value))
         if not valid or value < low or (above > -math.inf and not value > above):
             raise InvalidValueError(place, expected, value)
 
@@ -69,7 +84,7 @@ def text(most: int = 10_000) -> Check:
 
 
 def is_unicode(value: str) -> bool:
-    """Whether a string can be encoded: JSON may hold halves of characters, which nothing can write."""
+    """Whether a string can be encoded; JSON may hold unpaired surrogates."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -78,7 +93,7 @@ def is_unicode(value: str) -> bool:
 
 
 def shortened(value: Any, most: int = 60) -> str:
-    """The representation of a value, cut to a length that a message can hold."""
+    """The representation of a value, truncated for a message."""
     text = repr(value)
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
@@ -133,7 +148,7 @@ def fields(
             raise InvalidValueError(place, "an object with named fields", value)
         for name in required:
             if name not in value:
-                raise InvalidValueError(f"{place}.{name}", "given", None)
+                raise InvalidValueError(f"{place}.{name}", "present", None)
         for name, entry in value.items():
             check = required.get(name) or may_have.get(name) or others
             if check is None:
@@ -144,4 +159,4 @@ def fields(
 
 
 def anything(value: Any, place: str) -> None:
-    """Accept any value, for fields that are not used."""
+    """Accept any value, for unused fields."""

@@ -1,35 +1,35 @@
-"""Every error that Sinuflow raises on purpose derives from :class:`SinuflowError`; and what it warns of."""
+"""Errors and warnings; all errors derive from :class:`SinuflowError`."""
 
 from __future__ import annotations
 
 
 class SinuflowError(Exception):
-    """The root of Sinuflow's errors: catch it to catch them all."""
+    """The base class of Sinuflow's errors."""
 
 
 class ArgumentError(SinuflowError, ValueError):
-    """An argument has a value, shape, dtype or combination that makes no sense."""
+    """An argument has an invalid value, shape or dtype, or does not fit another argument."""
 
 
 class InversionError(SinuflowError):
     """An inverse did not meet its tolerance.
 
-    The message says in which layer, or that it was the whole flow end to end, for how many samples, and by how much.
-    ``flow.invert(z, on_failure="return")`` hands out what there is instead.
+    The message names the layer, or the flow end to end, the number of samples and the residual.
+    ``flow.invert(z, on_failure="return")`` returns the result instead.
     """
 
 
 class StorageError(SinuflowError):
-    """A model file is damaged, foreign, too new, or does not fit its own description."""
+    """A file cannot be read or written: it is damaged, from another program, too new, or inconsistent."""
 
 
 class TrainingError(SinuflowError):
-    """Training cannot go on, or cannot start: the loss diverged, or a checkpoint does not fit."""
+    """Training cannot start or continue: the loss diverged, or a checkpoint does not match."""
 
 
 class DataError(SinuflowError, ValueError):
-    """A table cannot be used as it is; the message names the column and the row, and says what to do."""
+    """Data cannot be used; the message names the column and row, and the remedy."""
 
 
 class KernelWarning(UserWarning):
-    """Fast kernels cannot be compiled or stored here: the results are the same, but take longer."""
+    """Fused kernels cannot be compiled or stored; the reference implementation is slower."""

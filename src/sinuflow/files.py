@@ -1,4 +1,4 @@
-"""Atomic writes, and lock files that name the process that holds them."""
+"""Atomic writes, and lock files that name their holder."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .errors import StorageError
 from .signals import shielded
 
 #: Attempts to lock a file, which another process may remove after it was opened.
-_MOST_TRIES = 100
-#: What lock files say, and more bytes than that takes. A file that says something else was not made by us.
+_MAX_TRIES = 100
+#: The content of a lock file, and a bound on its size; a file with other content is not a lock file of Sinuflow.
 _HOLDER = re.compile(r"process \d+ on .* since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
-_MOST_HOLDER = 1000
-#: What a file system answers that has no locks.
+_MAX_HOLDER = 1000
+#: Errors of file systems without locks.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 
 
@@ -33,10 +33,10 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[str]:
-    """Yield the name of a file beside ``path``, which takes its place if the block succeeds and is removed if not.
+    """Yield the name of a temporary file, which replaces ``path`` if the block succeeds and is removed if not.
 
-    Only regular files are replaced, and symbolic links to them: the link itself, never its target. Temporary files that
-    a killed process left for the same path are removed first.
+    Only regular files are replaced, and symbolic links to them (the link, never its target). Temporary files of killed
+    processes for the same path are removed first.
     """
     handle, temporary = None, ""
     try:
@@ -47,7 +47,7 @@ def replacing(path: Path) -> Iterator[str]:
         yield temporary
         with shielded():
             with open(temporary, "rb+") as file:
-                os.fsync(file.fileno())  # on the disk before it replaces the old file
+                os.fsync(file.fileno())  # on disk before it replaces the old file
             os.chmod(temporary, 0o666 & ~_umask())
             require_regular(path)
             os.replace(temporary, path)
@@ -85,17 +85,17 @@ def require_regular(path: Path) -> None:
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        return  # nothing there, or a dangling link
+        return  # no file, or a dangling link
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
     if stat.S_ISDIR(mode):
         raise StorageError(f"cannot write {path}: it is a folder")
     if not stat.S_ISREG(mode):
-        raise StorageError(f"cannot write {path}: it is not a regular file, and only those are replaced")
+        raise StorageError(f"cannot write {path}: it is not a regular file")
 
 
 def require_writable(path: Path) -> None:
-    """Refuse a path that :func:`replacing` could not replace, such as one whose temporary file has too long a name."""
+    """Refuse a path that :func:`replacing` cannot replace, for one because its temporary file has too long a name."""
     try:
         with shielded():
             handle, temporary = _create(path)
@@ -108,10 +108,10 @@ def require_writable(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path, what: object) -> Iterator[None]:
-    """Hold the lock file ``path`` while the block runs; if another process does, a StorageError names that process.
+    """Hold the lock file ``path`` during the block; raise a StorageError that names the process that holds it.
 
-    The kernel releases the lock when its process ends, however that happens, so the lock file of a killed process is
-    ignored. On a file system without locks the block runs without one.
+    The kernel releases the lock when the process ends, so the lock file of a killed process is ignored. On a file
+    system without locks, the block runs without one.
     """
     with shielded():
         handle = _lock(path, what)
@@ -132,44 +132,40 @@ def lock_beside(path: Path) -> Path:
 
 
 def _lock(path: Path, what: object) -> int | None:
-    for _ in range(_MOST_TRIES):
+    for _ in range(_MAX_TRIES):
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
         except OSError as error:
             raise StorageError(f"cannot lock {what}: {path}: {error.strerror or error}") from error
-        kept = False
+        success = False
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise StorageError(f"cannot lock {what}: {path} is not a regular file")
-            taken = _try_lock(handle)
-            text = os.read(handle, _MOST_HOLDER).decode(errors="replace")
-            known = not text or bool(_HOLDER.fullmatch(text))
-            if taken is False:
-                holder = text if text and known else "another process"
+            acquired = _try_lock(handle)
+            text = os.read(handle, _MAX_HOLDER).decode(errors="replace")
+            valid = not text or bool(_HOLDER.fullmatch(text))
+            if acquired is False:
+                holder = text if text and valid else "another process"
                 raise StorageError(f"{what} is in use by {holder}: wait until it ends, or choose another name")
-            if not known or os.fstat(handle).st_nlink > 1:
+            if not valid or os.fstat(handle).st_nlink > 1:
                 raise StorageError(f"cannot lock {what}: {path} is not a lock file of Sinuflow: move it away")
-            if taken is None:
+            if acquired is None:
                 with suppress(OSError):
                     os.unlink(path)
                 return None
-            if _is_at(handle, path):  # and not just removed by its last holder
-                kept = True
-                with suppress(OSError):  # on a full disk the lock holds, but names nobody
+            if _is_at(handle, path):  # not removed by its last holder
+                success = True
+                with suppress(OSError):  # on a full disk the lock holds without a name
                     os.ftruncate(handle, 0)
-                    ours = _holder().encode()
-                    if os.pwrite(handle, ours, 0) < len(ours):
+                    since = time.strftime("%Y-%m-%d %H:%M:%S")
+                    content = f"process {os.getpid()} on {socket.gethostname()} since {since}".encode()
+                    if os.pwrite(handle, content, 0) < len(content):
                         os.ftruncate(handle, 0)
                 return handle
         finally:
-            if not kept:
+            if not success:
                 os.close(handle)
     raise StorageError(f"cannot lock {what}: {path} keeps being removed by other processes")
-
-
-def _holder() -> str:
-    since = time.strftime("%Y-%m-%d %H:%M:%S")
-    return f"process {os.getpid()} on {socket.gethostname()} since {since}"
 
 
 def _try_lock(handle: int) -> bool | None:
@@ -197,14 +193,14 @@ def _is_at(handle: int, path: Path | str) -> bool:
 
 
 def _create(path: Path) -> tuple[int | None, str]:
-    """A new file beside ``path``, and a handle that keeps it locked, so that no process removes it as stale."""
-    for _ in range(_MOST_TRIES):
+    """A new temporary file for ``path``, and a handle that locks it, so that no process removes it as stale."""
+    for _ in range(_MAX_TRIES):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        taken = _try_lock(handle)
-        if taken and _is_at(handle, name):
+        acquired = _try_lock(handle)
+        if acquired and _is_at(handle, name):
             return handle, name
         os.close(handle)
-        if taken is None:
+        if acquired is None:
             return None, name
         with suppress(OSError):
             os.unlink(name)
@@ -212,7 +208,7 @@ def _create(path: Path) -> tuple[int | None, str]:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove the unfinished files of dead processes: those that nobody has locked."""
+    """Remove temporary files that no process has locked: their process was killed."""
     name = re.compile(re.escape(f".{path.name}.") + r"[a-z0-9_]{8}\.part")
     for entry in [entry for entry in os.scandir(path.parent) if name.fullmatch(entry.name)]:
         with suppress(OSError):

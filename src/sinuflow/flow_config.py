@@ -1,4 +1,4 @@
-"""Hyperparameters of flows: one validation for constructors and files, and parameter counts."""
+"""Hyperparameters of flows, validated for constructors and files, and parameter counts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
-from .checks import shortened
+from .checks import is_number, shortened
+from .checks import whole as whole
 from .errors import ArgumentError
 from .ops.activations import check_activation
 
 Conditioning = Literal["shift", "full", "none"]
 ImageConditioning = Literal["shift", "affine"]
 
-#: The hidden layer of the network that maps a context to the waves of a sinusoidal layer.
+#: The hidden layers of the network that maps a context to the waves of a sinusoidal layer.
 CONTEXT_HIDDEN = (64,)
 
 #: Defaults that depend on the conditioning.
@@ -29,7 +30,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 class Size(NamedTuple):
-    """How many parameters a module has, and in how many tensors."""
+    """The number of parameters of a module, and of tensors that hold them."""
 
     parameters: int
     tensors: int
@@ -39,7 +40,7 @@ class Size(NamedTuple):
 
 
 def total(sizes: Iterable[Size]) -> Size:
-    """The size of modules together."""
+    """The sum of sizes."""
     parameters, tensors = 0, 0
     for size in sizes:
         parameters, tensors = parameters + size.parameters, tensors + size.tensors
@@ -85,9 +86,9 @@ class FlowConfig:
         self.residual = bool(self.residual)
         check_residual(self.residual, self.hidden)
         check_activation(self.activation)
-        if not _is_number(self.dropout) or not 0 <= self.dropout < 1:
+        if not is_number(self.dropout) or not 0 <= self.dropout < 1:
             raise ArgumentError(f"dropout must be at least 0 and below 1; got {self.dropout!r}")
-        if not _is_number(self.squash) or not self.squash >= 0:  # type: ignore[operator]
+        if not is_number(self.squash) or not self.squash >= 0:
             raise ArgumentError(f"squash must be a positive width, 0 for off, or None; got {self.squash!r}")
         self.dropout, self.squash = float(self.dropout), float(self.squash or 0.0)
 
@@ -186,24 +187,17 @@ def flow_config(config: Mapping[str, Any]) -> FlowConfig | ImageFlowConfig:
     if not isinstance(config, Mapping):
         raise ArgumentError(f"a configuration must be an object with named fields; got a {type(config).__name__}")
     kind: type[FlowConfig] | type[ImageFlowConfig] = ImageFlowConfig if "image" in config else FlowConfig
-    given = {"shape" if name == "image" else name: value for name, value in config.items()}
-    unknown = sorted(map(str, given.keys() - {field.name for field in fields(kind)}))
+    arguments = {"shape" if name == "image" else name: value for name, value in config.items()}
+    unknown = sorted(map(str, arguments.keys() - {field.name for field in fields(kind)}))
     if unknown:
         raise ArgumentError(f"a flow has no hyperparameter {unknown[0][:60]!r}")
-    if "features" not in given and kind is FlowConfig:
+    if "features" not in arguments and kind is FlowConfig:
         raise ArgumentError("features must be given")
-    return kind(**given)
-
-
-def whole(name: str, value: Any, least: int) -> int:
-    """The value as a plain integer; NumPy's integers are accepted, True and 2.5 are not."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
-        raise ArgumentError(f"{name} must be a whole number of at least {least}; got {shortened(value)}")
-    return int(value)
+    return kind(**arguments)
 
 
 def image_shape(shape: Any) -> tuple[int, int, int]:
-    """(C, H, W) as plain integers, or an :class:`~sinuflow.ArgumentError`."""
+    """(C, H, W) as integers, or an :class:`~sinuflow.ArgumentError`."""
     sizes = [int(n) for n in shape if hasattr(n, "__index__")] if isinstance(shape, (tuple, list, torch.Size)) else []
     if len(sizes) != 3 or len(shape) != 3 or min(sizes) < 1:
         raise ArgumentError(f"shape must be (channels, height, width), such as (1, 28, 28); got {shortened(shape)}")
@@ -211,13 +205,13 @@ def image_shape(shape: Any) -> tuple[int, int, int]:
 
 
 def check_residual(residual: bool, hidden: Sequence[int]) -> None:
-    """Residual blocks add a layer's input to its output: all layers must have one size."""
+    """Refuse residual blocks of different widths: they add a layer's input to its output."""
     if residual and len(set(hidden)) > 1:
         raise ArgumentError(f"residual=True needs hidden layers of one size; got hidden={tuple(hidden)}")
 
 
 def check_channels(channels: int, colours: int) -> None:
-    """Refuse fewer feature maps than colour channels: each needs one of its own."""
+    """Refuse fewer feature maps than image channels: each channel needs its own."""
     if channels < colours:
         raise ArgumentError(
             f"channels must be at least {colours}, the number of channels of the image, so that each of them "
@@ -230,12 +224,6 @@ def check_image_conditioning(conditioning: Any) -> None:
     if not isinstance(conditioning, str) or conditioning not in get_args(ImageConditioning):
         known = " or ".join(map(repr, get_args(ImageConditioning)))
         raise ArgumentError(f"conditioning of images must be {known}; got {shortened(conditioning)}")
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, int):
-        return not isinstance(value, bool) and abs(value) < 2**1000  # and convertible to float
-    return isinstance(value, float)
 
 
 def _linear_layers(widths: Sequence[int]) -> Iterator[Size]:

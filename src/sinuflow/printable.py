@@ -1,4 +1,4 @@
-"""Text from files, made safe for a terminal."""
+"""Escaping text from files for a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _REORDERING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
 def printable(text: str) -> str:
-    r"""The text on one line, with control characters, which a terminal would obey, as escapes.
+    r"""The text on one line, with control characters as escapes.
 
     Example:
         >>> printable("a column\x1b[2J\n")
@@ -21,7 +21,7 @@ def printable(text: str) -> str:
 
 
 def _is_unsafe(character: str) -> bool:
-    # Controls, surrogates (bytes of a file name that are not UTF-8), and line and paragraph separators.
+    # Controls, surrogates (invalid UTF-8 in file names), line and paragraph separators.
     return (
         unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")
         or unicodedata.bidirectional(character) in _REORDERING

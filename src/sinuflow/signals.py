@@ -1,4 +1,4 @@
-"""Signals that ask the process to stop, and blocks that they do not interrupt."""
+"""Signals that stop the process, and blocks that defer them."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import signal
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
-#: Ctrl-C, and what schedulers, containers and closed terminals send.
+#: Sent by Ctrl-C, schedulers, containers and closed terminals.
 STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 class Handler(Protocol):
-    """A signal handler that can wait."""
+    """A signal handler that can defer signals."""
 
     def shielded(self) -> AbstractContextManager[None]:
-        """A block at whose end signals take effect that arrive in it."""
+        """A block that defers signals to its end."""
 
 
 _handler: Handler | None = None
 
 
 def use(handler: Handler) -> None:
-    """Let a handler of this process's signals, which is the command line's, know of shielded blocks."""
+    """Register the process's signal handler, the command line's, for shielded blocks."""
     global _handler
     _handler = handler
 
 
 def is_used(handler: object) -> bool:
-    """Whether a signal handler is the one that knows of shielded blocks."""
+    """Whether a signal handler is the registered one."""
     return handler is not None and handler is _handler
 
 
 def shielded() -> AbstractContextManager[None]:
-    """A block that the command line's signals do not interrupt; they take effect when it ends."""
+    """A block that defers the command line's signals to its end."""
     return nullcontext() if _handler is None else _handler.shielded()

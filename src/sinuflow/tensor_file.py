@@ -1,8 +1,7 @@
 """Reading safetensors files that may be damaged or malicious, in memory bounded by the file's size.
 
-The library's own reader maps the file into memory, so that a process dies if the file is truncated meanwhile, waits
-forever for a named pipe, and allocates whatever a header describes. Here the file is opened once, must be a regular
-file, and is read into memory of its own after its header has been checked.
+The reader of safetensors maps the file into memory, which crashes if the file is truncated, blocks on a named pipe, and
+allocates what the header claims. Here the file must be regular, and is read after its header has been checked.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from torch import Tensor
 from .checks import InvalidValueError, fields, integer, items, text
 from .errors import StorageError
 
-#: The most tensors in a file.
+#: The maximum number of tensors in a file.
 MOST_TENSORS = 30_000
-#: Bytes of a header, and bytes that it and the JSON inside of it may take when they are parsed.
+#: Maximum bytes of a header, and of the Python objects of the header and of JSON in its metadata.
 _LARGEST_HEADER, _HEADER_MEMORY, _JSON_MEMORY = 32 << 20, 64 << 20, 40 << 20
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -40,19 +39,13 @@ _DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
 }
 
-_ENTRY = fields(
-    {
-        "dtype": text(8),
-        "shape": items(integer()),
-        "data_offsets": items(integer(), length=2),
-    }
-)
+_ENTRY = fields({"dtype": text(8), "shape": items(integer()), "data_offsets": items(integer(), length=2)})
 
 
 def read_tensor_file(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     """The metadata and the tensors of a safetensors file, or a :class:`~sinuflow.StorageError`."""
     try:
-        with open(path, "rb", opener=_open_without_waiting) as file:
+        with open(path, "rb", opener=_open_nonblocking) as file:
             kind = os.fstat(file.fileno())
             if not stat.S_ISREG(kind.st_mode):
                 raise StorageError(
@@ -71,13 +64,13 @@ def read_tensor_file(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 
 def parse_json(document: str) -> Any:
-    """The value of a JSON document; raises a ValueError if it is invalid or would take too much memory.
+    """Parse JSON; raises a ValueError if it is invalid or would take too much memory.
 
     Example:
         >>> parse_json('{"blocks": 3}')
         {'blocks': 3}
     """
-    wide = 3 if "\\ud" in document.lower() else 1 if "\\u" in document else 0  # bytes more for each character
+    wide = 3 if "\\ud" in document.lower() else 1 if "\\u" in document else 0  # more bytes per character
     counts = (document.count("{"), document.count("["), document.count(","), document.count(":"))
     if _memory(*counts) + wide * len(document) > _JSON_MEMORY:
         raise ValueError("its description is too large")
@@ -87,13 +80,13 @@ def parse_json(document: str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def _open_without_waiting(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
 
 
 def _read(file: BinaryIO, size: int) -> tuple[dict[str, str], dict[str, Tensor]]:
     if sys.byteorder != "little":
-        raise ValueError("safetensors files are little-endian, and this machine is not")
+        raise ValueError("safetensors files need a little-endian machine")
     length = int.from_bytes(file.read(8), "little")
     if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
         raise ValueError("its header has an impossible length")
@@ -136,7 +129,7 @@ def _header(raw: bytes) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def _memory(objects: int, lists: int, commas: int, colons: int) -> int:
-    """Bytes that JSON with so many of these characters takes as Python objects, about."""
+    """The approximate memory of JSON's Python objects, by its counts of these characters."""
     # A list takes 64 bytes and an object 160, each entry 44, and a name in an object 48, or more if names are many.
     return 160 * objects + 64 * lists + 44 * commas + 48 * colons + 160 * max(0, colons - 32 * objects)
 
@@ -144,10 +137,10 @@ def _memory(objects: int, lists: int, commas: int, colons: int) -> int:
 def _tensor(file: BinaryIO, shape: list[int], dtype: torch.dtype) -> Tensor:
     tensor = torch.empty(shape, dtype=dtype)
     if tensor.numel():
-        room = tensor.view(-1).view(torch.uint8).numpy().data
-        while room:
-            count = file.readinto(room)  # type: ignore[attr-defined]
+        buffer = tensor.view(-1).view(torch.uint8).numpy().data
+        while buffer:
+            count = file.readinto(buffer)  # type: ignore[attr-defined]
             if not count:
                 raise ValueError("the file ends before its tensors do")
-            room = room[count:]
+            buffer = buffer[count:]
     return tensor

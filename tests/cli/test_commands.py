@@ -16,11 +16,11 @@ import pyarrow.parquet
 import pytest
 
 import sinuflow
+from tests.cli.commands import SCRIPT
 from tests.processes import python, unmeasured
 
 PLAIN = {"OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1"}
 ENVIRONMENT = {**os.environ, **PLAIN}
-SCRIPT = "import sys; sys.argv[0] = 'sinuflow'; from sinuflow.cli.main import run; run()"
 
 
 def sinuflow_command(
@@ -72,7 +72,7 @@ def place(tmp_path_factory) -> Path:
     make_frame().to_parquet(folder / "people.parquet")
     fit = ("fit", "people.csv", "-o", "m.safetensors", "--context", "city", "--steps", 80)
     out = succeeds(*fit, cwd=folder, fresh=True)
-    assert "300 rows, 3 columns modelled, 1 given" in out
+    assert "300 rows, 3 columns modelled, 1 as context" in out
     return folder
 
 
@@ -293,9 +293,9 @@ def test_debug_shows_the_traceback(tmp_path):
 # ---------------------------------------------------------------- interruption
 
 
-def test_ctrl_c_keeps_the_run_and_resuming_gives_the_same_model(tmp_path):
+def test_a_run_interrupted_by_ctrl_c_resumes_to_the_same_model(tmp_path):
     make_frame(1000).to_csv(tmp_path / "t.csv", index=False)
-    arguments = ["fit", "t.csv", "--steps", "600"]
+    arguments = ["fit", "t.csv", "--steps", "400"]
     run = tmp_path / "m.safetensors.run"
     process = subprocess.Popen(
         [sys.executable, "-m", "sinuflow", *arguments, "-o", "m.safetensors"],

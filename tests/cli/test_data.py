@@ -1,4 +1,4 @@
-"""``sinuflow data`` as users run it: in a process of its own."""
+"""``sinuflow data`` in a process of its own."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tests.data.test_image_sets import write_mnist
 from tests.data.test_originals import write_power
 
 
-def test_list_tells_all_about_every_set(tmp_path):
+def test_list_describes_every_dataset(tmp_path):
     out = succeeds("data", "list", cwd=tmp_path)
-    for found in BENCHMARKS.values():
-        assert f"{found.name}: {found.what}; {found.features} columns" in out
-        assert found.source in out
-        assert found.comparable in out
-    for images in IMAGE_SETS.values():
-        assert f"{images.name}: {images.what}" in out
-        assert images.source in out
-        assert images.comparable in out
+    for dataset in (*BENCHMARKS.values(), *IMAGE_SETS.values()):
+        assert f"{dataset.name}: {dataset.description}; " in out
+        assert dataset.source in out
+        assert dataset.comparable in out
+    assert (
+        "electric power of one household, every minute of four years; 6 columns, 1,659,917 / 184,435 / 204,928 rows"
+        in out
+    )
     assert out.count("licence: ") == len(BENCHMARKS) + len(IMAGE_SETS) + len(TOYS)
     assert all(f"\n{name}: a toy density" in out for name in TOYS)
-    assert "say with --data where to look" in out
+    assert "unknown: pass the folder with --data" in out
 
 
 def test_prepare_then_list_then_prepare_again(tmp_path):
@@ -61,6 +61,6 @@ def test_what_goes_wrong_is_one_line(tmp_path):
     assert "there is no missing.txt" in fails("data", "prepare", "power", "--from", "missing.txt", *to, cwd=tmp_path)
     (tmp_path / "other.txt").write_text("a;b\n1;2\n")
     error = fails("data", "prepare", "power", "--from", "other.txt", *to, cwd=tmp_path)
-    assert "other.txt is not the file as it was published" in error
+    assert "other.txt is not the published file" in error
     assert "there is no folder nowhere" in fails("data", "list", "--data", "nowhere", cwd=tmp_path)
     fails("data", "prepare", "power", cwd=tmp_path, code=2)

@@ -17,7 +17,7 @@ from tests.cli.test_commands import sinuflow_command, succeeds
 from tests.models.small_images import gradients
 
 LABELS = torch.arange(60) % 2
-TOO_LITTLE = "more than without looking at other pixels"
+WORSE = "worse than the baseline"
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,8 @@ def place(tmp_path_factory) -> Path:
     out = succeeds("fit", "png", "-o", "m.safetensors", "--steps", 20, "-q", cwd=folder)
     assert "png: 60 images of 7x7 pixels, greyscale, 2 classes; trained 20 steps" in out
     assert "bits per dimension" in out
-    assert TOO_LITTLE not in out
-    assert "6 of them reconstructed from noise to within" in out
+    assert WORSE not in out
+    assert "reconstruction error of 6 of them: at most" in out
     return folder
 
 
@@ -45,16 +45,16 @@ def test_fit_leaves_a_model_and_nothing_else(place):
     assert not (place / "m.safetensors.run").exists()
 
 
-def test_the_networks_of_images_compute_what_is_asked_for(place):
+def test_the_conditioning_is_an_option(place):
     assert "conditioning=affine" in succeeds("info", "m.safetensors", cwd=place)
     succeeds("fit", "x.npy", "-o", "s.safetensors", "--conditioning", "shift", "--steps", 2, "-q", cwd=place)
     assert sinuflow.load(place / "s.safetensors").flow.config["conditioning"] == "shift"
 
 
-def test_fit_says_so_if_it_has_learned_too_little(place):
-    """Of two shades, a flow that sees noise in their cells knows little after two steps."""
+def test_fit_warns_if_the_model_is_worse_than_the_baseline(place):
+    """Images of two shades, after two steps."""
     np.save(place / "two.npy", 255 * (gradients().numpy() > 100).astype(np.uint8))
-    assert TOO_LITTLE in succeeds("fit", "two.npy", "-o", "two.safetensors", "--steps", 2, "-q", cwd=place)
+    assert WORSE in succeeds("fit", "two.npy", "-o", "two.safetensors", "--steps", 2, "-q", cwd=place)
 
 
 def test_score_lists_the_bits_of_every_image(place):
@@ -84,34 +84,34 @@ def test_sample_writes_a_picture_or_an_array(place):
         assert np.asarray(picture)[0, 0] == drawn[0, 0, 0, 0]
 
 
-def test_info_says_what_the_images_are(place):
+def test_info_describes_the_images(place):
     out = succeeds("info", "m.safetensors", cwd=place)
     assert "a model of the images png, 7x7 pixels, greyscale, 2 classes" in out
-    assert "54 to train, 6 to validate" in out
+    assert "54 for training, 6 for validation" in out
     assert "classes: dark, light" in out
     assert "bits per dimension" in out
-    assert TOO_LITTLE not in out
-    assert "6 of them reconstructed from noise to within" in out
+    assert WORSE not in out
+    assert "reconstruction error of 6 of them: at most" in out
     assert "channels=8" in out
 
 
 @pytest.mark.parametrize(
     ("error", "text", "warned"),
     [
-        (3.1e-7, "to within 4e-07 of a pixel", False),
-        (0.0038, "to within 0.004 of a pixel", False),
-        (0.0041, "to within 0.005 of a pixel (0 to 1): more than one of the 256 shades", True),
-        (float("inf"), "to within inf of a pixel (0 to 1): more than one of the 256 shades", True),
+        (3.1e-7, "at most 4e-07 of a pixel", False),
+        (0.0038, "at most 0.004 of a pixel", False),
+        (0.0041, "at most 0.005 of a pixel (0 to 1), more than one of the 256 shades", True),
+        (float("inf"), "at most inf of a pixel (0 to 1), more than one of the 256 shades", True),
         (float("nan"), "more than one of the 256 shades", True),
     ],
 )
-def test_a_reconstruction_is_judged_in_shades(error, text, warned):
-    said = reconstruction({"inverted": 6, "round_trip": error})
-    assert text in said
-    assert warned == ("--certify" in said)
+def test_reconstruction_errors_beyond_one_shade_are_warned_of(error, text, warned):
+    line = reconstruction({"inverted": 6, "round_trip": error})
+    assert text in line
+    assert warned == ("--certify" in line)
 
 
-def test_mistakes_are_one_line_that_says_what_is_expected(place, tmp_path):
+def test_errors_are_one_line_that_names_what_is_expected(place, tmp_path):
     np.save(tmp_path / "float.npy", gradients().numpy() / 255)
     np.save(tmp_path / "last.npy", gradients(channels=3).movedim(1, 3).numpy())
     np.save(tmp_path / "five.npy", np.zeros((3, 1, 1, 4, 4), dtype=np.uint8))
@@ -159,7 +159,7 @@ def test_mistakes_are_one_line_that_says_what_is_expected(place, tmp_path):
         (["sample", model, "-n", 3, "-o", "s.csv"], "the name must end in .png or .npy"),
         (["sample", model, "-n", 3, "--label", "grey", "-o", "s.png"], "no class 'grey'; the model has dark, light"),
         (["sample", model, "-n", 3, "--given", "a=1", "-o", "s.png"], "--given is for tables"),
-        (["report", model, images, "-o", "r.html"], "holds a model of images, and this is about tables"),
+        (["report", model, images, "-o", "r.html"], "holds a model of images; this command needs a model of a table"),
     ]
     before = sorted(tmp_path.rglob("*"))
     for arguments, message in cases:

@@ -22,7 +22,7 @@ from sinuflow.cli.files import claim_output
 from sinuflow.cli.terminal import echo
 from sinuflow.files import lock_beside, locked, write_atomically
 from sinuflow.training.progress import Lines
-from tests.cli.commands_by_fork import Commands, restore_signals
+from tests.cli.commands import Commands, restore_signals
 
 
 class Context(ExitStack):
@@ -147,9 +147,7 @@ def test_an_output_is_locked_until_the_command_ends(tmp_path):
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory):
-    commands = Commands(tmp_path_factory.mktemp("outputs"))
-    yield commands
-    commands.close()
+    return Commands(tmp_path_factory.mktemp("outputs"))
 
 
 def test_a_second_process_names_the_holder_of_an_output_and_changes_nothing(commands):

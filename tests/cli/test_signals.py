@@ -24,7 +24,7 @@ import pytest
 from safetensors import safe_open
 
 import sinuflow
-from tests.cli.commands_by_fork import Commands, Ended, handles_signals, restore_signals
+from tests.cli.commands import Commands, Ended, handles_signals, restore_signals
 from tests.processes import unmeasured
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks into Linux's /proc")
@@ -48,9 +48,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def commands(folder):
-    commands = Commands(folder)
-    yield commands
-    commands.close()
+    return Commands(folder)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Prepared benchmark sets: what is read, and what is refused."""
+"""Reading prepared benchmark datasets, and refusing damaged ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sinuflow.errors import ArgumentError, DataError
 
 
 def write(folder, name="power", **replaced):
-    """A small set; a split can be replaced by another array, or left out by None."""
+    """A small dataset; a split can be replaced by another array, or omitted with None."""
     place = folder / name
     place.mkdir(exist_ok=True)
     random = np.random.default_rng(0)
@@ -35,7 +35,7 @@ def refused(folder, name="power"):
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_sets_are_read_as_they_were_written(name, tmp_path):
+def test_datasets_are_read_as_written(name, tmp_path):
     place = write(tmp_path, name)
     splits = load_benchmark(name, tmp_path)
     for split, rows in zip(Splits._fields, splits, strict=True):
@@ -48,7 +48,7 @@ def test_sets_are_read_as_they_were_written(name, tmp_path):
 
 
 @pytest.mark.parametrize("found", BENCHMARKS.values(), ids=BENCHMARKS)
-def test_every_set_says_what_it_is(found):
+def test_every_dataset_has_source_licence_and_comparability(found):
     assert found.source.startswith("https://")
     assert found.licence
     assert found.comparable.startswith(("yes", "no: "))
@@ -57,7 +57,7 @@ def test_every_set_says_what_it_is(found):
 
 
 def test_tenths_have_the_published_sizes():
-    """The sizes in the register follow from each other, but for photographs, and so cannot be misprints."""
+    """The registered sizes of splits by tenths follow from each other."""
     for name in ("power", "gas", "miniboone"):
         train, val, test = BENCHMARKS[name].sizes
         assert test == (train + val + test) // 10
@@ -76,7 +76,7 @@ def test_other_floats_become_float32(dtype, tmp_path):
     np.testing.assert_array_equal(rows, values.astype(np.float64))
 
 
-def test_a_missing_set_says_where_it_is_published_and_what_prepares_it(tmp_path):
+def test_the_error_of_a_missing_dataset_names_its_source_and_the_command(tmp_path):
     for message in (refused(tmp_path / "nowhere"), refused(tmp_path)):
         assert "train.npy" in message
         assert "https://archive.ics.uci.edu/dataset/235/" in message
@@ -88,19 +88,19 @@ def test_a_missing_set_says_where_it_is_published_and_what_prepares_it(tmp_path)
     assert "take gas" in refused(tmp_path, "gas-small")
 
 
-def test_without_a_folder_it_asks_for_one():
+def test_a_folder_is_required():
     assert "--data" in refused(None)
 
 
-def test_an_unknown_name_is_told_the_known_ones(tmp_path):
+def test_the_error_of_an_unknown_name_lists_all_names(tmp_path):
     with pytest.raises(ArgumentError, match=r"'cat'.*power, gas, hepmass, miniboone, bsds300, gas-small"):
         load_benchmark("cat", tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("array", "told"),
+    ("array", "message"),
     [
-        (np.zeros((4, 5)), "6 columns, and holds float64 of shape (4, 5)"),
+        (np.zeros((4, 5)), "(N, 6), and holds float64 of shape (4, 5)"),
         (np.zeros(6), "shape (6,)"),
         (np.zeros((1, 6, 1)), "shape (1, 6, 1)"),
         (np.zeros((4, 6), dtype=int), "int64"),
@@ -112,12 +112,12 @@ def test_an_unknown_name_is_told_the_known_ones(tmp_path):
         (np.full((4, 6), 1e300), "row 1"),
     ],
 )
-def test_wrong_arrays_are_refused(array, told, tmp_path):
+def test_wrong_arrays_are_refused(array, message, tmp_path):
     write(tmp_path, test=array)
-    message = refused(tmp_path)
-    assert "test.npy" in message
-    assert told in message
-    assert "sinuflow data prepare power" in message
+    error = refused(tmp_path)
+    assert "test.npy" in error
+    assert message in error
+    assert "sinuflow data prepare power" in error
 
 
 class Trap:
@@ -152,7 +152,7 @@ def test_other_files_are_refused(tmp_path):
     assert "train.npy is not an array of numbers" in refused(tmp_path)
 
 
-def test_a_header_that_promises_too_much_costs_no_memory(tmp_path):
+def test_a_header_with_a_wrong_size_costs_no_memory(tmp_path):
     place = write(tmp_path)
     with (place / "train.npy").open("wb") as file:
         header = {"descr": "<f4", "fortran_order": False, "shape": (10**12, 6)}

@@ -1,4 +1,4 @@
-"""Sets of images: from the published files, and read again."""
+"""Image datasets: preparing the published files and reading them."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def test_files_that_are_not_the_published_ones_are_refused(tmp_path: Path) -> No
     assert "no folder" in refused("mnist", tmp_path / "nowhere", sets)
     assert "train-images-idx3-ubyte.gz" in refused("mnist", tmp_path, sets)
     write_mnist(tmp_path, side=27)
-    assert "(1, 27, 27) where mnist has (1, 28, 28)" in refused("mnist", tmp_path, sets)
+    assert "1 x 27 x 27 bytes where mnist has 1 x 28 x 28 bytes" in refused("mnist", tmp_path, sets)
     write_mnist(tmp_path, train=20)
     assert "not the published ones" in refused("mnist", tmp_path, sets)
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(b"cat")
     assert "cannot be read" in refused("mnist", tmp_path, sets)
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"cat"))
-    assert "not the file as it was published" in refused("mnist", tmp_path, sets)
+    assert "not the published file" in refused("mnist", tmp_path, sets)
     assert "cifar-10-binary.tar.gz" in refused("cifar10", tmp_path / "nowhere", sets)
     assert "data_batch_1.bin" in refused("cifar10", tmp_path, sets)
     (tmp_path / "file.tar.gz").write_bytes(b"cat")
@@ -92,17 +92,17 @@ def test_files_that_are_not_the_published_ones_are_refused(tmp_path: Path) -> No
     assert "binary version" in refused("cifar10", tmp_path / "other.tar.gz", sets)
     write_cifar10(tmp_path)
     (tmp_path / "test_batch.bin").write_bytes(b"cat")
-    assert "test_batch.bin is not the file" in refused("cifar10", tmp_path, sets)
+    assert "test_batch.bin is not the published file" in refused("cifar10", tmp_path, sets)
     assert not sets.exists()
 
 
-def test_an_existing_set_is_kept(tmp_path: Path) -> None:
+def test_an_existing_dataset_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / "test_labels.npy").write_text("mine")
     assert "--force" in refused("mnist", tmp_path, tmp_path, error=StorageError)
 
 
-def test_missing_and_damaged_sets_say_what_to_do(tmp_path: Path) -> None:
+def test_errors_of_missing_and_damaged_datasets_say_how_to_get_them(tmp_path: Path) -> None:
     for folder in (None, tmp_path):
         with pytest.raises(DataError) as caught:
             load_image_set("cifar10", folder)
@@ -118,5 +118,5 @@ def test_missing_and_damaged_sets_say_what_to_do(tmp_path: Path) -> None:
     np.save(tmp_path / "mnist" / "train.npy", np.zeros((0, 1, 28, 28), np.uint8))
     with pytest.raises(DataError, match="no images"):
         load_image_set("mnist", tmp_path)
-    with pytest.raises(ArgumentError, match="no set of images 'svhn'; choose one of mnist, cifar10"):
+    with pytest.raises(ArgumentError, match="no image dataset 'svhn'; choose one of mnist, cifar10"):
         image_set("svhn")

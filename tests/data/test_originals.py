@@ -1,4 +1,4 @@
-"""Recipes, on small files of the published formats, beside plain computations of the same."""
+"""Recipes on small files in the published formats, compared with direct computations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from sinuflow.data import BENCHMARKS, load_benchmark
 from sinuflow.data.originals import bsds300, gas, hepmass, miniboone, power, prepare
-from sinuflow.data.originals.common import read_numbers, repeats_smallest, standardised, tenths
+from sinuflow.data.originals.common import read_table, repeats_smallest, split_tenths, standardize
 from sinuflow.errors import ArgumentError, DataError, StorageError
 
 # ---------------------------------------------------------------- files as they are published
@@ -101,7 +101,7 @@ def test_power_is_the_published_recipe(tmp_path):
         np.testing.assert_allclose(found, (expected - rest.mean(0)) / rest.std(0), rtol=1e-5, atol=1e-6)
 
 
-def test_gas_loses_its_copies_and_is_standardised_by_all_rows(tmp_path):
+def test_gas_drops_correlated_columns_and_is_standardized_by_all_rows(tmp_path):
     table = write_gas(tmp_path / "ethylene_CO.txt")
     splits = gas.prepare_gas(tmp_path / "ethylene_CO.txt")
     assert [part.shape for part in splits] == [(243, 8), (27, 8), (30, 8)]
@@ -110,8 +110,8 @@ def test_gas_loses_its_copies_and_is_standardised_by_all_rows(tmp_path):
     np.testing.assert_allclose(np.vstack(splits), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_of_a_chain_of_copies_the_first_is_left_out_until_none_is_left():
-    """Against the loop as it is described: correlate, count, drop the first, and all over again."""
+def test_correlated_columns_are_dropped_one_by_one():
+    """Compared with the published loop: correlate, count, drop the first, repeat."""
     random = np.random.default_rng(4)
     base = random.normal(size=(500, 3))
     table = base[:, random.integers(0, 3, 12)] + 0.12 * random.normal(size=(500, 12))
@@ -122,7 +122,7 @@ def test_of_a_chain_of_copies_the_first_is_left_out_until_none_is_left():
             break
         expected = np.delete(expected, np.flatnonzero(counts > 1)[0], axis=1)
     assert 3 <= expected.shape[1] < 12
-    np.testing.assert_array_equal(gas.without_copies(table), expected)
+    np.testing.assert_array_equal(gas.drop_correlated(table), expected)
 
 
 def test_hepmass_keeps_the_signal_and_drops_counts_and_the_unnamed_column(tmp_path):
@@ -204,7 +204,7 @@ def test_bsds300_noise_is_uniform_within_a_grey_value():
     random = np.random.RandomState(0)
     noise = np.random.RandomState(0).rand(400, 64)
     expected = (noise - noise.mean(1, keepdims=True)) / 256
-    np.testing.assert_allclose(bsds300.dequantised(patches, random), expected[:, :63], atol=1e-7)
+    np.testing.assert_allclose(bsds300.dequantize(patches, random), expected[:, :63], atol=1e-7)
 
 
 def test_bsds300_is_found_in_its_folder(tmp_path, monkeypatch):
@@ -227,19 +227,19 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_what_is_prepared_can_be_loaded(name, tmp_path):
+def test_prepared_datasets_can_be_loaded(name, tmp_path):
     WRITERS[name](tmp_path)
-    said = []
-    splits = prepare(name, tmp_path, tmp_path / "made/sets", progress=said.append)
+    lines = []
+    splits = prepare(name, tmp_path, tmp_path / "made/sets", progress=lines.append)
     loaded = load_benchmark(name, tmp_path / "made/sets")
     for found, expected in zip(loaded, splits, strict=True):
         np.testing.assert_array_equal(found, expected)
     assert loaded.train.shape[1] == BENCHMARKS[name].features
     assert sorted(p.name for p in (tmp_path / "made/sets" / name).iterdir()) == ["test.npy", "train.npy", "val.npy"]
-    assert "not comparable" in said[-1]  # it was not the whole file
+    assert "not comparable" in lines[-1]  # it was not the whole file
 
 
-def test_what_is_there_is_kept_unless_forced(tmp_path):
+def test_existing_files_are_replaced_only_by_force(tmp_path):
     WRITERS["power"](tmp_path)
     prepare("power", tmp_path, tmp_path)
     for split in ("train", "val"):
@@ -254,7 +254,7 @@ def test_what_is_there_is_kept_unless_forced(tmp_path):
         prepare("power", tmp_path, tmp_path / "file")
 
 
-def test_a_full_disk_leaves_the_old_set(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_old_dataset(tmp_path, monkeypatch):
     WRITERS["power"](tmp_path)
     old = prepare("power", tmp_path, tmp_path)
     save, calls = np.save, []
@@ -276,7 +276,7 @@ def test_a_full_disk_leaves_the_old_set(tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_made_is_reported(tmp_path):
     WRITERS["power"](tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot make the folder"):
+    with pytest.raises(StorageError, match="cannot create the folder"):
         prepare("power", tmp_path, tmp_path / "file" / "deeper")
 
 
@@ -299,7 +299,7 @@ def test_missing_originals_are_named(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_files_that_are_something_else_are_refused(name, tmp_path):
+def test_other_files_are_refused(name, tmp_path):
     WRITERS[name](tmp_path)
     (original,) = list(tmp_path.glob("1000_train*")) or list(tmp_path.iterdir())
     for content in (b"", b"one line\n", b"3 2\na b\n" * 20, bytes(range(256)) * 40):
@@ -315,21 +315,21 @@ def test_files_that_are_cut_off_are_refused(tmp_path):
     write_hepmass(tmp_path)
     packed = tmp_path / "1000_train.csv.gz"
     packed.write_bytes(packed.read_bytes()[:2000])
-    assert "1000_train.csv.gz is not the file as it was published" in refused("hepmass", tmp_path, tmp_path / "sets")
+    assert "1000_train.csv.gz is not the published file" in refused("hepmass", tmp_path, tmp_path / "sets")
     packed.write_bytes(b"not packed at all")
-    assert "1000_train.csv.gz is not the file as it was published" in refused("hepmass", tmp_path, tmp_path / "sets")
+    assert "1000_train.csv.gz is not the published file" in refused("hepmass", tmp_path, tmp_path / "sets")
 
 
 def test_the_wrong_number_of_columns_is_refused(tmp_path):
     random = np.random.default_rng(0)
     file = tmp_path / "ethylene_CO.txt"
     np.savetxt(file, random.normal(size=(400, 19)), header="all sixteen differ")
-    assert "gives 16 columns where gas has 8" in refused("gas", file, tmp_path / "sets")
+    assert "has rows of 16 columns where gas has 8 columns" in refused("gas", file, tmp_path / "sets")
     np.savetxt(file, random.normal(size=(400, 11)), header="eight sensors")
-    assert "is not the file as it was published" in refused("gas", file, tmp_path / "sets")
+    assert "is not the published file" in refused("gas", file, tmp_path / "sets")
 
 
-def test_values_that_are_no_numbers_are_refused(tmp_path):
+def test_non_finite_values_are_refused(tmp_path):
     sensors = np.random.default_rng(0).normal(size=(400, 8))
     file = tmp_path / "ethylene_CO.txt"
     for bad in (np.nan, np.inf):
@@ -340,24 +340,24 @@ def test_values_that_are_no_numbers_are_refused(tmp_path):
     write_hepmass(tmp_path)
     with gzip.open(tmp_path / "1000_test.csv.gz", "at") as rows:
         rows.write(",".join(["1", "inf"] + ["0"] * 26) + "\n")
-    assert "no numbers" in refused("hepmass", tmp_path, tmp_path / "sets")
+    assert "NaN or infinite" in refused("hepmass", tmp_path, tmp_path / "sets")
 
 
 def test_too_few_rows_are_refused(tmp_path):
     write_power(tmp_path / "household_power_consumption.txt", rows=8)
     assert "tenths" in refused("power", tmp_path, tmp_path / "sets")
     with pytest.raises(DataError, match="constant"):
-        standardised(tenths(np.ones((20, 2))), by=np.ones((20, 2)))
+        standardize(split_tenths(np.ones((20, 2))), by=np.ones((20, 2)))
     with pytest.raises(DataError, match="label 1"):
         hepmass.signal(np.zeros((3, 3)))
     with pytest.raises(DataError, match="measurement"):
         miniboone.split_miniboone(np.full((3, 3), -999.0))
     with pytest.raises(DataError, match="no rows"):
-        read_numbers([], "nothing")
-    assert gas.without_copies(np.ones((1, 4))).shape == (1, 4)
+        read_table([], "nothing")
+    assert gas.drop_correlated(np.ones((1, 4))).shape == (1, 4)
 
 
-def test_photographs_that_are_none_are_refused(tmp_path):
+def test_invalid_photographs_are_refused(tmp_path):
     photographs(tmp_path / "images/train", 1)
     photographs(tmp_path / "images/test", 2)
     assert "too few" in refused("bsds300", tmp_path, tmp_path / "sets")
@@ -375,6 +375,6 @@ def test_without_pillow_one_line_says_what_to_install(tmp_path, monkeypatch):
     assert "pip install pillow" in refused("bsds300", tmp_path, tmp_path / "sets", Exception)
 
 
-def test_sets_without_a_recipe_and_unknown_ones_are_refused(tmp_path):
+def test_unknown_datasets_and_those_without_a_recipe_are_refused(tmp_path):
     assert "no recipe" in refused("gas-small", tmp_path, tmp_path / "sets", ArgumentError)
     assert "power, gas, hepmass" in refused("cat", tmp_path, tmp_path / "sets", ArgumentError)

@@ -114,7 +114,7 @@ def test_bad_csv_files_are_refused_in_one_line(tmp_path, text, message):
     [
         ("x.parquet", b"not parquet", "cannot read"),
         ("x.npy", b"not numpy", "not an array of numbers"),
-        ("x.docx", b"word", "cannot tell what"),
+        ("x.docx", b"word", "reads .csv, .tsv"),
     ],
 )
 def test_files_that_are_not_what_they_say_are_refused(tmp_path, name, content, message):

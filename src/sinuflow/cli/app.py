@@ -1,4 +1,4 @@
-"""All commands under one name."""
+"""The commands of ``sinuflow``."""
 
 from __future__ import annotations
 
@@ -10,23 +10,18 @@ from .terminal import echo
 
 app = typer.Typer(
     name="sinuflow",
-    help="Learn the density of a table or of images, score them, and draw new ones.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("fit")(fit.command)
-app.command("score")(score.command)
-app.command("sample")(sample.command)
-app.command("report")(report.command)
-app.command("info")(info.command)
-app.command("reproduce")(reproduce.command)
+for _module in (fit, score, sample, report, info, reproduce):
+    app.command(_module.__name__.rpartition(".")[2])(_module.command)
 app.add_typer(data.app, name="data")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(show: bool) -> None:
+    if show:
         echo(f"sinuflow {__version__}")
         raise typer.Exit
 
@@ -35,7 +30,7 @@ def _version(wanted: bool) -> None:
 def _options(
     version: bool = typer.Option(False, "--version", help="Show the version.", callback=_version, is_eager=True),
 ) -> None:
-    """Learn the density of a table or of images, score them, and draw new ones.
+    """Density estimation with normalizing flows: fit a table or images, score, sample and report.
 
-    Every command takes --debug, which shows a traceback when something goes wrong.
+    Every command takes --debug, which shows the traceback of an error.
     """

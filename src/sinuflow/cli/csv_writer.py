@@ -1,4 +1,4 @@
-"""Record batches as CSV, with cells unchanged and quoted only where needed."""
+"""Writing record batches as CSV, with unchanged cells, quoted only where needed."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from typing import Any
 
 from ..errors import DataError
 
-#: Names and cells that must be quoted; a quoted empty cell is an empty string, and not a missing value.
+#: Names and cells that need quotes; a quoted empty cell is an empty string, an unquoted one a missing value.
 _QUOTED_NAMES = r'[,"\r\n]'
 _QUOTED_CELLS = r'^$|[,"\r\n]'
 #: Strings that spreadsheets evaluate as formulas, including the full-width forms of these characters.
 _FORMULA = "^[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]"
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
-#: Rows converted to text at a time.
+#: Rows converted at a time: an Arrow array of strings holds at most 2 GiB.
 _ROWS = 8192
 
 
 class CsvWriter:
     """Writes record batches to a comma-separated UTF-8 file.
 
-    A missing value is an empty cell, and an empty string a quoted one. Arrow's own writer quotes
-    every string, which changes files that had no quotes.
+    A missing value is an empty cell, an empty string a quoted one. Arrow's own writer would quote every string.
 
     Args:
         path: the file.
@@ -42,7 +41,7 @@ class CsvWriter:
 
     def write_batch(self, batch: Any) -> None:
         """Write the rows of a record batch."""
-        for start in range(0, len(batch), _ROWS):  # an array of strings holds at most 2 GiB
+        for start in range(0, len(batch), _ROWS):
             self._write_rows(batch.slice(start, _ROWS))
 
     def _write_rows(self, batch: Any) -> None:
@@ -61,7 +60,7 @@ class CsvWriter:
 
         try:
             texts = array.cast(pyarrow.string())
-            texts.validate(full=True)  # strings in Parquet files need not be UTF-8
+            texts.validate(full=True)  # strings in Parquet files may be invalid UTF-8
         except pyarrow.ArrowInvalid:
             raise DataError(
                 f"column {field.name!r} holds bytes that are not UTF-8 text: write a .parquet file instead"

@@ -1,4 +1,4 @@
-"""Inputs that must be there, and outputs that must not be lost."""
+"""Loading models, and writing outputs without losing existing files."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from ..signals import shielded
 from ..training.fit import find_device
 from .csv_writer import CsvWriter
 
-#: What rows can be written as.
-_FORMATS = (".csv", ".parquet")
+#: Formats of rows.
+ROW_FORMATS = (".csv", ".parquet")
 
 
 def load_fitted(path: Path) -> TableModel | ImageModel:
-    """A fitted table or fitted images, the latter on a GPU if there is one."""
+    """A fitted model of a table or of images, the latter on a GPU if there is one."""
     model = load(path)
     if isinstance(model, Flow):
-        raise StorageError(f"{path} holds a bare flow, without a table's columns: make models with `sinuflow fit`")
+        raise StorageError(f"{path} holds a bare flow, without columns: create models with `sinuflow fit`")
     return model.to(find_device("auto")) if isinstance(model, ImageModel) else model
 
 
 def load_table_model(path: Path) -> TableModel:
-    """A fitted table, and nothing else."""
+    """A fitted model of a table; models of images are refused."""
     model = load_fitted(path)
     if isinstance(model, ImageModel):
-        raise StorageError(f"{path} holds a model of images, and this is about tables")
+        raise StorageError(f"{path} holds a model of images; this command needs a model of a table")
     return model
 
 
 def claim_output(
     ctx: typer.Context, path: Path, force: bool, inputs: Iterable[Path | None], formats: tuple[str, ...] | None = None
 ) -> None:
-    """Check an output before any work is done for it, and lock it until the command ends.
+    """Check an output before any work is done, and lock it until the command ends.
 
-    It must not be an input, nor a file in an input folder, even through links.
+    It must not be an input or a file in an input folder, through links either.
     """
     if formats is not None and path.suffix.lower() not in formats:
         raise DataError(f"cannot write {path}: the name must end in {' or '.join(formats)}")
@@ -66,40 +66,35 @@ def claim_output(
     require_writable(path)
 
 
-def claim_rows_output(ctx: typer.Context, path: Path, force: bool, inputs: Iterable[Path | None]) -> None:
-    """The same for rows, which are written as CSV or Parquet."""
-    claim_output(ctx, path, force, inputs, _FORMATS)
-
-
 def _is_same(output: Path, source: Path) -> bool:
     """Whether replacing ``output`` would change ``source``, or a file in it if that is a folder."""
     if os.path.realpath(output) == os.path.realpath(source):
         return True
     if not output.exists():
         return False
-    replaced = output.stat()
-    return any(os.path.samestat(status, replaced) for status in _stats(source))
+    existing = output.stat()
+    return any(os.path.samestat(status, existing) for status in _stats(source))
 
 
 def _stats(source: Path) -> Iterator[os.stat_result]:
     """The status of a file, or of every file in a folder, with links followed."""
-    known = set[tuple[int, int]]()
-    places = [str(source)]
-    while places:
-        place = places.pop()
+    visited = set[tuple[int, int]]()
+    paths = [str(source)]
+    while paths:
+        path = paths.pop()
         with suppress(OSError):
-            status = os.stat(place)
+            status = os.stat(path)
             if not stat.S_ISDIR(status.st_mode):
                 yield status
-            elif (status.st_dev, status.st_ino) not in known:
-                known.add((status.st_dev, status.st_ino))
-                places += [entry.path for entry in os.scandir(place)]
+            elif (status.st_dev, status.st_ino) not in visited:
+                visited.add((status.st_dev, status.st_ino))
+                paths += [entry.path for entry in os.scandir(path)]
 
 
 def write_rows(path: Path, batches: Iterable[Any], spreadsheet_safe: bool = False) -> int:
-    """Write record batches to a CSV or Parquet file, all of them or none, and return the number of rows.
+    """Write record batches to a CSV or Parquet file, completely or not at all, and return the number of rows.
 
-    ``spreadsheet_safe`` changes strings in a CSV file, as :class:`CsvWriter` describes.
+    ``spreadsheet_safe`` escapes formulas in CSV: see :class:`CsvWriter`.
     """
     from pyarrow import ArrowException
 

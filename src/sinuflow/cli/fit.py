@@ -1,11 +1,10 @@
-"""``sinuflow fit``: learn the density of a table, or of images."""
+"""``sinuflow fit``: fit a flow to a table or to images."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -17,144 +16,103 @@ from ..models.table import TableModel
 from ..models.table_fitting import fit_table
 from .files import claim_output
 from .info import reconstruction
-from .runs import kept_run
+from .runs import resumable_run
 from .terminal import echo
 
-
-class Conditioning(str, enum.Enum):
-    """Kinds of flow."""
-
-    full = "full"
-    affine = "affine"
-    shift = "shift"
-
-
-class Missing(str, enum.Enum):
-    """What to do with rows that have missing values."""
-
-    refuse = "refuse"
-    drop = "drop"
-
-
-class Size(str, enum.Enum):
-    """Sizes of flows of images."""
-
-    auto = "auto"
-    small = "small"
-    paper = "paper"
-
-
-class Device(str, enum.Enum):
-    """Where to train."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
+Missing = Literal["refuse", "drop"]
 
 
 def command(
     ctx: typer.Context,
     data: Annotated[
-        Path, typer.Argument(help="CSV, Parquet (a file or a folder of files), .npy, or a folder of PNGs.")
+        Path, typer.Argument(help="CSV, Parquet (a file or a folder of files), .npy, or a folder of PNG files.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The model file to write.")],
     context: Annotated[list[str] | None, typer.Option(help="A column to condition on; may be repeated.")] = None,
     drop: Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")] = None,
-    missing: Annotated[Missing, typer.Option(help="Rows with missing values.")] = Missing.refuse,
+    missing: Annotated[Missing, typer.Option(help="Rows with missing values.")] = "refuse",
     map_: Annotated[
         list[str] | None,
         typer.Option("--map", metavar="COL=MAP", help="linear, log, logit or category for a column; may be repeated."),
     ] = None,
     conditioning: Annotated[
-        Conditioning | None,
+        Literal["full", "affine", "shift"] | None,
         typer.Option(
-            help="What networks compute: shift (the paper), full (tables: all waves), affine (images: scales too)."
+            help="Which parameters are conditional: shift (the paper), full (tables: all), affine (images: also "
+            "log-scales)."
         ),
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="The most training steps.")] = None,
-    labels: Annotated[Path | None, typer.Option(help="Of images: a .npy with the class of each, from 0.")] = None,
-    size: Annotated[Size, typer.Option(help="Of images: a small flow, or the paper's, which wants a GPU.")] = Size.auto,
+    steps: Annotated[int | None, typer.Option(min=1, help="The maximum number of training steps.")] = None,
+    labels: Annotated[Path | None, typer.Option(help="Images: a .npy file with their classes, from 0.")] = None,
+    size: Annotated[
+        Literal["auto", "small", "paper"], typer.Option(help="Images: a small flow, or the paper's, which needs a GPU.")
+    ] = "auto",
     stability: Annotated[
         float | None,
-        typer.Option(help="Of images: a penalty, such as 500, so that they come back from noise exactly; slower."),
+        typer.Option(help="Images: the weight of a penalty, such as 500, for an accurate inverse; slower."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the split, the weights and the row order.")] = 0,
     checkpoint_minutes: Annotated[float, typer.Option(min=0, help="Minutes between checkpoints.")] = 5.0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
-    device: Annotated[Device, typer.Option(help="Where to train.")] = Device.auto,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted run.")] = False,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to train.")] = "auto",
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace existing outputs.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
-    """Learn the density of a table or of images, and write it to a model file.
+    """Fit a flow to a table or to images, and write a model file.
 
-    Images are a .npy of bytes with shape (N, C, H, W), or (N, H, W) for greyscale, or a folder of PNG files, in
-    subfolders if they have classes.
+    Images are a .npy file of bytes with shape (N, C, H, W), or (N, H, W) for greyscale, or a folder of PNG files, with
+    one subfolder for each class.
     """
     claim_output(ctx, output, force, [data, labels])
     if report is not None:
         claim_output(ctx, report, force, [data, labels, output], (".html", ".htm"))
-    if _are_pictures(data):
-        of_tables = {
-            "--context": context,
-            "--drop": drop,
-            "--map": map_,
-            "--report": report,
-            "--missing": missing is not Missing.refuse,
-            "--conditioning full": conditioning is Conditioning.full,
-        }
-        _refuse(of_tables, "tables", f"{data} holds images")
-        paper = conditioning is Conditioning.shift
-        with kept_run(output, resume, force) as run:
-            pictures = fit_images(
-                data,
-                labels=labels,
-                size=size.value,
-                conditioning=None if conditioning is None else ("shift" if paper else "affine"),
-                steps=steps,
-                seed=seed,
-                device=device.value,
-                checkpoint=run.folder,
-                checkpoint_minutes=checkpoint_minutes,
-                resume=resume,
-                progress=not quiet,
-                training=None if stability is None else {"stability": stability},
-            )
-            run.finish(pictures)
-        _summarise_images(pictures, output)
-        return
-    of_images = {
-        "--labels": labels,
-        "--size": size is not Size.auto,
-        "--stability": stability is not None,
-        "--conditioning affine": conditioning is Conditioning.affine,
+    images = _are_images(data)
+    table_options = {
+        "--context": context,
+        "--drop": drop,
+        "--map": map_,
+        "--report": report,
+        "--missing": missing != "refuse",
+        "--conditioning full": conditioning == "full",
     }
-    _refuse(of_images, "images", f"{data} holds a table")
-    with kept_run(output, resume, force) as run:
-        model = fit_table(
-            data,
-            context=context,
-            drop=drop,
-            missing=missing.value,
-            maps=_maps(map_ or []),
-            conditioning="full" if conditioning is None else conditioning.value,
-            steps=steps,
-            seed=seed,
-            device=device.value,
-            checkpoint=run.folder,
-            checkpoint_minutes=checkpoint_minutes,
-            resume=resume,
-            progress=not quiet,
-        )
+    image_options = {
+        "--labels": labels,
+        "--size": size != "auto",
+        "--stability": stability is not None,
+        "--conditioning affine": conditioning == "affine",
+    }
+    if images:
+        _refuse(table_options, "tables", f"{data} holds images")
+    else:
+        _refuse(image_options, "images", f"{data} holds a table")
+    model: TableModel | ImageModel
+    with resumable_run(output, resume, force) as run:
+        options: dict[str, Any] = {
+            "steps": steps,
+            "seed": seed,
+            "device": device,
+            "checkpoint": run.folder,
+            "checkpoint_minutes": checkpoint_minutes,
+            "resume": resume,
+            "progress": not quiet,
+        }
+        if images:
+            training = None if stability is None else {"stability": stability}
+            model = fit_images(data, labels=labels, size=size, conditioning=conditioning, training=training, **options)  # type: ignore[arg-type]
+        else:
+            options |= {"context": context, "drop": drop, "missing": missing, "maps": _maps(map_ or [])}
+            model = fit_table(data, conditioning=conditioning or "full", **options)
         run.finish(model)
-    _summarise(model, output)
-    if report is not None:
+    _print_summary(model)
+    echo(f"model: {output}")
+    if report is not None and isinstance(model, TableModel):
         from .report import write_report
 
         write_report(model, data, report)
 
 
-def _are_pictures(data: Path) -> bool:
+def _are_images(data: Path) -> bool:
     if holds_pictures(data):
         return True
     if data.is_dir() and not any(data.rglob("*.parquet")):
@@ -162,47 +120,42 @@ def _are_pictures(data: Path) -> bool:
     return False
 
 
-def _refuse(options: Mapping[str, object], of: str, found: str) -> None:
-    """Refuse options that say nothing about this kind of data."""
-    given = [name for name, value in options.items() if value]
-    if given:
-        raise DataError(f"{given[0]} is for {of}, and {found}")
+def _refuse(options: Mapping[str, object], kind: str, reason: str) -> None:
+    """Refuse options that do not apply to this kind of data."""
+    for name, value in options.items():
+        if value:
+            raise DataError(f"{name} is for {kind}, and {reason}")
 
 
-def _maps(wishes: list[str]) -> dict[str, str]:
+def _maps(assignments: list[str]) -> dict[str, str]:
     maps = {}
-    for wish in wishes:
-        name, found, kind = wish.rpartition("=")
-        if not found:
-            raise DataError(f"--map takes COLUMN=MAP, such as --map income=log; got {wish!r}")
+    for assignment in assignments:
+        name, equals, kind = assignment.rpartition("=")
+        if not equals:
+            raise DataError(f"--map takes COLUMN=MAP, such as --map income=log; got {assignment!r}")
         maps[name] = kind
     return maps
 
 
-def _summarise(model: TableModel, output: Path) -> None:
+def _print_summary(model: TableModel | ImageModel) -> None:
     facts = model.facts
+    trained = f"trained {facts['steps']:,} steps in {facts['seconds']:.0f} s, best at step {facts['best_step']:,}"
+    if isinstance(model, TableModel):
+        context = (
+            f", {len(model.preprocessor.context_columns)} as context" if model.preprocessor.context_columns else ""
+        )
+        columns = len(model.preprocessor.features)
+        echo(f"{facts['table']}: {facts['used_rows']:,} rows, {columns} columns modelled{context}; {trained}")
+        return
+    count = facts["train_images"] + facts["validation_images"]
+    echo(f"{facts['images']}: {count:,} images of {model.describe()}; {trained}")
     echo(
-        f"{facts['table']}: {facts['used_rows']:,} rows, {len(model.preprocessor.features)} columns modelled"
-        + (f", {len(model.preprocessor.context_columns)} given" if model.preprocessor.context_columns else "")
-        + f"; trained {facts['steps']:,} steps in {facts['seconds']:.0f} s, the best at step {facts['best_step']:,}"
-    )
-    echo(f"model: {output}")
-
-
-def _summarise_images(model: ImageModel, output: Path) -> None:
-    facts = model.facts
-    echo(
-        f"{facts['images']}: {facts['train_images'] + facts['validation_images']:,} images of {model.describe()}; "
-        f"trained {facts['steps']:,} steps in {facts['seconds']:.0f} s, the best at step {facts['best_step']:,}"
-    )
-    echo(
-        f"held-out images take {facts['bits_per_dimension']:.3f} bits per dimension "
-        f"({facts['histogram_bits']:.3f} if every pixel were by itself)"
+        f"validation images: {facts['bits_per_dimension']:.3f} bits per dimension (baseline of independent pixels: "
+        f"{facts['histogram_bits']:.3f})"
     )
     if facts["bits_per_dimension"] > facts["histogram_bits"]:
         echo(
-            "that is more than without looking at other pixels: train for more steps (--steps); but if the images have "
-            "few of the 256 shades, a smooth density cannot know which"
+            "the model is worse than the baseline: train for more steps (--steps); a continuous density "
+            "cannot fit images that use few of the 256 shades"
         )
     echo(reconstruction(facts))
-    echo(f"model: {output}")

@@ -1,4 +1,4 @@
-"""``sinuflow info``: what is in a model file, and where it could run."""
+"""``sinuflow info``: describe a model file, or the devices of this machine."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .terminal import echo
 
 def command(
     model: Annotated[Path | None, typer.Argument(help="A model file.")] = None,
-    devices: Annotated[bool, typer.Option("--devices", help="Show what this machine can train on.")] = False,
+    devices: Annotated[bool, typer.Option("--devices", help="Show the devices and kernels of this machine.")] = False,
 ) -> None:
-    """Say what is in a model file, or what this machine can train on."""
+    """Describe a model file, or the devices and kernels of this machine."""
     if model is None and not devices:
         raise ArgumentError("name a model file, or ask for --devices")
     if devices:
@@ -39,32 +39,30 @@ def _show_devices() -> None:
     echo(f"sinuflow {__version__}, Python {platform.python_version()}, torch {torch.__version__}")
     cpu = cpp_backend()
     echo(f"cpu: {torch.get_num_threads()} threads")
-    echo(f"  float32: {cpu.reason}" if cpu.available else f"  float32: plain PyTorch, because {cpu.reason}")
+    echo(f"  float32: {cpu.reason}" if cpu.available else f"  float32: PyTorch, because {cpu.reason}")
     for i in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(i)
         echo(f"cuda:{i}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB")
         device = torch.device("cuda", i)
-        whole, single = cuda_backend(device), triton_backend(device)
-        echo(f"  float32 flows: {whole.reason}" if whole.available else f"  float32: by layers, because {whole.reason}")
+        flow, layer = cuda_backend(device), triton_backend(device)
         echo(
-            f"  by layers: {single.reason}"
-            if single.available
-            else f"  by layers: plain PyTorch, because {single.reason}"
+            f"  float32 flows: {flow.reason}" if flow.available else f"  float32: layer by layer, because {flow.reason}"
         )
+        echo(f"  layer by layer: {'' if layer.available else 'PyTorch, because '}{layer.reason}")
     if not torch.cuda.is_available():
-        built = "was built without support for any" if torch.version.cuda is None else "finds none"
-        echo(f"gpu: none that PyTorch can use (it {built}); everything runs on the CPU")
+        reason = "was built without GPU support" if torch.version.cuda is None else "finds none"
+        echo(f"gpu: none that PyTorch can use (it {reason}); everything runs on the CPU")
 
 
 def _show_model(path: Path) -> None:
-    found = load(path)
-    if isinstance(found, TableModel):
-        _show_table(path, found)
-    elif isinstance(found, ImageModel):
-        _show_images(path, found)
+    model = load(path)
+    if isinstance(model, TableModel):
+        _show_table(path, model)
+    elif isinstance(model, ImageModel):
+        _show_images(path, model)
     else:
-        echo(f"{path}: a flow over {found.features} features")
-    flow = found if isinstance(found, Flow) else found.flow
+        echo(f"{path}: a flow over {model.features} features")
+    flow = model if isinstance(model, Flow) else model.flow
     parameters = sum(p.numel() for p in flow.parameters())
     options = ", ".join(f"{k}={v}" for k, v in flow.config.items() if k not in ("features", "context"))
     echo(f"flow: {parameters:,} parameters; {options}")
@@ -74,8 +72,8 @@ def _show_table(path: Path, model: TableModel) -> None:
     facts = model.facts
     echo(f"{path}: a model of the table {facts['table']}")
     echo(
-        f"rows: {facts['used_rows']:,} of {facts['rows']:,} used, {facts['train_rows']:,} to train, "
-        f"{len(model.split.validation):,} to validate, {len(model.split.test):,} kept for testing"
+        f"rows: {facts['used_rows']:,} of {facts['rows']:,} used: {facts['train_rows']:,} for training, "
+        f"{len(model.split.validation):,} for validation, {len(model.split.test):,} for testing"
     )
     echo(_training(facts))
     echo("columns:")
@@ -87,28 +85,28 @@ def _show_table(path: Path, model: TableModel) -> None:
 def _show_images(path: Path, model: ImageModel) -> None:
     facts = model.facts
     echo(f"{path}: a model of the images {facts['images']}, {model.describe()}")
-    flips = ", left and right exchanged at random" if facts["flips"] else ""
-    echo(f"images: {facts['train_images']:,} to train{flips}, {facts['validation_images']:,} to validate")
+    flips = ", flipped horizontally at random" if facts["flips"] else ""
+    echo(f"images: {facts['train_images']:,} for training{flips}, {facts['validation_images']:,} for validation")
     if model.classes is not None:
         echo(f"classes: {listed(model.classes)}")
     echo(_training(facts))
     echo(
-        f"held-out images: {facts['bits_per_dimension']:.3f} bits per dimension "
-        f"({facts['histogram_bits']:.3f} if every pixel were by itself); alpha of the logit {model.pixels.alpha:g}"
+        f"validation images: {facts['bits_per_dimension']:.3f} bits per dimension (baseline of independent pixels: "
+        f"{facts['histogram_bits']:.3f}); alpha of the logit {model.pixels.alpha:g}"
     )
-    if "round_trip" in facts:  # not in files of earlier versions
+    if "round_trip" in facts:  # not in files of 0.1.0
         echo(reconstruction(facts))
 
 
 def reconstruction(facts: dict[str, Any]) -> str:
-    """The reconstruction error of held-out images, with a warning if it exceeds one shade, 1/256."""
+    """The reconstruction error of validation images, with a warning if it exceeds one shade, 1/256."""
     error = facts["round_trip"]
-    text = f"{facts['inverted']} of them reconstructed from noise to within {at_most(error):.1g} of a pixel (0 to 1)"
+    text = f"reconstruction error of {facts['inverted']} of them: at most {at_most(error):.1g} of a pixel (0 to 1)"
     if error < 1 / 256:
         return text
     return (
-        f"{text}: more than one of the 256 shades, because the inverse amplifies rounding errors. Draw images with "
-        "--certify, and where images have to be reconstructed, train with --stability or use float64 (flow.double())"
+        f"{text}, more than one of the 256 shades, because the inverse amplifies rounding errors. Sample with "
+        "--certify; for accurate reconstructions, train with --stability or use float64 (flow.double())"
     )
 
 

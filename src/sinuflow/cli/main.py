@@ -1,4 +1,4 @@
-"""``sinuflow``: the commands, with errors as one line and an exit code for every signal."""
+"""The entry point ``sinuflow``: errors are one line, signals have exit codes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _run() -> int:
 
 
 def _warn_in_one_line() -> None:
-    """Show what the user can do something about, and hide the warnings of libraries."""
+    """Show Sinuflow's kernel warnings as one line, and hide those of libraries."""
     from ..errors import KernelWarning
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -62,7 +62,7 @@ def _stopped(stop: Stopped) -> int:
 
 
 def _in_one_line(app: Callable[[], object]) -> int:
-    """Run the command; whatever goes wrong is one line, and the exit code says so."""
+    """Run the command and return its exit code; any error is printed as one line."""
     from ..errors import SinuflowError
 
     try:
@@ -74,7 +74,7 @@ def _in_one_line(app: Callable[[], object]) -> int:
     except SinuflowError as error:
         message = str(error)
     except MemoryError:
-        message = "not enough memory for this"
+        message = "not enough memory"
     except OSError as error:
         message = (f"{error.filename}: " if error.filename else "") + str(error.strerror or error)
     except Exception as error:
@@ -86,5 +86,5 @@ def _in_one_line(app: Callable[[], object]) -> int:
 
 
 def _print(message: str) -> None:
-    with suppress(OSError):  # the terminal may be gone
+    with suppress(OSError):  # the terminal may be closed
         print(printable(" ".join(message.split())), file=sys.stderr)  # noqa: T201

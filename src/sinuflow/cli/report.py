@@ -1,4 +1,4 @@
-"""``sinuflow report``: how good the fit is, as one HTML page."""
+"""``sinuflow report``: the quality of a fit, as one HTML page."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .terminal import echo
 def command(
     ctx: typer.Context,
     model: Annotated[Path, typer.Argument(help="A model file, from `sinuflow fit`.")],
-    data: Annotated[Path, typer.Argument(help="The table that it was trained on, or another one.")],
+    data: Annotated[Path, typer.Argument(help="The training table, or another one with the same columns.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The .html file to write.")],
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
 ) -> None:
     """Write a report on a model: one page that needs no network.
 
-    Of the table that the model was trained on, only the rows that were kept for testing count.
+    Of the training table, only the test rows are evaluated.
     """
     claim_output(ctx, output, force, [model, data], (".html", ".htm"))
     write_report(load_table_model(model), data, output)
 
 
 def write_report(model: TableModel, data: Path, output: Path) -> None:
-    """Make the page and say where it is."""
+    """Write the page and print a summary."""
     from ..report import write
     from ..report.collect import collect
     from ..report.wording import at_most
@@ -36,10 +36,10 @@ def write_report(model: TableModel, data: Path, output: Path) -> None:
     content = collect(model, data)
     write(content, output)
     best = min(content.baselines, key=lambda score: score.nll, default=None)
-    beside = "" if best is None else f" ({best.name}: {best.nll:.3f})"
+    baseline = "" if best is None else f" ({best.name}: {best.nll:.3f})"
     echo(
-        f"test NLL {content.model.nll:.3f} ± {content.model.standard_error:.3f} nats{beside}; "
-        f"{content.inverted:,} rows inverted to within {at_most(content.round_trip):.1g}"
+        f"test NLL {content.model.nll:.3f} ± {content.model.standard_error:.3f} nats{baseline}; "
+        f"round-trip error of {content.inverted:,} rows: at most {at_most(content.round_trip):.1g}"
     )
     judgement = content.accuracy
     if not judgement.good:

@@ -1,4 +1,4 @@
-"""A training that can be interrupted, and gone on with."""
+"""A training run that can be interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .terminal import echo
 
 
 class Run:
-    """The training run of a model, with a folder of checkpoints that is removed once the model is written."""
+    """The training run of a model; its folder of checkpoints is removed once the model is written."""
 
     def __init__(self, output: Path) -> None:
         self.output = output
@@ -33,7 +33,7 @@ class Run:
         return CheckpointFolder(self.folder).exists()
 
     def finish(self, model: TableModel | ImageModel) -> None:
-        """Write the model and remove the folder: a signal takes effect before both or after both."""
+        """Write the model and remove the folder; a signal takes effect before both or after both."""
         with shielded():
             model.save(self.output)
             self.finished = True
@@ -51,12 +51,20 @@ class Run:
             with suppress(OSError, StorageError):
                 self.remove()
 
+    def status(self) -> str:
+        """What remains of an interrupted run."""
+        if self.finished:
+            return f"; the model is written: {self.output}"
+        if self.has_checkpoint:
+            return f"; the run is saved in {self.folder}. Resume it with the same command and --resume."
+        return " before the training began"
+
 
 @contextmanager
-def kept_run(output: Path, resume: bool, force: bool) -> Iterator[Run]:
-    """A run whose checkpoints are kept if it is interrupted; a signal prints how to resume, and sets the exit code.
+def resumable_run(output: Path, resume: bool, force: bool) -> Iterator[Run]:
+    """A run that keeps its checkpoints when interrupted, prints how to resume, and exits with the signal's code.
 
-    The checkpoints of an earlier run are removed only with ``force``.
+    Checkpoints of an earlier run are removed only with ``force``.
     """
     run = Run(output)
     if resume and not run.has_checkpoint:
@@ -70,19 +78,10 @@ def kept_run(output: Path, resume: bool, force: bool) -> Iterator[Run]:
     try:
         yield run
     except (Stopped, KeyboardInterrupt) as stop:
-        number = stop.number if isinstance(stop, Stopped) else int(signal.SIGINT)
-        with suppress(OSError):  # the terminal may be gone
-            echo(f"interrupted{_status(run)}", err=True)
+        with suppress(OSError):  # the terminal may be closed
+            echo(f"interrupted{run.status()}", err=True)
         run.remove_unused()
-        raise typer.Exit(128 + number) from None
+        raise typer.Exit(128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)) from None
     except Exception:
         run.remove_unused()
         raise
-
-
-def _status(run: Run) -> str:
-    if run.finished:
-        return f"; the model is written: {run.output}"
-    if run.has_checkpoint:
-        return f"; the run is saved in {run.folder}. Resume it with the same command and --resume."
-    return " before the training began"

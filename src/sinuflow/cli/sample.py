@@ -1,4 +1,4 @@
-"""``sinuflow sample``: new rows, or new images."""
+"""``sinuflow sample``: draw rows or images from a model."""
 
 from __future__ import annotations
 
@@ -21,29 +21,28 @@ from ..models.image import ImageModel
 from ..models.table import TableModel
 from ..report.wording import at_most
 from .csv_writer import looks_like_formula
-from .files import claim_output, claim_rows_output, load_fitted, write_rows
+from .files import ROW_FORMATS, claim_output, load_fitted, write_rows
 from .terminal import echo
-
-#: What images can be written as.
-IMAGES = (".png", ".npy")
 
 
 def command(
     ctx: typer.Context,
     model: Annotated[Path, typer.Argument(help="A model file, from `sinuflow fit`.")],
-    count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many rows or images.")],
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="The number of rows or images.")],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The .csv or .parquet file to write; of images, .png or .npy.")
+        Path, typer.Option("--output", "-o", help="The .csv or .parquet file to write; for images, .png or .npy.")
     ],
-    given: Annotated[
+    context: Annotated[
         list[str] | None,
-        typer.Option(metavar="COL=VALUE", help="The value of a context column; may be repeated."),
+        typer.Option("--given", metavar="COL=VALUE", help="The value of a context column; may be repeated."),
     ] = None,
-    label: Annotated[str | None, typer.Option(help="Of images: their class.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="The same seed gives the same draws.")] = None,
+    label: Annotated[str | None, typer.Option(help="Images: their class.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**63 - 1, help="The same seed gives the same samples.")
+    ] = None,
     certify: Annotated[
         bool,
-        typer.Option("--certify", help="Map every draw back to its noise, and fail unless all meet the tolerance."),
+        typer.Option("--certify", help="Map every sample back to its noise, and fail unless all meet the tolerance."),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
     spreadsheet_safe: Annotated[
@@ -53,34 +52,35 @@ def command(
         ),
     ] = False,
 ) -> None:
-    """Draw rows or images from a model. They can resemble those that the model was trained on.
+    """Sample rows or images from a model. They can resemble training data.
 
     Images are written as one picture of all of them (.png), or as an array of bytes (.npy).
 
-    Each layer of the flow is inverted to working precision, or nothing is written. With --certify, each draw is also
+    Each layer of the flow is inverted to working precision, or nothing is written. With --certify, each sample is also
     mapped back to its noise through the whole flow, before integers, categories and bytes are rounded.
     """
-    wanted: Certify = "end-to-end" if certify else "layers"
+    mode: Certify = "end-to-end" if certify else "layers"
     fitted = load_fitted(model)
     if isinstance(fitted, ImageModel):
-        if given:
+        if context:
             raise DataError("--given is for tables: choose a class of images with --label")
         if spreadsheet_safe:
             raise DataError("--spreadsheet-safe is for tables written as CSV")
-        claim_output(ctx, output, force, [model], IMAGES)
-        images, residual = fitted.draw(count, label, _seed(seed), certify=wanted)
+        claim_output(ctx, output, force, [model], (".png", ".npy"))
+        seed = secrets.randbits(63) if seed is None else seed
+        images, residual = fitted.draw(count, label, seed, certify=mode)
         _write_images(output, images)
         echo(f"drew {count:,} images: {output}")
         _print_residual([residual])
         return
     if label is not None:
-        raise DataError("--label is for images: give a column of a table its value with --given")
-    claim_rows_output(ctx, output, force, [model])
+        raise DataError("--label is for images: set a context column of a table with --given")
+    claim_output(ctx, output, force, [model], ROW_FORMATS)
     is_csv = output.suffix.lower() == ".csv"
     if spreadsheet_safe and not is_csv:
-        raise DataError(f"--spreadsheet-safe is for CSV: {output} keeps texts as they are")
+        raise DataError(f"--spreadsheet-safe is for CSV: {output} stores text unchanged")
     values: dict[str, str] = {}
-    for text in given or []:
+    for text in context or []:
         name, value = _assignment(text, fitted.columns)
         if name in values:
             raise DataError(f"--given names {name!r} twice")
@@ -88,7 +88,7 @@ def command(
     residuals: list[float | None] = []
 
     def batches() -> Iterator[Any]:
-        for batch, residual in fitted.draw_batches(count, values, seed, wanted):
+        for batch, residual in fitted.draw_batches(count, values, seed, mode):
             residuals.append(residual)
             yield batch
 
@@ -100,7 +100,7 @@ def command(
 
 
 def _print_residual(residuals: list[float | None]) -> None:
-    """Print the largest end-to-end residual, if draws were certified end to end."""
+    """Print the largest end-to-end residual of certified samples."""
     measured = [residual for residual in residuals if residual is not None]
     if measured:
         largest = at_most(max(measured))
@@ -108,7 +108,7 @@ def _print_residual(residuals: list[float | None]) -> None:
 
 
 def _warn_of_formulas(model: TableModel) -> None:
-    """Name the columns with strings that a spreadsheet would evaluate; they come from the training table."""
+    """Name the columns whose text a spreadsheet would evaluate; it comes from the training table."""
     columns = [
         c.name
         for c in model.preprocessor.columns
@@ -122,10 +122,6 @@ def _warn_of_formulas(model: TableModel) -> None:
         )
 
 
-def _seed(seed: int | None) -> int:
-    return secrets.randbits(63) if seed is None else seed
-
-
 def _write_images(path: Path, images: Tensor) -> None:
     if path.suffix.lower() == ".png":
         write_png(path, grid_of(images))
@@ -135,12 +131,12 @@ def _write_images(path: Path, images: Tensor) -> None:
 
 
 def _assignment(text: str, columns: list[str]) -> tuple[str, str]:
-    """COLUMN and VALUE; a column's name may itself have an equals sign in it."""
-    known = [name for name in columns if text.startswith(f"{name}=")]
-    if known:
-        name = max(known, key=len)
+    """Split COLUMN=VALUE; the name of a column may contain an equals sign."""
+    names = [name for name in columns if text.startswith(f"{name}=")]
+    if names:
+        name = max(names, key=len)
         return name, text[len(name) + 1 :]
-    name, found, value = text.partition("=")
-    if not found:
+    name, equals, value = text.partition("=")
+    if not equals:
         raise DataError(f"--given takes COLUMN=VALUE, such as --given species=setosa; got {text!r}")
     return name, value

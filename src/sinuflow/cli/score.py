@@ -1,4 +1,4 @@
-"""``sinuflow score``: the log-density of every row or image, and how odd it is."""
+"""``sinuflow score``: log-densities and anomaly percentiles of rows or images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..data.tables import Table
 from ..errors import DataError
 from ..models.image import ImageModel
 from ..models.table import TableModel
-from .files import claim_rows_output, load_fitted, write_rows
+from .files import ROW_FORMATS, claim_output, load_fitted, write_rows
 from .fit import Missing
 from .terminal import echo
 
@@ -29,18 +29,17 @@ def command(
     data: Annotated[Path, typer.Argument(help="A table with the model's columns, in any order; or images.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The .csv or .parquet file to write.")],
     missing: Annotated[Missing, typer.Option(help="Rows with missing values; 'drop' leaves their scores empty.")] = (
-        Missing.refuse
+        "refuse"
     ),
-    labels: Annotated[Path | None, typer.Option(help="Of images: a .npy with the class of each, from 0.")] = None,
+    labels: Annotated[Path | None, typer.Option(help="Images: a .npy file with their classes, from 0.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
 ) -> None:
     """Add the columns log_density and anomaly_percentile to a table, or list the bits per dimension of images.
 
-    The percentile says how many percent of the training rows are more likely than the row, or of held-out images than
-    the image: above 99 is odd, 100 is odder than all of them. Rows keep their order, and tables are read and written
-    in pieces.
+    The anomaly percentile is the percentage of training rows (validation images) with a higher density: 100 is less
+    likely than all of them. Rows keep their order; tables are read and written in batches.
     """
-    claim_rows_output(ctx, output, force, [model, data, labels])
+    claim_output(ctx, output, force, [model, data, labels], ROW_FORMATS)
     fitted = load_fitted(model)
     if isinstance(fitted, ImageModel):
         images = write_rows(output, [scored_images(fitted, open_pictures(data, labels))])
@@ -49,15 +48,15 @@ def command(
     if labels is not None:
         raise DataError(f"--labels is for images, and {model} is a model of a table")
     table = open_table(data)
-    taken = [name for name in _ADDED if name in table.stored_columns]
-    if taken:
-        raise DataError(f"{data} has a column {taken[0]!r} already: rename or remove it first")
-    rows = write_rows(output, scored(fitted, table, missing is Missing.drop))
+    existing = [name for name in _ADDED if name in table.stored_columns]
+    if existing:
+        raise DataError(f"{data} has a column {existing[0]!r} already: rename or remove it first")
+    rows = write_rows(output, scored(fitted, table, missing == "drop"))
     echo(f"scored {rows:,} rows: {output}")
 
 
 def scored(model: TableModel, table: Table, allow_missing: bool) -> Iterator[Any]:
-    """The table's record batches, with all cells unchanged, and two more columns."""
+    """The table's record batches with unchanged cells, and two more columns."""
     import pyarrow
 
     for rows in read_rows(table, model.preprocessor, all_columns=True):
@@ -74,14 +73,14 @@ def scored(model: TableModel, table: Table, allow_missing: bool) -> Iterator[Any
         yield batch
 
 
-def scored_images(model: ImageModel, found: Pictures) -> Any:
+def scored_images(model: ImageModel, images: Pictures) -> Any:
     """A record batch with a row for every image."""
     import pyarrow
 
-    labels = found.known_labels
-    log_density = model.log_prob(found.images, None if model.classes is None else labels)
+    labels = images.known_labels
+    log_density = model.log_prob(images.images, None if model.classes is None else labels)
     bits = model.in_bits(log_density)
-    columns: dict[str, Any] = {"image": range(len(found.images)) if found.files is None else found.files}
+    columns: dict[str, Any] = {"image": range(len(images.images)) if images.files is None else images.files}
     if labels is not None:
         columns["label"] = labels
     columns["bits_per_dimension"] = bits.numpy()

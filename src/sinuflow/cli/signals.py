@@ -1,4 +1,4 @@
-"""What the command line does with signals that ask it to stop; nothing here takes long to import."""
+"""Signal handling of the command line; imports nothing slow."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 
 from ..signals import STOP_SIGNALS, use
 
-#: Seconds after a signal in which further ones are ignored, so that they do not interrupt the cleaning up.
+#: Seconds after a signal in which further ones are ignored, so that they do not interrupt the clean-up.
 _GRACE = 5.0
 
 
 class Stopped(BaseException):
-    """A signal asks the command to stop; neither an Exception nor a KeyboardInterrupt, which libraries catch."""
+    """A signal asked the command to stop; neither an Exception nor a KeyboardInterrupt, which libraries catch."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")
@@ -26,7 +26,7 @@ class Stopped(BaseException):
 
 
 class CommandHandler:
-    """The command line's signal handler: exits at once while modules are imported, and raises Stopped afterwards."""
+    """Exits at once while modules are imported, and raises :class:`Stopped` afterwards."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -44,11 +44,11 @@ class CommandHandler:
         sys.unraisablehook = self._on_unraisable
 
     def imported(self) -> None:
-        """From now on there may be something to clean up."""
+        """Modules are imported: from here on, signals raise :class:`Stopped`, so that files are cleaned up."""
         self._importing = False
 
     def remove(self) -> None:
-        """Restore the default actions: what follows is the interpreter's own shutdown."""
+        """Restore the default actions for the interpreter's shutdown."""
         for number in STOP_SIGNALS:
             if signal.getsignal(number) is self:
                 signal.signal(number, signal.SIG_DFL)
@@ -65,7 +65,7 @@ class CommandHandler:
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
-        """A block at whose end signals take effect that arrive in it."""
+        """A block that defers signals to its end."""
         self._shields += 1
         try:
             yield
@@ -81,7 +81,7 @@ class CommandHandler:
         raise Stopped(number)
 
     def _on_unraisable(self, unraisable: Any) -> None:
-        # Raised in a destructor or a weak reference's callback, where Python drops exceptions: send it again.
+        # Python drops exceptions of destructors and weak reference callbacks: send the signal again.
         if not isinstance(unraisable.exc_value, Stopped):
             sys.__unraisablehook__(unraisable)
             return

@@ -1,4 +1,4 @@
-"""Printing to the terminal, which all commands do through :func:`echo`."""
+"""Printing to the terminal."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from ..printable import printable
 
 
 def echo(line: str, err: bool = False) -> None:
-    """Print one line; control characters in it, which may come from files, are shown as escapes."""
+    """Print one line, with control characters, which may come from files, as escapes."""
     typer.echo(printable(line), err=err)

@@ -1,4 +1,4 @@
-"""Tables: reading them, and reversible maps of their columns; and the benchmark sets."""
+"""Tables, images, training sources and benchmark datasets."""
 
 from .benchmarks import BENCHMARKS, Benchmark, Splits, load_benchmark
 from .columns import Column

@@ -1,4 +1,4 @@
-"""Opening the arrays of a prepared set."""
+"""Opening .npy files safely."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 from ..errors import DataError
 
 
-def open_array(path: Path, how: str) -> np.ndarray[Any, Any]:
-    """The array of a ``.npy`` file, as a map of the file.
+def open_array(path: Path, remedy: str) -> np.ndarray[Any, Any]:
+    """Memory-map a ``.npy`` file.
 
     Args:
         path: of the file.
-        how: to get it, for the message if it is missing or damaged.
+        remedy: for the message if it is missing or damaged.
 
     Example:
         >>> open_array(Path("nowhere.npy"), "ask the author")
@@ -24,10 +24,10 @@ def open_array(path: Path, how: str) -> np.ndarray[Any, Any]:
         sinuflow.errors.DataError: there is no nowhere.npy: ask the author
     """
     if not os.path.isfile(path):  # Path.is_file raises for names that are too long
-        raise DataError(f"there is no {path}: {how}")
+        raise DataError(f"there is no {path}: {remedy}")
     try:
-        # A map of the file believes neither pickles nor sizes that the file does not have.
+        # Memory-mapping loads no pickles and trusts no size beyond the file.
         return np.lib.format.open_memmap(path, mode="r")
-    except Exception as error:  # NumPy reads the header with Python's own parser, which has errors of all kinds
+    except Exception as error:  # NumPy parses the header with Python's parser, which raises many types
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise DataError(f"{path} is not an array of numbers ({reason}): {how}") from error
+        raise DataError(f"{path} is not an array of numbers ({reason}): {remedy}") from error

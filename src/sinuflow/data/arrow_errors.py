@@ -1,4 +1,4 @@
-"""Errors of Arrow and of the system as one line about a table."""
+"""Translating errors of Arrow and the operating system into one line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..errors import DataError, SinuflowError
 
 
 def arrow_modules() -> tuple[Any, Any]:
-    """``pyarrow`` and ``pyarrow.dataset``, which only tables need."""
+    """``pyarrow`` and ``pyarrow.dataset``, imported on first use."""
     try:
         import pyarrow
         import pyarrow.dataset
@@ -22,7 +22,7 @@ def arrow_modules() -> tuple[Any, Any]:
 
 @contextmanager
 def translated(name: str) -> Iterator[None]:
-    """Turn errors of Arrow and of the system into one line about the table called ``name``."""
+    """Translate errors of Arrow and the operating system into a DataError about the table ``name``."""
     arrow, _ = arrow_modules()
     try:
         yield

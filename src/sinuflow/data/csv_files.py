@@ -12,21 +12,19 @@ from .csv_quotes import check_quotes
 from .names import check_names
 from .values import parse_number
 
-#: Cells that stand for a missing value.
+#: Cells that are missing values.
 _MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "NAN", "NULL", "null", "None", "?"]
 #: Possible separators of the cells.
 _SEPARATORS = (",", ";", "\t", "|")
-#: Smallest block that is parsed at a time, in bytes.
-_BLOCK = 1 << 20
-#: Bytes per column that are parsed at a time: wide tables come in blocks of enough rows.
-_BLOCK_PER_COLUMN = 2048
+#: Bytes per block, and at least so many per column, so that blocks of wide tables have many rows.
+_BLOCK, _BLOCK_PER_COLUMN = 1 << 20, 2048
 
 
 def csv_dataset(path: Path) -> Any:
-    """A dataset of strings: every cell as it stands in the file, without its quotes.
+    """A dataset of strings: the text of every cell, without quotes.
 
-    An empty cell is null, and a quoted empty cell is the empty string, so that a copy can tell
-    them apart. Blank lines are empty cells if there is one column, and no rows otherwise.
+    An empty cell is null, a quoted empty cell the empty string. A blank line is an empty cell if there is one column,
+    and skipped otherwise.
     """
     arrow, datasets = arrow_modules()
     from pyarrow import csv
@@ -47,7 +45,7 @@ def csv_dataset(path: Path) -> Any:
             quoted_strings_can_be_null=False,
         )
         block = csv.ReadOptions(block_size=max(_BLOCK, _BLOCK_PER_COLUMN * len(names)))
-        if len(names) == 1:  # a blank line is a row with a missing value, unless it stands before the header
+        if len(names) == 1:  # a blank line is a missing value, unless it precedes the header
             parse.ignore_empty_lines = False
             block.skip_rows = _blank_lines(path)
         form = datasets.CsvFileFormat(parse_options=parse, convert_options=convert, read_options=block)
@@ -55,16 +53,16 @@ def csv_dataset(path: Path) -> Any:
 
 
 def with_missing(array: Any) -> Any:
-    """The cells of a column, with null for every string that stands for a missing value."""
+    """The cells of a column, with null for strings that are missing values."""
     arrow, _ = arrow_modules()
     from pyarrow import compute
 
-    absent = compute.is_in(array, value_set=arrow.array(_MISSING, array.type))
-    return compute.if_else(absent, arrow.scalar(None, array.type), array) if absent.true_count else array
+    missing = compute.is_in(array, value_set=arrow.array(_MISSING, array.type))
+    return compute.if_else(missing, arrow.scalar(None, array.type), array) if missing.true_count else array
 
 
 def _blank_lines(path: Path) -> int:
-    """How many blank lines stand before the header."""
+    """The number of blank lines before the header."""
     with path.open("rb") as file:
         start = file.read(65_536).removeprefix(b"\xef\xbb\xbf")
     blank = start[: len(start) - len(start.lstrip(b"\r\n"))]

@@ -1,4 +1,4 @@
-"""The check that the quotes of a CSV file are well formed."""
+"""Checking the quotes of a CSV file."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 from ..errors import DataError
 
 _QUOTE = ord('"')
-#: Bytes that are checked at a time.
+#: Bytes checked at a time.
 _BLOCK = 1 << 20
 
 Array = np.ndarray[Any, Any]
 
 
 def check_quotes(path: Path, separator: str) -> None:
-    """Refuse quotes that Arrow drops silently: a quoted cell that goes on after its closing quote, or never ends.
+    """Refuse quotes that Arrow drops silently: text after a closing quote, or a quote that is never closed.
 
-    Quotes in a cell that does not begin with one are text.
+    Quotes inside an unquoted cell are text.
     """
     check = _Check(path, separator)
     with path.open("rb") as file:
@@ -33,19 +33,19 @@ def check_quotes(path: Path, separator: str) -> None:
 
 
 class _Check:
-    """The state of the check between two blocks."""
+    """The state of the check between blocks."""
 
     def __init__(self, path: Path, separator: str) -> None:
         self._path = path
         self._ends = np.isin(np.arange(256), [ord(separator), ord("\n"), ord("\r")])
         self._lines = 0
-        #: Whether a quoted cell is open, and the line where it began.
+        #: Whether a quoted cell is open, and the line where it begins.
         self.inside, self.opened = False, 0
-        #: Whether the last byte of the block before is a closing quote, which a second one makes text.
+        #: Whether the last byte of the previous block is a closing quote; a second one would make it text.
         self._closed = False
 
     def block(self, before: bytes, block: bytes, after: bytes) -> None:
-        """Check a block between the bytes beside it."""
+        """Check a block, given the bytes before and after it."""
         data = np.frombuffer(before + block + after, dtype=np.uint8)
         quotes = np.flatnonzero(data[1:-1] == _QUOTE) + 1
         if not self._all_alternate(data, quotes, block):
@@ -54,9 +54,9 @@ class _Check:
         self._lines += _line_ends(block)
 
     def _all_alternate(self, data: Array, quotes: Array, block: bytes) -> bool:
-        """Whether the quotes open and close cells in turn, which is fast to see and true of most files."""
+        """Whether the quotes open and close cells in turn: vectorized, and true of most files."""
         opening, closing = quotes[int(self.inside) :: 2], quotes[int(not self.inside) :: 2]
-        # An opening quote right behind a closing one is text, and the cell goes on.
+        # An opening quote right after a closing one is text, and the cell continues.
         doubled = (data[opening - 1] == _QUOTE) & ((opening > 1) | self._closed)
         if not ((self._ends[data[opening - 1]] | doubled).all() and self._may_follow(data[closing + 1]).all()):
             return False
@@ -68,7 +68,7 @@ class _Check:
         return True
 
     def _follow(self, data: Array, quotes: Array, block: bytes) -> None:
-        """Check quote by quote: some are text of cells without quotes, or malformed."""
+        """Check quote by quote: some are text of unquoted cells, or malformed."""
         closed, opened = 0 if self._closed else -1, 0
         for at in quotes.tolist():
             if self.inside:

@@ -29,25 +29,25 @@ def frame_to_arrow(data: Any) -> Any:
     names = [str(name) for name in frame.columns]
     check_names("the frame", names)
     try:
-        return frame.to_arrow().select(range(len(names))).rename_columns(names)  # the index comes after the columns
-    except Exception as error:  # of the frame's library or of Arrow: they have no base in common
+        return frame.to_arrow().select(range(len(names))).rename_columns(names)  # the index follows the columns
+    except Exception as error:  # of the frame's library or Arrow, which share no base class
         _name_the_column(frame, names)
         raise DataError(f"cannot read the frame: {first_line(error)}") from error
 
 
 def _for_arrow(data: Any) -> Any:
-    """A pandas frame with the dtypes that Arrow lacks replaced: sparse ones, and long double."""
-    others = {}
+    """A pandas frame with sparse dtypes and long double, which Arrow lacks, converted."""
+    converted = {}
     for name, dtype in data.dtypes.items():
         if type(dtype).__name__ == "SparseDtype":
-            others[name] = dtype.subtype
+            converted[name] = dtype.subtype
         elif dtype == np.longdouble:
-            others[name] = np.dtype(np.float64)
-    return data.astype(others) if others else data
+            converted[name] = np.dtype(np.float64)
+    return data.astype(converted) if converted else data
 
 
 def _name_the_column(frame: Any, names: list[str]) -> None:
-    """Raise the error of the first column that Arrow cannot take, with the column's name."""
+    """Raise an error that names the first column that Arrow cannot convert."""
     for i, name in enumerate(names):
         try:
             frame[:, [i]].to_arrow()
@@ -59,13 +59,13 @@ def _name_the_column(frame: Any, names: list[str]) -> None:
 
 
 def array_to_arrow(name: str, array: np.ndarray) -> Any:
-    """An array of rows and columns as an Arrow table with the columns x0, x1 and so on."""
+    """A two-dimensional array as an Arrow table with the columns x0, x1, ..."""
     arrow, _ = arrow_modules()
     if array.ndim != 2 or not (np.issubdtype(array.dtype, np.number) or array.dtype == bool):
         raise DataError(f"{name} must hold numbers in rows and columns; it has shape {array.shape}, type {array.dtype}")
     if np.iscomplexobj(array):
         raise DataError(f"{name} holds complex numbers: split them into real and imaginary parts")
     native = np.dtype(np.float64) if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
-    with np.errstate(over="ignore"):  # what is beyond the range of float64 becomes infinite, and is refused as such
+    with np.errstate(over="ignore"):  # overflows become infinite, which is refused later
         columns = [arrow.array(np.ascontiguousarray(array[:, i]).astype(native)) for i in range(array.shape[1])]
     return arrow.table(columns, names=[f"x{i}" for i in range(array.shape[1])])

@@ -1,4 +1,4 @@
-"""Column names: which are valid, and how messages quote them."""
+"""Column names: validity, and quoting in messages."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def check_names(table: str, columns: list[str]) -> None:
     """Refuse a table without columns, or with two of the same name."""
     if not columns:
         raise DataError(f"{table} has no columns")
-    twice = sorted(name for name, count in Counter(columns).items() if count > 1)
-    if twice:
-        raise DataError(f"{table} has more than one column called {quoted_list(twice)}: rename them")
+    duplicates = sorted(name for name, count in Counter(columns).items() if count > 1)
+    if duplicates:
+        raise DataError(f"{table} has more than one column called {quoted_list(duplicates)}: rename them")
 
 
 def drop_option(column: str) -> str:
-    """The option that leaves a column out, quoted for a shell, without control characters.
+    """The option that drops a column, quoted for a shell, without control characters.
 
     Example:
         >>> drop_option("id"), drop_option("my id"), drop_option("a" + chr(27))
@@ -29,6 +29,6 @@ def drop_option(column: str) -> str:
 
 
 def quoted_list(names: Sequence[object], most: int = 20) -> str:
-    """The first names or values, quoted and separated by commas, and how many more there are."""
+    """The first names or values, quoted and separated by commas, and the number of further ones."""
     shown = ", ".join(map(repr, names[:most]))
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")

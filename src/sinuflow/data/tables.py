@@ -1,4 +1,4 @@
-"""Opening tables: CSV, Parquet, NumPy, pandas, Polars and Arrow, all as Arrow datasets."""
+"""Opening CSV, Parquet, NumPy, pandas, Polars and Arrow tables as Arrow datasets."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .frames import array_to_arrow, frame_to_arrow
 from .names import check_names
 from .parquet_files import INDEX_COLUMN, parquet_dataset
 
-#: Rows that are read at a time.
+#: Rows read at a time.
 CHUNK = 65_536
 
 
 class Table:
-    """A table that is read in pieces: its name, its columns, and an Arrow dataset.
+    """A table that is read in batches.
 
-    The columns of a CSV file are read as text: what they hold is found out by looking at all of it.
+    The columns of a CSV file are read as text; their types are inferred from all rows.
 
     Args:
-        name: what to call it in messages.
-        dataset: the rows.
-        files: the Parquet files that it consists of, if all have the dataset's schema.
+        name: for messages.
+        dataset: an Arrow dataset.
+        files: its Parquet files, if all have the dataset's schema.
         text: whether it is a text file.
     """
 
@@ -38,7 +38,7 @@ class Table:
         self.dataset = dataset
         #: All columns, in the order of the file.
         self.stored_columns = list(dataset.schema.names)
-        #: The columns that can be modelled: pandas writes its index to Parquet as one more.
+        #: The columns without the index that pandas writes to Parquet.
         self.columns = [c for c in self.stored_columns if not INDEX_COLUMN.fullmatch(c)]
         self._files, self._text = files, text
         check_names(name, self.columns)
@@ -48,22 +48,22 @@ class Table:
         return str(self.dataset.schema.field(column).type)
 
     def batches(self, columns: list[str]) -> Iterator[Any]:
-        """Record batches in the order of the rows, with the cells as they are stored."""
+        """Record batches in the order of the rows, with unchanged cells."""
         with translated(self.name):
-            yield from self._pieces(columns)
+            yield from self._batches(columns)
 
     def cells(self, batch: Any, column: str) -> Any:
-        """A column of one of the table's batches, with null for what stands for a missing value in a text file."""
+        """A column of a batch of this table, with null for missing values of a text file."""
         array = batch.column(column)
         if self._text:
             return with_missing(array)
         with translated(self.name):
-            array.validate(full=True)  # Parquet's texts need not be UTF-8
+            array.validate(full=True)  # strings in Parquet files may be invalid UTF-8
         return array
 
-    def _pieces(self, columns: list[str]) -> Iterator[Any]:
+    def _batches(self, columns: list[str]) -> Iterator[Any]:
         if self._files is None:
-            # Reading ahead is only memory when what is done with the rows is the slower part.
+            # Reading ahead only takes memory when processing is slower than reading.
             yield from self.dataset.to_batches(
                 columns=columns, batch_size=CHUNK, use_threads=False, batch_readahead=1, fragment_readahead=1
             )
@@ -76,13 +76,13 @@ class Table:
                     yield batch.select(columns)
 
     def count(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         with translated(self.name):
             return int(self.dataset.count_rows())
 
 
 def open_table(data: Any) -> Table:
-    """A table from a path, a frame, an Arrow table or dataset, or an array."""
+    """Open a table from a path, a data frame, an Arrow table or dataset, or an array."""
     arrow, datasets = arrow_modules()
     if isinstance(data, (str, os.PathLike)):
         return _open_path(Path(data))
@@ -115,4 +115,4 @@ def _open_path(path: Path) -> Table:
         return Table(str(path), arrow_modules()[1].dataset(array_to_arrow(str(path), array)))
     if suffix in (".csv", ".tsv", ".txt"):
         return Table(str(path), csv_dataset(path), text=True)
-    raise DataError(f"cannot tell what {path} is: Sinuflow reads .csv, .tsv, .parquet and .npy files, and folders")
+    raise DataError(f"cannot read {path}: Sinuflow reads .csv, .tsv, .parquet and .npy files, and folders")

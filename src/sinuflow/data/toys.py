@@ -1,7 +1,6 @@
-"""Toy densities: the two-dimensional ones on which flows are usually shown, and a row of Gaussians.
+"""Toy densities: the usual two-dimensional ones of Grathwohl et al. (2019), and a row of Gaussians.
 
-Shapes and sizes are those of Grathwohl et al. (2019). All but the pinwheel have their log-density, in closed form or
-by an integral along a curve that is exact to many digits, so that divergences can be computed.
+All but the pinwheel have a log-density, in closed form or by numerical integration along a curve.
 """
 
 from __future__ import annotations
@@ -13,27 +12,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError
+from .datasets import find
 
 Draw = Callable[[int, torch.Generator | None], Tensor]
 LogProb = Callable[[Tensor], Tensor]
 
-#: Places along a curve: they are many times closer to each other than the noise is wide.
+#: Integration nodes along a curve, much closer to each other than the width of the noise.
 _NODES = 2048
-#: Rows that are compared with all places at once.
+#: Rows compared with all nodes at a time.
 _CHUNK = 256
 
 
 @dataclass(frozen=True)
 class Toy:
-    """A density to learn.
+    """A toy density.
 
     Attributes:
         name: as in :data:`TOYS`.
         features: 1 or 2.
-        limit: nearly all of it lies between -limit and limit.
-        draw: rows, and a generator for them or None.
-        log_prob: of rows, or None if it is not known.
+        limit: nearly all samples lie between -limit and limit.
+        draw: samples rows with a generator, or None for the global one.
+        log_prob: the log-density of rows, or None if it is unknown.
 
     Example:
         >>> toy = TOYS["checkerboard"]
@@ -60,9 +59,7 @@ def toy(name: str) -> Toy:
         >>> toy("moons").features
         2
     """
-    if name not in TOYS:
-        raise ArgumentError(f"there is no toy density {name!r}; choose one of {', '.join(TOYS)}")
-    return TOYS[name]
+    return find(TOYS, name, "toy density")
 
 
 def _uniform(rows: int, generator: torch.Generator | None) -> Tensor:
@@ -81,7 +78,7 @@ def _choose(count: int, rows: int, generator: torch.Generator | None) -> Tensor:
 
 
 def _gaussians(name: str, centres: Tensor, width: float, limit: float) -> Toy:
-    """An even mixture of round Gaussians."""
+    """A uniform mixture of isotropic Gaussians."""
     features = centres.shape[-1]
 
     def draw(rows: int, generator: torch.Generator | None) -> Tensor:
@@ -95,12 +92,12 @@ def _gaussians(name: str, centres: Tensor, width: float, limit: float) -> Toy:
     return Toy(name, features, limit, draw, log_prob)
 
 
-#: Of the paper's one-dimensional example: how many Gaussians, and where the last one is.
+#: The paper's one-dimensional example: the number of Gaussians, and the mean of the last one.
 COUNT, REACH = 7, 40.0
 
 
 def gaussian_row(count: int = COUNT, reach: float = REACH) -> Toy:
-    """Gaussians of width 1, their means evenly spaced from -reach to reach: the paper's one-dimensional example."""
+    """Unit Gaussians with means evenly spaced from -reach to reach: the paper's one-dimensional example."""
     centres = torch.linspace(-reach, reach, count, dtype=torch.float64).unsqueeze(-1)
     return _gaussians("gaussians", centres, 1.0, reach + 5)
 
@@ -115,7 +112,7 @@ def _eight_gaussians() -> Toy:
 
 
 def _circles(name: str, radii: list[float], width: float) -> Toy:
-    """An even mixture of circles with Gaussian noise; around one, p(x) = exp(-(r-R)²/2σ²) I₀ᵉ(rR/σ²) / 2πσ²."""
+    """A uniform mixture of circles with Gaussian noise; for each, p(x) = exp(-(r-R)²/2σ²) I₀ᵉ(rR/σ²) / 2πσ²."""
     sizes = torch.tensor(radii, dtype=torch.float64)
 
     def draw(rows: int, generator: torch.Generator | None) -> Tensor:
@@ -137,18 +134,21 @@ def _circles(name: str, radii: list[float], width: float) -> Toy:
 
 @dataclass(frozen=True)
 class _Curves:
-    """Curves c(t) that are run through evenly in u, with t = t(u); and noise around them, the same in both axes."""
+    """Curves c(t(u)) with u uniform, plus isotropic noise."""
 
     points: Callable[[Tensor], Tensor]  # of u in (0, 1): (curves, n, 2)
     width: float
-    square: float = 0.0  # besides the Gaussian, uniform noise on a square of this size, from the curve up and right
+    square: float = 0.0  # the side of a square of additional uniform noise, up and right of the curve
+
+    def toy(self, name: str) -> Toy:
+        return Toy(name, 2, 4.0, self.draw, self.log_prob)
 
     def draw(self, rows: int, generator: torch.Generator | None) -> Tensor:
         points = self.points(_uniform(rows, generator))
         which = _choose(len(points), rows, generator)
         noise = self.width * _normal(rows, 2, generator)
         if self.square:
-            # The second curve is the first one turned by half a turn, with its noise.
+            # The second curve is the first, with its noise, rotated by half a turn.
             square = torch.stack([_uniform(rows, generator), _uniform(rows, generator)], -1) * self.square
             noise = noise + square * (1 - 2 * which).unsqueeze(-1)
         return points[which, torch.arange(rows)] + noise
@@ -159,25 +159,21 @@ class _Curves:
         return torch.cat([self._chunk(part, points) for part in x.double().split(_CHUNK)])
 
     def _chunk(self, x: Tensor, points: Tensor) -> Tensor:
-        places = points.flatten(0, 1)
+        nodes = points.flatten(0, 1)
         if self.square:
             turns = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat_interleave(points.shape[1])
-            each = sum(self._log_noise(turns * (x[:, i : i + 1] - places[:, i])) for i in range(2))
+            each = sum(self._log_noise(turns * (x[:, i : i + 1] - nodes[:, i])) for i in range(2))
         else:
-            square = torch.cdist(x, places, compute_mode="donot_use_mm_for_euclid_dist").square()
+            square = torch.cdist(x, nodes, compute_mode="donot_use_mm_for_euclid_dist").square()
             each = -0.5 * square / self.width**2 - math.log(2 * math.pi * self.width**2)
-        return torch.logsumexp(torch.as_tensor(each), -1) - math.log(len(places))
+        return torch.logsumexp(torch.as_tensor(each), -1) - math.log(len(nodes))
 
     def _log_noise(self, gap: Tensor) -> Tensor:
-        """Of a uniform number plus a Gaussian one: by the tail that is small, so that nothing cancels."""
+        """The log-density of a uniform plus a Gaussian variable, from the smaller tail, which avoids cancellation."""
         inside = self.square - gap
         near, far = torch.minimum(gap, inside) / self.width, torch.maximum(gap, inside) / self.width
         difference = torch.special.ndtr(near) - torch.special.ndtr(-far)
         return torch.where(difference > 0, difference.clamp(min=1e-300).log(), -1e4) - math.log(self.square)
-
-
-def _of_curves(name: str, curves: _Curves, limit: float) -> Toy:
-    return Toy(name, 2, limit, curves.draw, curves.log_prob)
 
 
 def _moons(u: Tensor) -> Tensor:
@@ -222,18 +218,18 @@ def _draw_pinwheel(rows: int, generator: torch.Generator | None) -> Tensor:
     return 2 * torch.stack([along * cosine + across * sine, across * cosine - along * sine], -1)
 
 
-#: By name; "gaussians" has one feature, all others have two.
+#: The toy densities by name; "gaussians" has one feature, the others two.
 TOYS: dict[str, Toy] = {
-    found.name: found
-    for found in (
+    toy.name: toy
+    for toy in (
         _eight_gaussians(),
-        _of_curves("2spirals", _Curves(_two_spirals, 0.1, 0.5 / 3), 4.0),
+        _Curves(_two_spirals, 0.1, 0.5 / 3).toy("2spirals"),
         Toy("checkerboard", 2, 4.0, _draw_checkerboard, _log_prob_checkerboard),
         _circles("circles", [3.0, 1.5], 0.24),
-        _of_curves("moons", _Curves(_moons, 0.2), 4.0),
+        _Curves(_moons, 0.2).toy("moons"),
         Toy("pinwheel", 2, 4.5, _draw_pinwheel, None),
         _circles("rings", [3.0, 2.25, 1.5, 0.75], 0.08),
-        _of_curves("swissroll", _Curves(_swissroll, 0.2), 4.0),
+        _Curves(_swissroll, 0.2).toy("swissroll"),
         gaussian_row(),
     )
 }

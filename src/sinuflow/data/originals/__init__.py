@@ -1,38 +1,39 @@
-"""Benchmark sets and sets of images from the files as they were published.
+"""Preparing benchmark datasets from the files as they were published.
 
-The recipes are those of Papamakarios, Pavlakou & Murray, *Masked Autoregressive Flow for Density Estimation* (2017):
-one file per set. They need the whole set in memory, a few gigabytes at most.
+The recipes are those of Papamakarios, Pavlakou & Murray, *Masked Autoregressive Flow for Density Estimation* (2017).
+They need the whole dataset in memory, a few gigabytes at most.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
-from ...errors import ArgumentError, DataError
-from ..benchmarks import BENCHMARKS, Benchmark, Splits
-from ..image_sets import IMAGE_SETS, ImageSet
+from ...errors import ArgumentError, DataError, StorageError
+from ...files import replacing
+from ..benchmarks import BENCHMARKS
+from ..datasets import Array, Dataset, Splits
+from ..image_sets import IMAGE_SETS
 from .bsds300 import prepare_bsds300
-from .cifar10 import prepare_cifar10
 from .gas import prepare_gas
 from .hepmass import prepare_hepmass
-from .labelled import LabelledSplits
+from .images import LabelledSplits, prepare_cifar10, prepare_mnist
 from .miniboone import prepare_miniboone
-from .mnist import prepare_mnist
-from .outputs import check_outputs, sizes_in_words, write_arrays
 from .power import prepare_power
 
-_RECIPES: dict[str, Callable[[Path], Splits]] = {
+_RECIPES: dict[str, Callable[[Path], Splits | LabelledSplits]] = {
     "power": prepare_power,
     "gas": prepare_gas,
     "hepmass": prepare_hepmass,
     "miniboone": prepare_miniboone,
     "bsds300": prepare_bsds300,
+    "mnist": prepare_mnist,
+    "cifar10": prepare_cifar10,
 }
-_IMAGES: dict[str, Callable[[Path], LabelledSplits]] = {"mnist": prepare_mnist, "cifar10": prepare_cifar10}
 
 
 def prepare(
@@ -43,14 +44,14 @@ def prepare(
     force: bool = False,
     progress: Callable[[str], object] = lambda _: None,
 ) -> Splits | LabelledSplits:
-    """Make a set of its published files, and write ``to/name/{train,val,test}.npy``; for images, their classes too.
+    """Prepare a dataset from its published files: write ``to/name/{train,val,test}.npy``, and the labels of images.
 
     Args:
-        name: of the set.
-        original: the published file, or the folder that it is in.
-        to: the folder of the sets; it is made if it is not there.
-        force: replace what is there.
-        progress: is told what happens.
+        name: of the dataset.
+        original: the published file, or its folder.
+        to: the folder of all datasets; created if needed.
+        force: replace existing files.
+        progress: called with lines of progress.
 
     Example:
         >>> import tempfile
@@ -62,51 +63,71 @@ def prepare(
         ...     prepare("gas", file, folder).train.shape
         (162, 8)
     """
-    if name not in _RECIPES and name not in _IMAGES:
-        ready = ", ".join([*_RECIPES, *_IMAGES])
-        why = "has no recipe, because it is published nowhere" if name in BENCHMARKS else "is no set"
-        raise ArgumentError(f"{name} {why}; choose one of {ready}")
-    found = IMAGE_SETS[name] if name in _IMAGES else BENCHMARKS[name]
-    fields = LabelledSplits._fields if name in _IMAGES else Splits._fields
+    if name not in _RECIPES:
+        reason = "has no recipe, because it is not published" if name in BENCHMARKS else "is not a known dataset"
+        raise ArgumentError(f"{name} {reason}; choose one of {', '.join(_RECIPES)}")
+    dataset: Dataset = IMAGE_SETS[name] if name in IMAGE_SETS else BENCHMARKS[name]
+    fields = (LabelledSplits if name in IMAGE_SETS else Splits)._fields
     paths = [Path(to) / name / f"{field}.npy" for field in fields]
-    check_outputs(paths, force)
+    _check_outputs(paths, force)
     progress(f"reading {original}")
-    splits = _IMAGES[name](Path(original)) if name in _IMAGES else _RECIPES[name](Path(original))
-    if isinstance(found, ImageSet):
-        _check_shape(found, splits.train.shape[1:], original)
-    else:
-        _check(found, Splits(*splits[:3]), original)
-    write_arrays(paths, splits)
-    rows = tuple(len(part) for part in splits[:3])
-    progress(f"{name}: {sizes_in_words(rows)} {_in_words(found)} in {paths[0].parent}")
-    if rows != found.sizes:
-        progress(f"note: the published set has {sizes_in_words(found.sizes)}, so figures are not comparable")
+    splits = _RECIPES[name](Path(original))
+    examples = splits[:3]
+    shape = examples[0].shape[1:]
+    if shape != dataset.shape:
+        raise DataError(
+            f"{original} has {dataset.examples} of {in_words(shape)} where {name} has {in_words(dataset.shape)}: it is "
+            f"incomplete, or not the file of {dataset.source}"
+        )
+    if not all(np.isfinite(part).all() for part in examples):
+        raise DataError(f"{original} holds NaN or infinite values: download it again from {dataset.source}")
+    _write_arrays(paths, splits)
+    sizes = tuple(map(len, examples))
+    progress(f"{name}: {sizes_in_words(sizes)} {dataset.examples} of {in_words(shape)} in {paths[0].parent}")
+    if sizes != dataset.sizes:
+        progress(f"note: the published dataset has {sizes_in_words(dataset.sizes)}, so results are not comparable")
     return splits
 
 
-def _in_words(found: Benchmark | ImageSet) -> str:
-    if isinstance(found, ImageSet):
-        return f"images of {' x '.join(map(str, found.shape))} bytes"
-    return f"rows of {found.features} columns"
+def in_words(shape: tuple[int, ...]) -> str:
+    """The shape of an example.
+
+    Example:
+        >>> in_words((6,)), in_words((1, 28, 28))
+        ('6 columns', '1 x 28 x 28 bytes')
+    """
+    return f"{' x '.join(map(str, shape))} {'columns' if len(shape) == 1 else 'bytes'}"
 
 
-def _check_shape(found: ImageSet, shape: tuple[int, ...], original: str | os.PathLike[str]) -> None:
-    if shape != found.shape:
-        raise DataError(
-            f"{original} gives images of shape {shape} where {found.name} has {found.shape}: it is not the one of "
-            f"{found.source}"
-        )
+def sizes_in_words(sizes: tuple[int, ...]) -> str:
+    """The sizes of the splits.
+
+    Example:
+        >>> sizes_in_words((45000, 5000, 10000))
+        '45,000 / 5,000 / 10,000'
+    """
+    return " / ".join(f"{n:,}" for n in sizes)
 
 
-def _check(found: Benchmark, splits: Splits, original: str | os.PathLike[str]) -> None:
-    columns = splits.train.shape[1]
-    if columns != found.features:
-        raise DataError(
-            f"{original} gives {columns} columns where {found.name} has {found.features}: it is not the whole file, or "
-            f"not the one of {found.source}"
-        )
-    if not all(np.isfinite(part).all() for part in splits):
-        raise DataError(f"{original} holds values that are no numbers: download it again from {found.source}")
+def _check_outputs(paths: list[Path], force: bool) -> None:
+    for path in paths:
+        if path.exists() and not force:
+            raise StorageError(f"{path} exists already: replace it with --force, or choose another folder")
+    for folder in (paths[0].parent, paths[0].parent.parent):
+        if folder.exists() and not folder.is_dir():
+            raise StorageError(f"cannot write into {folder}: it is not a folder")
+
+
+def _write_arrays(paths: list[Path], arrays: Iterable[Array]) -> None:
+    """Write all arrays or none: all temporary files are complete before the first replaces an old file."""
+    try:
+        paths[0].parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot create the folder {paths[0].parent}: {error.strerror or error}") from error
+    with ExitStack() as stack:
+        for path, rows in zip(paths, arrays, strict=True):
+            with open(stack.enter_context(replacing(path)), "wb") as file:
+                np.save(file, rows, allow_pickle=False)
 
 
 __all__ = ["prepare"]

@@ -1,4 +1,4 @@
-"""BSDS300: small grey patches of photographs."""
+"""BSDS300: 8 by 8 grey patches of photographs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from typing import Any
 import numpy as np
 
 from ...errors import DataError, SinuflowError
-from ..benchmarks import BENCHMARKS, Rows, Splits
+from ..benchmarks import BENCHMARKS
+from ..datasets import Splits
 
 Image = np.ndarray[Any, np.dtype[np.uint8]]
+Rows = np.ndarray[Any, np.dtype[np.float32]]
 
 _SIDE = 8
-#: Patches that become numbers at once.
+#: Patches dequantized at a time.
 _CHUNK = 65_536
 
 
 def prepare_bsds300(original: Path) -> Splits:
-    """From the folder ``BSDS300``, which has the folders ``images/train`` and ``images/test``."""
+    """From the folder ``BSDS300``, with ``images/train`` and ``images/test``."""
     for folder in (original, original / "images", original / "BSDS300" / "images"):
         if (folder / "train").is_dir() and (folder / "test").is_dir():
             return split_bsds300(read_images(folder / "train"), read_images(folder / "test"))
@@ -26,7 +28,7 @@ def prepare_bsds300(original: Path) -> Splits:
 
 
 def read_images(folder: Path) -> list[Image]:
-    """The grey values of all photographs in a folder, in the order of their numbers."""
+    """The grey values of all photographs in a folder, in numerical order of their names."""
     try:
         from PIL import Image as Pillow
     except ImportError:
@@ -48,9 +50,9 @@ def read_images(folder: Path) -> list[Image]:
 def split_bsds300(
     train: list[Image], test: list[Image], sizes: tuple[int, int, int] = BENCHMARKS["bsds300"].sizes
 ) -> Splits:
-    """Cut patches at random places; a tenth of the photographs to train on is kept to validate.
+    """Cut patches at random places; a tenth of the training photographs is the validation split.
 
-    The published patches were cut elsewhere in the same photographs, so these are other rows of the same kind.
+    The published patches were cut at other places of the same photographs.
 
     Example:
         >>> photographs = [np.full((9, 12), value, dtype=np.uint8) for value in range(10)]
@@ -61,8 +63,8 @@ def split_bsds300(
         raise DataError(f"{len(train)} and {len(test)} photographs are too few: unpack BSDS300 again")
     random = np.random.RandomState(300)
     order = random.permutation(len(train))
-    held = max(1, len(train) // 10)
-    pools = ([train[i] for i in order[held:]], [train[i] for i in order[:held]], test)
+    size = max(1, len(train) // 10)
+    pools = ([train[i] for i in order[size:]], [train[i] for i in order[:size]], test)
     return Splits(*(_rows(cut(pool, n, random), random) for pool, n in zip(pools, sizes, strict=True)))
 
 
@@ -84,14 +86,14 @@ def cut(images: list[Image], count: int, random: np.random.RandomState) -> Image
 
 def _rows(patches: Image, random: np.random.RandomState) -> Rows:
     chunks = [patches[i : i + _CHUNK] for i in range(0, len(patches), _CHUNK)]
-    return np.concatenate([dequantised(chunk, random) for chunk in chunks])
+    return np.concatenate([dequantize(chunk, random) for chunk in chunks])
 
 
-def dequantised(patches: Image, random: np.random.RandomState) -> Rows:
-    """Uniform noise within a grey value, less the patch's mean; the last pixel follows from the others and is left out.
+def dequantize(patches: Image, random: np.random.RandomState) -> Rows:
+    """Add uniform noise within a grey value, subtract the patch's mean, and drop the last pixel, which is redundant.
 
     Example:
-        >>> dequantised(np.full((1, 64), 7, dtype=np.uint8), np.random.RandomState(0)).shape
+        >>> dequantize(np.full((1, 64), 7, dtype=np.uint8), np.random.RandomState(0)).shape
         (1, 63)
     """
     light = (patches + random.rand(*patches.shape)) / 256.0

@@ -1,14 +1,14 @@
-"""MINIBOONE: what a detector saw of electron neutrinos."""
+"""MINIBOONE: electron neutrinos in a detector."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from ...errors import DataError
-from ..benchmarks import Splits
-from .common import Array, find_file, read_numbers, repeats_smallest, standardised, tenths
+from ..datasets import Splits
+from .common import Array, find_file, read_table, repeats_smallest, split_tenths, standardize
 
-#: Where the first column is less, nothing was measured: the file marks such rows by a number far below all others.
+#: Rows without a measurement have a first column far below this.
 _MEASURED = -100.0
 
 
@@ -18,22 +18,21 @@ def prepare_miniboone(original: Path) -> Splits:
 
 
 def read_signal(path: Path) -> Array:
-    """The signal, which comes before the background: the first line says how many rows there are of each."""
+    """The rows of signal, which come before those of background; the first line holds both numbers of rows."""
     with path.open(encoding="utf-8", errors="replace") as file:
         counts = file.readline().split()
     if len(counts) != 2 or not all(count.isdigit() for count in counts):
         raise DataError(f"the first line of {path} must hold two numbers of rows: download MiniBooNE_PID.txt again")
-    table = read_numbers(path, str(path), skiprows=1, max_rows=int(counts[0]))
+    table = read_table(path, str(path), skiprows=1, max_rows=int(counts[0]))
     if len(table) < int(counts[0]):
         raise DataError(f"{path} ends after {len(table)} of {counts[0]} rows of signal: download it again")
     return table
 
 
 def split_miniboone(table: Array) -> Splits:
-    """Rows without a measurement and columns that repeat a value left out; tenths; standardised by train and val.
+    """Drop rows without a measurement and columns that repeat their smallest value; standardize by train and val.
 
-    The rows stay in the order of the file. Whether the authors kept it is not recorded; the numbers of rows and
-    columns are theirs.
+    The rows are split into tenths in the order of the file, because no other order is recorded.
 
     Example:
         >>> import numpy as np
@@ -46,5 +45,5 @@ def split_miniboone(table: Array) -> Splits:
     if not len(table):
         raise DataError("no row holds a measurement: the file is not the published one, download it again")
     table = table[:, ~repeats_smallest(table)]
-    train, val, test = tenths(table)
-    return standardised((train, val, test), by=table[: len(table) - len(test)])
+    train, val, test = split_tenths(table)
+    return standardize((train, val, test), by=table[: -len(test)])

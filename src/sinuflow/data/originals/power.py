@@ -1,4 +1,4 @@
-"""POWER: what a household draws from the mains, and when in the day."""
+"""POWER: electric power consumption of one household."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ..benchmarks import Splits
-from .common import Array, find_file, read_numbers, standardised, tenths
+from ..datasets import Splits
+from .common import Array, find_file, read_table, split_tenths, standardize
 
-#: Of the published file: active power, voltage, the three meters and the time. The date, reactive power and intensity
-#: are left out.
+#: Active power, voltage, the three meters and the time; without the date, reactive power and intensity.
 _COLUMNS = (2, 4, 6, 7, 8, 1)
 
 
@@ -22,14 +21,13 @@ def prepare_power(original: Path) -> Splits:
 
 def read_power(path: Path) -> Array:
     """Complete rows: active power, voltage, three meters, minute of the day."""
-    return read_numbers(
-        _complete_lines(path), str(path), delimiter=";", usecols=_COLUMNS, converters={1: minute_of_day}
-    )
+    lines = _complete_lines(path)
+    return read_table(lines, str(path), delimiter=";", usecols=_COLUMNS, converters={1: minute_of_day})
 
 
 def _complete_lines(path: Path) -> Iterator[str]:
     with path.open(encoding="utf-8", errors="replace") as file:
-        next(file, None)  # names of columns
+        next(file, None)  # the header
         yield from (line for line in file if "?" not in line)
 
 
@@ -45,10 +43,10 @@ def minute_of_day(time: str) -> float:
 
 
 def split_power(table: Array) -> Splits:
-    """Shuffled; noise as wide as a value's last digit; tenths; standardised by train and val.
+    """Shuffle, dequantize by uniform noise, split into tenths and standardize by train and val.
 
-    The published text adds noise to the minute too, the published code does not. Without it the density has no
-    bound, so it is added here, from a generator of its own: all other numbers are those of the published code.
+    The published paper adds noise to the minute too; its code does not. Without noise the density is unbounded, so
+    noise is added here, from a separate generator: the other columns are those of the published code.
 
     Example:
         >>> splits = split_power(np.random.default_rng(0).normal(size=(100, 6)))
@@ -60,5 +58,5 @@ def split_power(table: Array) -> Splits:
     volts, watts, meters = 0.01 * random.rand(n, 1), 0.001 * random.rand(n, 1), random.rand(n, 3)
     minutes = np.random.RandomState(2006).rand(n, 1)
     noisy = table[order] + np.hstack([watts, volts, meters, minutes])
-    train, val, test = tenths(noisy)
-    return standardised((train, val, test), by=noisy[: n - len(test)])
+    train, val, test = split_tenths(noisy)
+    return standardize((train, val, test), by=noisy[: -len(test)])

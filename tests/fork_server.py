@@ -1,4 +1,4 @@
-"""A Python process that has imported Sinuflow and forks for every script it is sent."""
+"""A Python process that has imported Sinuflow and forks for every script: see ``processes.ForkServer``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ import gc
 import importlib
 import json
 import os
+import signal
 import sys
 import traceback
 
+from sinuflow.signals import STOP_SIGNALS
+
 #: What most scripts import; every optimizer of PyTorch imports torch._dynamo.
 MODULES = (
+    "pandas",
+    "pyarrow.csv",
     "pyarrow.dataset",
     "torch._dynamo",
     "sinuflow.cli.app",
@@ -21,27 +26,37 @@ MODULES = (
 
 
 def serve() -> None:
-    """Run the script of every line of standard input in a fork, and answer with its exit code."""
+    """For every line of standard input, run its script in a fork; print the fork's process number and exit code.
+
+    A fork stays a zombie until the next request, so that its number is not reused while signals are sent to it.
+    """
     for name in MODULES:
         importlib.import_module(name)
+    # Shells start background jobs with SIGINT ignored, nohup with SIGHUP.
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     sys.path[0] = ""  # as under `python -c`
     gc.collect()
-    gc.freeze()  # or collections in the forks would copy the memory that they share
-    answers = os.dup(1)
+    gc.freeze()  # a collection in a fork would copy the shared memory
+    answers, child = os.dup(1), 0
     for line in sys.stdin:
+        if child:
+            os.waitpid(child, 0)
         child = os.fork()
         if not child:
             os.close(answers)
             become(**json.loads(line))
-        _, status = os.waitpid(child, 0)
-        os.write(answers, b"%d\n" % os.waitstatus_to_exitcode(status))
+        os.write(answers, b"%d\n" % child)
+        ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        os.write(answers, b"%d\n" % (ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status))
     leave(0)
 
 
 def become(code: str, arguments: list[str], cwd: str, env: dict[str, str], outputs: list[str]) -> None:
-    """Be the process that `python -c code arguments` would start; does not return."""
+    """Act as the process `python -c code arguments`; does not return."""
     for number, path in enumerate([os.devnull, *outputs]):
-        os.dup2(os.open(path, os.O_WRONLY if number else os.O_RDONLY), number)
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC if number else os.O_RDONLY), number)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
@@ -60,7 +75,7 @@ def become(code: str, arguments: list[str], cwd: str, env: dict[str, str], outpu
 
 
 def leave(status: int) -> None:
-    """Exit without taking the interpreter down, which would take longer than most scripts."""
+    """Exit without finalizing the interpreter, which takes longer than most scripts."""
     atexit._run_exitfuncs()  # coverage writes its counts here
     sys.stdout.flush()
     sys.stderr.flush()
