@@ -15,6 +15,10 @@ from typing import Any
 import torch
 
 import sinuflow
+from sinuflow.solvers import Inversion, Root, SolverOptions
+
+#: Results and options, whose methods are left out.
+OMITTED = {cls.__name__ for cls in (Inversion, Root, SolverOptions)}
 
 
 def trace(call: Callable[[], object]) -> list[str]:
@@ -34,7 +38,11 @@ def trace(call: Callable[[], object]) -> list[str]:
         if above and above[-1].split()[0] == package:
             stack.append(above)
             return
-        here = (*above, f"{package:<13} {name_of(frame)}")
+        name = name_of(frame)
+        if name.split(".")[0] in OMITTED:
+            stack.append(above)
+            return
+        here = (*above, f"{package:<13} {name}")
         if here not in seen:
             seen.add(here)
             lines.append("  " * len(above) + here[-1])
@@ -55,7 +63,10 @@ def package_of(frame: FrameType) -> str | None:
 
 
 def name_of(frame: FrameType) -> str:
-    """The name of a function, with its class if it is a method."""
+    """The name of a function, with its class if it is a method; of a decorator's wrapper, that of its method."""
+    method = frame.f_locals.get("method")
+    if callable(method):
+        return str(method.__qualname__)
     owner = frame.f_locals.get("self", frame.f_locals.get("cls"))
     if owner is None:
         return frame.f_code.co_name
