@@ -39,7 +39,7 @@ def trace(call: Callable[[], object]) -> list[str]:
             stack.append(above)
             return
         name = name_of(frame)
-        if name.split(".")[0] in OMITTED:
+        if name.startswith("<") or name.split(".")[0] in OMITTED:  # such as <listcomp>
             stack.append(above)
             return
         here = (*above, f"{package:<13} {name}")
