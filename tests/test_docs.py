@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def code_blocks(page: str) -> str:
     "page",
     [
         "docs/guide.md",
+        "docs/extending.md",
         "docs/tutorials/table.md",
         "docs/how-to/tables.md",
         "docs/how-to/images.md",
@@ -64,6 +66,15 @@ def test_the_results_page_matches_the_records():
     folder = ROOT / "docs" / "results"
     written = (folder / "README.md").read_text(encoding="utf-8")
     assert written == page(folder), "run: python -m sinuflow.paper.page docs/results"
+
+
+def test_the_architecture_page_has_the_actual_call_trace():
+    folder = ROOT / "docs" / "explanation"
+    code = (folder / "trace_calls.py").read_text(encoding="utf-8")
+    result = python(code, env={**os.environ, "SINUFLOW_KERNELS": "plain"})
+    assert result.returncode == 0, result.stderr
+    page = (folder / "architecture.md").read_text(encoding="utf-8")
+    assert f"```\n{result.stdout.strip()}\n```" in page, result.stdout
 
 
 def test_every_promise_names_tests_that_exist():

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 import sinuflow
-from sinuflow.solvers import Inversion, Root, SolverOptions
+from sinuflow.solvers import Inversion, Root, SolverOptions, Step
 
-#: Results and options, whose methods are left out.
-OMITTED = {cls.__name__ for cls in (Inversion, Root, SolverOptions)}
+#: Plain data, whose methods are left out.
+OMITTED = {cls.__name__ for cls in (Inversion, Root, SolverOptions, Step)}
 
 
 def trace(call: Callable[[], object]) -> list[str]:
@@ -74,8 +74,8 @@ def name_of(frame: FrameType) -> str:
 
 
 def main() -> None:
-    """Trace the paper's flow with two blocks."""
-    flow = sinuflow.SinusoidalFlow(features=2, blocks=2, hidden=(16,))
+    """Trace a flow of two autoregressive layers."""
+    flow = sinuflow.SinusoidalFlow(features=2, conditioning="full", blocks=2, hidden=(16,))
     x = torch.randn(5, 2)
     for title, call in {
         "flow().log_prob(x)": lambda: flow().log_prob(x),
