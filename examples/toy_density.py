@@ -1,10 +1,9 @@
-"""Learn a density in two dimensions, and see how close it comes to the truth.
+"""Fit a two-dimensional density that is known in closed form, and compare.
 
-The data are two spirals whose density is known in closed form. A Sinusoidal Flow is fitted to draws
-from it by maximum likelihood, with a plain PyTorch loop. Then the script prints the held-out negative
-log-likelihood and the Kullback-Leibler divergence from the truth, inverts the flow with a certificate,
-compares the time of sampling with that of scoring, and draws a picture: the true density, the learned
-density, and samples.
+The data are two spirals. A Sinusoidal Flow is fitted to samples by maximum likelihood, with a PyTorch training loop.
+The script prints the held-out negative log-likelihood and the Kullback-Leibler divergence from the true density,
+inverts the flow with a certificate, times sampling and scoring, and plots the true density, the learned density, and
+samples.
 
     python examples/toy_density.py --output demo.png
 """
@@ -24,17 +23,17 @@ from torch import Tensor
 
 from sinuflow import SinusoidalFlow
 
-#: The picture shows the square from -LIMIT to LIMIT.
+#: The plots show the square from -LIMIT to LIMIT.
 LIMIT = 3.3
 
 
 class Spirals:
-    """Two spirals: an even mixture of many narrow normal distributions whose means lie on two arms."""
+    """Two spirals: a uniform mixture of narrow normal distributions with means on two arms."""
 
     def __init__(
         self, centres_per_arm: int = 256, turns: float = 1.6, radius: float = 3.1, width: float = 0.12
     ) -> None:
-        # Square roots space the centres evenly along the arms, so that the density is even as well.
+        # Square roots space the centres evenly along the arms, so that the density is uniform along them.
         part = torch.linspace(0.04, 1, centres_per_arm).sqrt()
         angle = 2 * math.pi * turns * part
         arm = radius * part.unsqueeze(-1) * torch.stack([angle.cos(), angle.sin()], dim=-1)
@@ -42,22 +41,22 @@ class Spirals:
         self.width = width
 
     def sample(self, count: int) -> Tensor:
-        """Draws of shape (count, 2)."""
+        """Samples of shape (count, 2)."""
         centres = self.centres[torch.randint(len(self.centres), (count,))]
         return centres + self.width * torch.randn(count, 2)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """The exact log-density at ``x`` of shape (count, 2)."""
+        """The exact log density at ``x`` of shape (count, 2)."""
         square = torch.cdist(x, self.centres, compute_mode="donot_use_mm_for_euclid_dist") ** 2
         normaliser = math.log(len(self.centres) * 2 * math.pi * self.width**2)
         return torch.logsumexp(-square / (2 * self.width**2), dim=-1) - normaliser
 
 
 def fit(flow: SinusoidalFlow, truth: Spirals, steps: int, batch: int = 512, learning_rate: float = 7e-3) -> None:
-    """Maximum likelihood with Adam; the learning rate falls to zero along a cosine."""
+    """Maximum likelihood with Adam and cosine annealing to zero."""
     optimizer = torch.optim.Adam(flow.parameters(), lr=learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    average = 0.0
+    average = 0.0  # of the last losses
     start = time.perf_counter()
     for step in range(1, steps + 1):
         loss = -flow().log_prob(truth.sample(batch)).mean()
@@ -71,7 +70,7 @@ def fit(flow: SinusoidalFlow, truth: Spirals, steps: int, batch: int = 512, lear
 
 
 def show_progress(step: int, steps: int, loss: float, seconds: float) -> None:
-    """One line that updates in a terminal; elsewhere, a line now and then."""
+    """One line that updates in a terminal; elsewhere, a line every 400 steps."""
     live = sys.stdout.isatty()
     if step == steps or step % (20 if live else 400) == 0:
         end = "\r" if live and step < steps else "\n"
@@ -79,7 +78,7 @@ def show_progress(step: int, steps: int, loss: float, seconds: float) -> None:
 
 
 def seconds_for(job: Callable[[], object], rounds: int = 5) -> float:
-    """The fastest of a few calls."""
+    """The shortest time of several calls."""
     times = []
     for _ in range(rounds):
         start = time.perf_counter()
@@ -90,12 +89,12 @@ def seconds_for(job: Callable[[], object], rounds: int = 5) -> float:
 
 @torch.no_grad()
 def evaluate(flow: SinusoidalFlow, truth: Spirals, count: int = 20_000) -> None:
-    """Print how good the density is, how exact the inverse, and how fast both directions."""
+    """Print the accuracy of the density and of the inverse, and the time of scoring and sampling."""
     x = truth.sample(count)
     exact, learned = truth.log_prob(x), flow().log_prob(x)
     gap = exact - learned
-    print(f"held-out NLL {-learned.mean():.4f} nats; the true density has {-exact.mean():.4f}")
-    print(f"KL divergence from the truth {gap.mean():.4f} ± {gap.std() / math.sqrt(count):.4f} nats")
+    print(f"held-out NLL {-learned.mean():.4f} nats (true density: {-exact.mean():.4f})")
+    print(f"KL divergence from the true density {gap.mean():.4f} ± {gap.std() / math.sqrt(count):.4f} nats")
 
     z, _ = flow.bijection(x)
     inverse = flow.invert(z, on_failure="return")
@@ -110,20 +109,20 @@ def evaluate(flow: SinusoidalFlow, truth: Spirals, count: int = 20_000) -> None:
 
 
 @torch.no_grad()
-def draw_picture(flow: SinusoidalFlow, truth: Spirals, path: Path, pixels: int = 400, count: int = 10_000) -> None:
-    """True density, learned density and samples, side by side and on one scale."""
+def plot(flow: SinusoidalFlow, truth: Spirals, path: Path, pixels: int = 400, count: int = 10_000) -> None:
+    """Plot the true density, the learned density and samples, on one scale."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    # Pixel centres, so that the image and the samples line up.
+    # Pixel centres, so that the image and the samples align.
     line = (torch.arange(pixels) + 0.5) * (2 * LIMIT / pixels) - LIMIT
     points = torch.cartesian_prod(line, line).flip(-1)
     exact = truth.log_prob(points).exp().view(pixels, pixels)
     learned = flow().log_prob(points).exp().view(pixels, pixels)
     samples = flow().sample((count,))
-    highest = float(exact.max())
+    largest = float(exact.max())
 
     colors = matplotlib.colormaps["magma"]
     ink = "#f4efe6"
@@ -140,18 +139,18 @@ def draw_picture(flow: SinusoidalFlow, truth: Spirals, path: Path, pixels: int =
             extent=(-LIMIT, LIMIT, -LIMIT, LIMIT),
             cmap=colors,
             vmin=0,
-            vmax=highest,
+            vmax=largest,
             interpolation="bilinear",
         )
-    # Lighter where the flow itself says that it is denser; the rarest draws must still be seen.
+    # Coloured by the learned density; the negative vmin keeps the rarest samples visible.
     shade = flow().log_prob(samples).exp()
-    axes[2].scatter(*samples.T, c=shade, s=2.2, linewidths=0, cmap=colors, vmin=-0.5 * highest, vmax=highest)
+    axes[2].scatter(*samples.T, c=shade, s=2.2, linewidths=0, cmap=colors, vmin=-0.5 * largest, vmax=largest)
     figure.savefig(path, format="png", dpi=140, facecolor=figure.get_facecolor())
     plt.close(figure)
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1."""
+    """A positive integer."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
@@ -159,28 +158,28 @@ def positive(text: str) -> int:
 
 
 def main() -> None:
-    """Fit, evaluate, draw."""
-    parser = argparse.ArgumentParser(description="Fit two spirals and draw what was learned.")
-    parser.add_argument("--output", type=Path, default=Path("demo.png"), help="the picture (default: demo.png)")
-    parser.add_argument("--seed", type=int, default=0, help="of every random number (default: 0)")
-    parser.add_argument("--steps", type=positive, default=2500, help="of training (default: 2500)")
+    """Fit, evaluate and plot."""
+    parser = argparse.ArgumentParser(description="Fit two spirals and plot the learned density.")
+    parser.add_argument("--output", type=Path, default=Path("demo.png"), help="the plot (default: demo.png)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    parser.add_argument("--steps", type=positive, default=2500, help="training steps (default: 2500)")
     arguments = parser.parse_args()
     if importlib.util.find_spec("matplotlib") is None:
-        sys.exit("the picture needs matplotlib: pip install matplotlib")
+        sys.exit("plotting needs matplotlib: pip install matplotlib")
     try:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.touch()  # better to know now than after the training
+        arguments.output.touch()  # fail before the training
     except OSError as error:
         sys.exit(f"cannot write {arguments.output}: {error.strerror}")
 
-    torch.set_num_threads(1)  # for a network this small, more threads are more trouble than help
+    torch.set_num_threads(1)  # faster than several for a network of this size
     torch.manual_seed(arguments.seed)
     truth = Spirals()
     flow = SinusoidalFlow(features=2, conditioning="full", hidden=(64, 64))
     fit(flow, truth, arguments.steps)
     evaluate(flow, truth)
-    draw_picture(flow, truth, arguments.output)
-    print(f"the picture is in {arguments.output}")
+    plot(flow, truth, arguments.output)
+    print(f"plot: {arguments.output}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write a real table that comes with scikit-learn: 569 tumours, 30 measurements and a diagnosis.
+"""Write scikit-learn's table of 569 tumours with 30 measurements and a diagnosis to a CSV file.
 
 python examples/write_table.py tumours.csv
 """
@@ -12,7 +12,7 @@ from sklearn.datasets import load_breast_cancer
 
 
 def main() -> None:
-    """Write the table to the file that the command line names."""
+    """Write the table to the file given on the command line."""
     if len(sys.argv) != 2:
         sys.exit("usage: python write_table.py FILE.csv")
     data = load_breast_cancer(as_frame=True)

@@ -1,4 +1,4 @@
-"""Scores depend on the number of threads and on the batch only as docs/numerics.md says."""
+"""Scores depend on the number of threads and on the batch only as docs/explanation/numerics.md says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sinuflow
 from looks_trained import look_trained
 from tests.processes import unmeasured
 
-#: Tolerance of log p, relative to 1 + |log p|: far above the differences in docs/numerics.md.
+#: Tolerance of log p, relative to 1 + |log p|: far above the differences in docs/explanation/numerics.md.
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-12}
 
 

@@ -12,54 +12,64 @@ from .result import Root, working_precision
 #: The bracket doubles its width this often before a solution is considered out of reach.
 _DOUBLINGS = 128
 
+Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
-def bracketed_newton(
-    evaluate: Callable[[Tensor], tuple[Tensor, Tensor]], target: Tensor, max_iterations: int = 200
-) -> Root:
-    r"""Solve f(x) = target elementwise for increasing f; ``evaluate`` gives f(x) and f'(x).
+
+def bracketed_newton(evaluate: Evaluate, target: Tensor, h: Tensor, max_iterations: int = 200) -> Root:
+    r"""Solve f(x; h) = target for functions that increase in x, elementwise.
 
     A bracket around the target is doubled until it contains the solution. Newton steps that leave the bracket, or that
     do not halve the residual, are replaced by bisection. An element has converged when rounding explains its residual:
-    that of x, of the target, and of x to the next floating-point number, :math:`f'(x) \, |x| \, \epsilon`.
+    that of x, of the target, and of x to the next floating-point number, :math:`f'(x) \, |x| \, \epsilon`; or when no
+    floating-point number is left inside its bracket.
+
+    Args:
+        evaluate: gives f(x; h) and f'(x; h) for a selection of n elements: x of shape (1, n) and h of shape (1, P, n).
+        target: of shape (D, B).
+        h: parameters of the functions, of shape (D, P, B).
+        max_iterations: evaluations per element, without those that find the bracket.
 
     Example:
-        >>> root = bracketed_newton(lambda x: (x.sinh(), x.cosh()), torch.tensor([10.0]))
+        >>> root = bracketed_newton(lambda x, h: (x.sinh(), x.cosh()), torch.tensor([[10.0]]), torch.zeros(1, 0, 1))
         >>> bool((root.x - 2.998222950297969).abs() < 1e-6), bool(root.converged)
         (True, True)
     """
-    low, high = _bracket(evaluate, target)
+    shape = target.shape
+    target, h = target.reshape(1, -1), h.transpose(0, 1).reshape(1, h.shape[1], target.numel())
+    low, high = _bracket(evaluate, target, h)
     x = target.clamp(low, high)
-    iterations = torch.zeros_like(x, dtype=torch.int32)
     previous = torch.full_like(x, torch.inf)
-    best: Root | None = None
-    epsilon = torch.finfo(x.dtype).eps
+    root = Root(*(torch.zeros_like(x, dtype=d) for d in (x.dtype, x.dtype, torch.int32, x.dtype, torch.bool)))
+    active = torch.arange(x.numel(), device=x.device)
     for used in range(1, max_iterations + 1):
-        value, slope = evaluate(x)
+        value, slope = evaluate(x, h)
         gap = value - target
         residual = gap.abs()
-        converged = residual <= working_precision(x, target) + 4 * epsilon * (slope * x).abs()
-        iterations = torch.where(converged, iterations, used)
-        best = Root(x, slope, iterations, residual, converged)
-        low, high = torch.where(gap < 0, x, low), torch.where(gap > 0, x, high)
-        if bool((converged | ~residual.isfinite() | (low >= high)).all()):
+        low, high = torch.where(gap <= 0, x, low), torch.where(gap >= 0, x, high)
+        rounding = working_precision(x, target) + 4 * torch.finfo(x.dtype).eps * (slope * x).abs()
+        converged = residual.isfinite() & ((residual <= rounding) | (torch.nextafter(low, high) >= high))
+        for whole, part in zip(root, (x, slope, torch.full_like(active, used), residual, converged), strict=True):
+            whole[:, active] = part.to(whole.dtype)
+        left = (~converged & residual.isfinite()).squeeze(0).nonzero().squeeze(1)
+        if not len(left):
             break
         newton = x - gap / slope
         accepted = (newton > low) & (newton < high) & (residual <= previous / 2)
-        previous = residual
-        x = torch.where(converged, x, torch.where(accepted, newton, low + (high - low) / 2))
-    assert best is not None
-    return best._replace(iterations=best.iterations.clamp(min=1))
+        x, previous = torch.where(accepted, newton, low + (high - low) / 2), residual
+        active = active[left]
+        target, h, low, high, x, previous = (t[..., left] for t in (target, h, low, high, x, previous))
+    return Root(*(t.view(shape) for t in root))
 
 
-def _bracket(evaluate: Callable[[Tensor], tuple[Tensor, Tensor]], target: Tensor) -> tuple[Tensor, Tensor]:
-    """An interval with f(low) <= target <= f(high), where one is found."""
+def _bracket(evaluate: Evaluate, target: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """An interval with f(low) <= target <= f(high); NaN where none is found."""
     width = 1 + target.abs()
     low, high = target - width, target + width
     for _ in range(_DOUBLINGS):
-        too_high, too_low = evaluate(low)[0] > target, evaluate(high)[0] < target
-        if not bool((too_high | too_low).any()):
+        below, above = evaluate(low, h)[0] <= target, evaluate(high, h)[0] >= target
+        if bool((below & above).all()):
             break
-        low, high = torch.where(too_high, low - width, low), torch.where(too_low, high + width, high)
+        low, high = torch.where(below, low, low - width), torch.where(above, high, high + width)
         width = 2 * width
-    finite = low.isfinite() & high.isfinite()
-    return torch.where(finite, low, target), torch.where(finite, high, target)
+    valid = below & above & low.isfinite() & high.isfinite()
+    return torch.where(valid, low, torch.nan), torch.where(valid, high, torch.nan)

@@ -44,14 +44,14 @@ class Transformer(Component, nn.Module):
     def inverse(self, z: Tensor, h: Tensor, options: SolverOptions) -> Root:
         """x with its certificate, and the slope of ``forward`` there."""
 
-        def evaluate(x: Tensor) -> tuple[Tensor, Tensor]:
+        def evaluate(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
             with torch.inference_mode(False), torch.enable_grad():
                 x = x.clone().requires_grad_()
                 value, _ = self(x, h.clone())
                 (slope,) = torch.autograd.grad(value.sum(), x)
             return value.detach(), slope
 
-        return bracketed_newton(evaluate, z, options.limit)
+        return bracketed_newton(evaluate, z, h, options.limit)
 
     def gradients(self, x: Tensor, h: Tensor, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor, Tensor]:
         """Vector-Jacobian products of ``forward`` with respect to x and h."""

@@ -1,0 +1,54 @@
+"""Root finding for functions of which only value and slope are known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sinuflow.solvers import bracketed_newton
+
+DTYPES = [torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_evaluation_noise_does_not_prevent_convergence(dtype):
+    """Near 0, rounding in x + h - h is far above a few ulps of x."""
+
+    def evaluate(x, h):
+        return (x + h[:, 0]) - h[:, 0], torch.ones_like(x)
+
+    target = torch.logspace(-6, 0, 200, dtype=dtype).reshape(2, 100)
+    root = bracketed_newton(evaluate, target, torch.full((2, 1, 100), 5.0, dtype=dtype))
+    assert root.converged.all()
+    assert root.iterations.max() < 120
+    assert (root.x - target).abs().max() <= 8 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_targets_out_of_reach_do_not_converge(dtype):
+    def evaluate(x, h):
+        return x.tanh(), 1 - x.tanh() ** 2
+
+    target = torch.tensor([[-2.0, 0.5, 2.0, torch.nan, torch.inf]], dtype=dtype)
+    root = bracketed_newton(evaluate, target, torch.zeros(1, 0, 5, dtype=dtype))
+    assert root.converged.tolist() == [[False, True, False, False, False]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_each_element_has_its_own_parameters(dtype):
+    def evaluate(x, h):
+        return h[:, 0] * x + h[:, 1] * x**3, h[:, 0] + 3 * h[:, 1] * x**2
+
+    torch.manual_seed(0)
+    h = torch.rand(3, 2, 50, dtype=dtype) + 0.1
+    x = 10 * torch.randn(3, 50, dtype=dtype)
+    target = h[:, 0] * x + h[:, 1] * x**3
+    root = bracketed_newton(evaluate, target, h)
+    assert root.converged.all()
+    torch.testing.assert_close(root.x, x)
+    torch.testing.assert_close(root.slope, h[:, 0] + 3 * h[:, 1] * x**2)
+
+
+def test_an_empty_batch():
+    root = bracketed_newton(lambda x, h: (x, torch.ones_like(x)), torch.zeros(2, 0), torch.zeros(2, 1, 0))
+    assert root.x.shape == (2, 0)
