@@ -12,11 +12,10 @@ import torch
 from sinuflow import SinusoidalFlow
 from sinuflow.conditioners import pixelcnn
 from sinuflow.conditioners.pixelcnn import PixelCNN
-from sinuflow.ops import pixelcnn_fused, select, stack_inverse
+from sinuflow.ops import conditional_waves, pixelcnn_fused, scale_stack, select
 from sinuflow.ops.backends.cuda.pixels.program import PixelProgram
 from sinuflow.ops.backends.cuda.program import Program
 from sinuflow.ops.flow_program import FlowProgram, layout
-from sinuflow.transformers import waves
 from tests.ops.emulator import EmulatorLauncher
 
 
@@ -40,7 +39,7 @@ def triton(flow: SinusoidalFlow) -> Iterator[None]:
     for module in ("scale_stack", "conditional_waves"):
         import_module(f"sinuflow.ops.backends.triton.{module}")
     with ExitStack() as stack:
-        for module in (stack_inverse, waves):
+        for module in (scale_stack, conditional_waves):
             stack.enter_context(patch.object(module, "wave_kernels", lambda *_, **__: package))
         yield
 

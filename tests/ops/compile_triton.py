@@ -6,6 +6,7 @@ A script of its own, because kernels that were defined for the interpreter canno
 from __future__ import annotations
 
 import inspect
+from itertools import product
 
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
@@ -20,11 +21,11 @@ CONSTANTS = {
     "ALPHA_MAX": 0.999, "FREQUENCY_MIN": 1e-4, "SLOW": 0.1, "SIGN": -1, "CLIPPED": True, "CLIP": 5.0, "FAR": 30.0,
     "SLACK": 1.0, "LEARNING": 20, "MEMORY": 0.98, "LOG_BETA1": -0.1, "LOG_BETA2": -0.001, "BETA1": 0.9,
     "BETA2": 0.999, "DECAY": 0.01, "DECOUPLED": True, "AVERAGED": True, "EPSILON": 1e-7,
-    "FINE": False, "MOST": 2.0,
+    "MIXED": False, "MOST": 2.0, "SHARED": True,
 }  # fmt: skip
-DEVICE_FUNCTIONS = {"_evaluate", "_part", "_places", "_scale", "_softmax_parts", "_wave"}
-#: What is double in kernels for double rows and single waves.
-FINE = {"x_at", "z_at", "value_at", "inputs_at", "residual_at"}
+DEVICE_FUNCTIONS = {"_apply", "_evaluate", "_part", "_places", "_transformer", "_wave", "_store_gradient"}
+#: Float64 arguments of kernels for float64 rows and float32 waves.
+MIXED = {"x_at", "z_at", "value_at", "inputs_at", "residual_at"}
 KINDS = {"iterations_at": "*i32", "converged_at": "*i1", "control_at": "*fp64", "rates_at": "*fp64"}
 
 
@@ -32,7 +33,7 @@ def signature(kernel: JITFunction, number: str) -> dict[str, str]:
     """The types of a kernel's arguments: addresses end in ``_at``, constants are capitals, the rest are counts."""
     kinds = {}
     for name in kernel.arg_names:
-        pointer = number if number != "fine" else "fp64" if name in FINE else "fp32"
+        pointer = number if number != "mixed" else "fp64" if name in MIXED else "fp32"
         other = KINDS.get(name, f"*{pointer}") if name.endswith("_at") else "i32"
         kinds[name] = "constexpr" if name in CONSTANTS else other
     return kinds
@@ -45,13 +46,13 @@ for module in (conditional_waves, constrain, flat_adam, pixel_affine, scale_stac
             continue  # a device function, which is compiled with those that call it
         if name in DEVICE_FUNCTIONS:
             continue
-        for number in ("fp32", "fp64", *(["fine"] if "FINE" in kernel.arg_names else [])):
+        numbers = ("fp32", "fp64", *(["mixed"] if "MIXED" in kernel.arg_names else []))
+        for number, shared in product(numbers, (True, False) if "SHARED" in kernel.arg_names else (True,)):
             kinds = signature(kernel, number)
-            constants = {a: CONSTANTS[a] for a, kind in kinds.items() if kind == "constexpr"}
-            if "FINE" in constants:
-                constants["FINE"] = number == "fine"
+            changes = {"MIXED": number == "mixed", "SHARED": shared}
+            constants = {a: (CONSTANTS | changes)[a] for a, kind in kinds.items() if kind == "constexpr"}
             one_warp = {"num_warps": 1} if "PADDED" in constants else {}  # as it is launched
             made = compile(ASTSource(kernel, kinds, constants), target=TARGET, options=one_warp)
-            # A literal must not go through single precision on its way: here, -1/6 but for the last bits.
-            assert number != "fine" or "0dBFC5555555555549" in made.asm["ptx"].upper().replace("0D", "0d"), name
-            print(module.__name__.rpartition(".")[2], name, number)  # noqa: T201
+            # A literal must not be rounded to float32 on its way: here, -1/6 but for the last bits.
+            assert number != "mixed" or "0dBFC5555555555549" in made.asm["ptx"].upper().replace("0D", "0d"), name
+            print(module.__name__.rpartition(".")[2], name, number, shared)  # noqa: T201

@@ -224,7 +224,7 @@ def test_frozen_flows_are_as_fine_in_any_mode(flow_by_kernels, monkeypatch):
     """Nobody wants gradients of them: kernels for waves may see doubles then."""
     flow, _, seen = flow_by_kernels
     asked = []
-    monkeypatch.setattr(scale_stack, "wave_kernels", lambda *_, fine: asked.append(fine))
+    monkeypatch.setattr(scale_stack, "wave_kernels", lambda *_, mixed: asked.append(mixed))
     c = torch.randn(2, 2)
     flow(c).log_prob(torch.randn(2, 60))
     assert not any(asked)

@@ -64,9 +64,9 @@ def fresh():
 def works(loaded) -> bool:
     """Whether the kernels work: without waves, the stack adds its shifts."""
     x, z, ladj, shift = torch.ones(1, 3), torch.zeros(1, 3), torch.zeros(3), torch.full((1, 1), 2.0)
-    pointers = [t.data_ptr() for t in (x, x, x, x, shift, z, ladj)]
-    arguments = [*map(library.ctypes.c_void_p, [*pointers, None]), 1, library.ctypes.c_int64(3), 1, 0]
-    loaded.scale_forward(*arguments, library.ctypes.c_int64(0), library.ctypes.c_int64(3))
+    pointers = [library.ctypes.c_void_p(t.data_ptr()) for t in (x, x, x, x, shift, z, ladj)]
+    arguments = [*pointers, 1, library.ctypes.c_int64(3), 1, 0]
+    loaded.shared_float_forward(*arguments, library.ctypes.c_int64(0), library.ctypes.c_int64(3))
     return z.tolist() == [[3.0, 3.0, 3.0]]
 
 
@@ -319,7 +319,7 @@ def test_a_compiler_that_writes_nothing_or_nonsense(tmp_path, monkeypatch):
 
 def test_a_library_without_the_kernels_is_refused(tmp_path, monkeypatch):
     other = 'for a; do [ "$p" = -o ] && echo \'int other;\' | c++ -x c -shared -fPIC -o "$a" -; p=$a; done; exit 0'
-    assert "has no function scale_forward" in refused(other, tmp_path, monkeypatch)
+    assert "has no function shared_float_forward" in refused(other, tmp_path, monkeypatch)
 
 
 # ---------------------------------------------------------------- the processor

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from sinuflow.ops import pixel_affine as plain
+from sinuflow.ops import pixel_affine as op
 from sinuflow.ops.backends.triton import pixel_affine
 from tests.ops.test_triton import DEVICE, close, few, randn
 
@@ -28,51 +28,51 @@ shapes = {
 @few
 @given(**shapes)
 def test_scales_are_the_reference(features, rows, spread, seed):
-    told = (
+    outputs = (
         randn(2 * features, rows, seed=seed)
         * torch.tensor([3.0, spread], device=DEVICE).repeat_interleave(features)[:, None]
     )
-    for ours, theirs in zip(pixel_affine.forward(told), plain.reference(told, features), strict=True):
+    for ours, theirs in zip(pixel_affine.forward(outputs), op.reference(outputs, features), strict=True):
         close(ours, theirs, 1e-14)
     grads = randn(features, rows, seed=seed + 1), randn(rows, seed=seed + 2)
-    leaf = told.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(plain.reference(leaf, features), leaf, grads)
-    close(pixel_affine.backward(told, *grads), expected, 1e-14)
+    leaf = outputs.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(op.reference(leaf, features), leaf, grads)
+    close(pixel_affine.backward(outputs, *grads)[0], expected, 1e-14)
     for ours, theirs in zip(
-        pixel_affine.forward(told.float()), plain.reference(told.float().double(), features), strict=True
+        pixel_affine.forward(outputs.float()), op.reference(outputs.float().double(), features), strict=True
     ):
         close(ours.double(), theirs, 1e-6)
 
 
 def test_the_gradient_is_found_by_autograd_too(monkeypatch):
     """By kernels; and a second one by the definition."""
-    monkeypatch.setattr(plain, "use_triton", lambda _: True)
+    monkeypatch.setattr(op, "use_triton", lambda _: True)
     used = []
     monkeypatch.setattr(pixel_affine, "backward", lambda *a, inner=pixel_affine.backward: used.append(1) or inner(*a))
-    told = randn(6, 4).requires_grad_()
+    outputs = randn(6, 4).requires_grad_()
 
     def slope(function, **options):
-        z, ladj = function(told)
-        return torch.autograd.grad((z.square().sum(0) + ladj.square()).sum(), told, **options)[0]
+        z, ladj = function(outputs)
+        return torch.autograd.grad((z.square().sum(0) + ladj.square()).sum(), outputs, **options)[0]
 
-    definition = partial(plain.reference, features=3)
+    definition = partial(op.reference, features=3)
     expected = slope(definition, create_graph=True)
-    close(slope(lambda t: plain.scaled(t, 3)), expected.detach(), 1e-14)
+    close(slope(lambda t: op.scaled(t, 3)), expected.detach(), 1e-14)
     assert used == [1]
     second = [
-        torch.autograd.grad(slope(function, create_graph=True).square().sum(), told)[0]
-        for function in (definition, lambda t: plain.scaled(t, 3))
+        torch.autograd.grad(slope(function, create_graph=True).square().sum(), outputs)[0]
+        for function in (definition, lambda t: op.scaled(t, 3))
     ]
     close(second[1], second[0], 1e-14)
     with torch.no_grad():
-        close(plain.scaled(told, 3).z, definition(told).z, 1e-14)
-        half = told.half()  # which the kernels are not for
-        assert plain.scaled(half, 3).z.equal(definition(half).z)
+        close(op.scaled(outputs, 3).z, definition(outputs).z, 1e-14)
+        half = outputs.half()  # which the kernels are not for
+        assert op.scaled(half, 3).z.equal(definition(half).z)
 
 
 def test_what_is_no_number_stays_none():
-    told = randn(6, 4)
-    told[4, 2] = torch.nan
-    z, ladj = pixel_affine.forward(told)
+    outputs = randn(6, 4)
+    outputs[4, 2] = torch.nan
+    z, ladj = pixel_affine.forward(outputs)
     assert z.isnan().nonzero().tolist() == [[1, 2]]
     assert ladj.isnan().tolist() == [False, False, True, False]

@@ -1,4 +1,4 @@
-"""The Triton kernels against plain PyTorch in float64: on a GPU if there is one, else by Triton's interpreter."""
+"""The Triton kernels against the reference in float64: on a GPU if there is one, else by Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ import triton
 import triton.language as tl
 
 import sinuflow.ops.backends.triton
-from sinuflow.ops import conditional_waves as plain_conditional
-from sinuflow.ops import constrain as plain_constrain
-from sinuflow.ops import scale_stack as plain_stack
-from sinuflow.ops import stack_inverse
+from sinuflow.ops import conditional_waves as reference_conditional
+from sinuflow.ops import constrain as reference_constrain
+from sinuflow.ops import scale_stack as reference_stack
 from sinuflow.ops.backends.triton import arithmetic, conditional_waves, constrain, scale_stack
 from sinuflow.ops.conditional_waves import Shape
-from sinuflow.ops.stack_inverse import STACK, invert_stack
+from sinuflow.ops.scale_stack import invert_stack
+from sinuflow.ops.stack_inverse import STACK
 from sinuflow.ops.waves import Waves
 from sinuflow.solvers import SolverOptions
 from sinuflow.transformers import ConditionalWaves
@@ -51,10 +51,10 @@ def randn(*shape, seed=0, dtype=DOUBLE):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE).to(dtype).to(DEVICE)
 
 
-def shared_waves(scales, features, waves, seed, dtype=DOUBLE):
-    free = [2 * randn(scales, features, waves, 1, seed=seed + i) for i in range(3)]
-    free += [2 * randn(scales, features, 1, seed=seed + 3), randn(scales, features, 1, seed=seed + 4)]
-    return Waves(*(t.to(dtype) for t in plain_constrain.constrain(*free)))
+def draw_waves(scales, features, waves, seed, dtype=DOUBLE, rows=1):
+    parameters = [2 * randn(scales, features, waves, rows, seed=seed + i) for i in range(3)]
+    parameters += [(2 - i) * randn(scales, features, rows, seed=seed + 3 + i) for i in range(2)]
+    return Waves(*(t.to(dtype) for t in reference_constrain.constrain(*parameters)))
 
 
 def close(a, b, tolerance=1e-11):
@@ -95,35 +95,42 @@ def test_sines_in_single_precision():
 
 
 @few
-@given(**shapes)
-@example(scales=2, size=(70, 140), waves=3, seed=0)
-def test_the_stack_is_the_reference(scales, size, waves, seed):
+@given(**shapes, shared=st.booleans())
+@example(scales=2, size=(70, 140), waves=3, seed=0, shared=True)
+@example(scales=2, size=(3, 140), waves=3, seed=0, shared=False)
+def test_the_stack_is_the_reference(scales, size, waves, seed, shared):
     features, rows = size
-    x, numbers = 3 * randn(features, rows, seed=seed), shared_waves(scales, features, waves, seed)
-    value, ladj, inputs = scale_stack.forward(x, numbers, keep=True)
-    expected = plain_stack.reference(x, *numbers)
+    x, waves = (
+        3 * randn(features, rows, seed=seed),
+        draw_waves(scales, features, waves, seed, rows=1 if shared else rows),
+    )
+    value, ladj, inputs = scale_stack.forward(x, *waves, keep=True)
+    expected = reference_stack.reference(x, *waves)
     close(value, expected[0])
     close(ladj, expected[1])
     assert inputs[0].equal(x)
     grad_z, grad_ladj = randn(features, rows, seed=seed + 1), randn(rows, seed=seed + 2)
-    leaves = [t.clone().requires_grad_() for t in (x, *numbers)]
-    by_autograd = torch.autograd.grad(plain_stack.reference(*leaves), leaves, (grad_z, grad_ladj))
-    grad_x, grads = scale_stack.backward(inputs, numbers, grad_z, grad_ladj)
-    for ours, theirs in zip((grad_x, *grads), by_autograd, strict=True):
+    leaves = [t.clone().requires_grad_() for t in (x, *waves)]
+    by_autograd = torch.autograd.grad(reference_stack.reference(*leaves), leaves, (grad_z, grad_ladj))
+    grads = scale_stack.backward(x, *waves, grad_z, grad_ladj, inputs)
+    for ours, theirs in zip(grads, by_autograd, strict=True):
         close(ours, theirs)
 
 
 @few
-@given(**shapes)
-def test_the_inverse_of_the_stack_is_certified(scales, size, waves, seed):
+@given(**shapes, shared=st.booleans())
+def test_the_inverse_of_the_stack_is_certified(scales, size, waves, seed, shared):
     features, rows = size
-    x, numbers = 3 * randn(features, rows, seed=seed), shared_waves(scales, features, waves, seed)
-    z, ladj, _ = scale_stack.forward(x, numbers, keep=False)
-    found, inverse_ladj, iterations, residual, converged = scale_stack.inverse(z, numbers, 200)
+    x, waves = (
+        3 * randn(features, rows, seed=seed),
+        draw_waves(scales, features, waves, seed, rows=1 if shared else rows),
+    )
+    z, ladj = scale_stack.forward(x, *waves)
+    found, inverse_ladj, iterations, residual, converged = scale_stack.inverse(z, *waves, 200)
     assert bool(converged.all())
-    again, _ = plain_stack.reference(found, *numbers)
+    again, _ = reference_stack.reference(found, *waves)
     close(again, z, 1e-13)
-    root = invert_stack(z.clone(), numbers, SolverOptions())
+    root = invert_stack(z.clone(), waves, SolverOptions())
     close(found, root.x, 1e-9)
     close(inverse_ladj, -root.slope.log().sum(0), 1e-9)
     close(inverse_ladj, -ladj, 1e-9)
@@ -134,10 +141,10 @@ def test_the_inverse_of_the_stack_is_certified(scales, size, waves, seed):
 
 
 def test_gradients_of_the_inverse(monkeypatch):
-    x, waves = randn(3, 9), shared_waves(2, 3, 4, 0)
+    x, waves = randn(3, 9), draw_waves(2, 3, 4, 0)
     grad_x, grad_ladj = randn(3, 9, seed=1), randn(9, seed=2)
     expected = STACK.pull_back(x, None, waves, grad_x, grad_ladj)
-    monkeypatch.setattr(stack_inverse, "wave_kernels", lambda *_: sinuflow.ops.backends.triton)
+    monkeypatch.setattr(reference_stack, "wave_kernels", lambda *_: sinuflow.ops.backends.triton)
     for ours, theirs in zip(STACK.pull_back(x, None, waves, grad_x, grad_ladj), expected, strict=True):
         close(ours, theirs, 1e-9)
 
@@ -145,55 +152,55 @@ def test_gradients_of_the_inverse(monkeypatch):
 @pytest.mark.filterwarnings("ignore:invalid value")  # NumPy's, in the interpreter
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_cannot_be_inverted_is_said(bad):
-    numbers = shared_waves(2, 3, 4, 0)
+    waves = draw_waves(2, 3, 4, 0)
     z = randn(3, 9)
     z[1, 4] = bad
-    converged = scale_stack.inverse(z, numbers, 200)[-1]
+    converged = scale_stack.inverse(z, *waves, 200)[-1]
     assert converged.tolist() == [i != 4 for i in range(9)]
-    assert not bool(scale_stack.inverse(randn(3, 9), numbers, 1)[-1].any())
+    assert not bool(scale_stack.inverse(randn(3, 9), *waves, 1)[-1].any())
 
 
-def test_single_precision_is_as_good_as_plain_pytorch():
-    numbers = shared_waves(4, 6, 4, 0)
+def test_float32_is_as_accurate_as_the_reference():
+    waves = draw_waves(4, 6, 4, 0)
     x = 3 * randn(6, 256)
-    exact = plain_stack.reference(x, *numbers)
-    rough = Waves(*(t.float() for t in numbers))
-    value, ladj, inputs = scale_stack.forward(x.float(), rough, keep=True)
-    plain = plain_stack.reference(x.float(), *rough)
+    exact = reference_stack.reference(x, *waves)
+    single = Waves(*(t.float() for t in waves))
+    value, ladj, inputs = scale_stack.forward(x.float(), *single, keep=True)
+    plain = reference_stack.reference(x.float(), *single)
     for ours, theirs, truth in zip((value, ladj), plain, exact, strict=True):
         assert (ours - truth).abs().max() <= 2 * (theirs - truth).abs().max() + 1e-6
 
-    def gradients(x, numbers):
-        leaves = [t.clone().requires_grad_() for t in (x, *numbers)]
-        return torch.autograd.grad(sum(t.sum() for t in plain_stack.reference(*leaves)), leaves)
+    def gradients(x, waves):
+        leaves = [t.clone().requires_grad_() for t in (x, *waves)]
+        return torch.autograd.grad(sum(t.sum() for t in reference_stack.reference(*leaves)), leaves)
 
-    grad_x, grads = scale_stack.backward(inputs, rough, torch.ones_like(value), torch.ones_like(ladj))
-    compared = zip((grad_x, *grads), gradients(x.float(), rough), gradients(x, numbers), strict=True)
+    grads = scale_stack.backward(x.float(), *single, torch.ones_like(value), torch.ones_like(ladj), inputs)
+    compared = zip(grads, gradients(x.float(), single), gradients(x, waves), strict=True)
     for ours, theirs, truth in compared:
         assert (ours - truth).abs().max() <= 3 * (theirs - truth).abs().max() + 1e-6 * truth.abs().max()
 
 
 def rounding_of(found, exact):
-    """How much larger the error is than that of rounding the exact numbers once, both as root mean squares."""
+    """How much larger the error is than that of rounding the exact waves once, both as root mean squares."""
     return float((found.double() - exact).norm() / (exact.float().double() - exact).norm())
 
 
 def test_a_stack_is_rounded_once():
     """Far from zero, where sums are rounded coarsely, eight transformers lose hardly more than one rounding does."""
-    x, numbers = 20 + randn(6, 70, dtype=torch.float32), shared_waves(8, 6, 4, seed=0, dtype=torch.float32)
-    numbers = numbers._replace(cosine=0.2 * numbers.cosine, sine=0.2 * numbers.sine)
-    exact = Waves(*(t.double() for t in numbers))
-    z, _, _ = scale_stack.forward(x, numbers, keep=False)
-    assert rounding_of(z, plain_stack.reference(x.double(), *exact)[0]) < 1.3
-    back, *_ = scale_stack.inverse(z, numbers, 200)
+    x, waves = 20 + randn(6, 70, dtype=torch.float32), draw_waves(8, 6, 4, seed=0, dtype=torch.float32)
+    waves = waves._replace(cosine=0.2 * waves.cosine, sine=0.2 * waves.sine)
+    exact = Waves(*(t.double() for t in waves))
+    z, _ = scale_stack.forward(x, *waves)
+    assert rounding_of(z, reference_stack.reference(x.double(), *exact)[0]) < 1.3
+    back, *_ = scale_stack.inverse(z, *waves, 200)
     assert rounding_of(back, invert_stack(z.double(), exact, SolverOptions()).x) < 1.3
 
 
 def test_far_away_the_slope_stays_positive():
     """In float32 the phase of a wave is lost from about 1e7 on; the map must stay monotone and finite."""
-    numbers = shared_waves(4, 2, 4, 1, torch.float32)
+    waves = draw_waves(4, 2, 4, 1, torch.float32)
     x = torch.tensor([1e6, 1e9, 1e20, 1e35, -1e30], device=DEVICE).expand(2, -1).contiguous()
-    value, ladj, _ = scale_stack.forward(x, numbers, keep=False)
+    value, ladj = scale_stack.forward(x, *waves)
     assert bool(value.isfinite().all())
     assert bool(ladj.isfinite().all())
 
@@ -201,32 +208,32 @@ def test_far_away_the_slope_stays_positive():
 @few
 @given(**shapes)
 @example(scales=4, size=(9, 70), waves=4, seed=0)
-def test_rows_in_double_with_waves_in_single_precision(scales, size, waves, seed):
+def test_float64_rows_with_float32_waves(scales, size, waves, seed):
+    """Only the log-determinant is in float32."""
     features, rows = size
-    """Nothing is lost but in the logarithm of the determinant."""
-    x, numbers = 10 * randn(features, rows, seed=seed), shared_waves(scales, features, waves, seed, torch.float32)
-    value, ladj, _ = scale_stack.forward(x, numbers, keep=False)
-    exact = numbers.to(DOUBLE)
-    truth, true_ladj = plain_stack.reference(x, *exact)
+    x, waves = 10 * randn(features, rows, seed=seed), draw_waves(scales, features, waves, seed, torch.float32)
+    value, ladj = scale_stack.forward(x, *waves)
+    exact = waves.to(DOUBLE)
+    truth, true_ladj = reference_stack.reference(x, *exact)
     assert value.dtype == DOUBLE
     close(value, truth, 1e-14)
     close(ladj.double(), true_ladj, 1e-6 * scales * features)
-    back, back_ladj, _, residual, converged = scale_stack.inverse(truth, numbers, 200)
+    back, back_ladj, _, residual, converged = scale_stack.inverse(truth, *waves, 200)
     assert bool(converged.all())
     assert rows == 0 or float(residual.max()) < 1e-12
     close(back, invert_stack(truth, exact, SolverOptions()).x, 1e-12)
     close(back_ladj, -ladj, 1e-5 * scales * features)
 
 
-def test_far_away_fine_slopes_stay_positive_too():
-    numbers = shared_waves(4, 2, 4, 1, torch.float32)
+def test_far_away_slopes_of_float64_rows_stay_positive():
+    waves = draw_waves(4, 2, 4, 1, torch.float32)
     x = torch.tensor([1e9, 1e20, 1e35, -1e300, 0.0], device=DEVICE, dtype=DOUBLE).expand(2, -1).contiguous()
-    assert all(bool(t.isfinite().all()) for t in scale_stack.forward(x, numbers, keep=False)[:2])
-    back, ladj, _, _, converged = scale_stack.inverse(x, numbers, 200)
+    assert all(bool(t.isfinite().all()) for t in scale_stack.forward(x, *waves))
+    back, ladj, _, _, converged = scale_stack.inverse(x, *waves, 200)
     assert bool(back.isfinite().all())
     assert bool(ladj.isfinite().all())
     assert bool(converged.all())
-    assert bool(scale_stack.forward(x * torch.nan, numbers, keep=False)[0].isnan().all())
+    assert bool(scale_stack.forward(x * torch.nan, *waves)[0].isnan().all())
 
 
 # ---------------------------------------------------------------- waves of every row's own
@@ -238,12 +245,12 @@ def test_constraining_is_the_reference(scales, size, waves, seed):
     features, rows = size
     free = [3 * randn(scales, features, waves, rows, seed=seed + i) for i in range(3)]
     free.append(randn(scales, features, rows, seed=seed + 3))
-    for ours, theirs in zip(constrain.forward(*free), plain_constrain.reference(*free), strict=True):
+    for ours, theirs in zip(constrain.forward(*free), reference_constrain.reference(*free), strict=True):
         close(ours, theirs, 1e-14)
     grads = [randn(scales, features, waves, rows, seed=seed + 4 + i) for i in range(3)]
     leaves = [t.clone().requires_grad_() for t in free]
-    by_autograd = torch.autograd.grad(plain_constrain.reference(*leaves), leaves, grads)
-    for ours, theirs in zip(constrain.backward(tuple(free), *grads), by_autograd, strict=True):
+    by_autograd = torch.autograd.grad(reference_constrain.reference(*leaves), leaves, grads)
+    for ours, theirs in zip(constrain.backward(*free, *grads), by_autograd, strict=True):
         close(ours, theirs, 1e-13)
 
 
@@ -254,13 +261,13 @@ def test_conditional_waves_are_the_reference(scales, size, waves, seed):
     shape = Shape(scales, waves)
     x = 3 * randn(features, rows, seed=seed)
     parameters = 1.5 * randn(features, shape.parameters, rows, seed=seed + 1)
-    expected = plain_conditional.plain(x, parameters, shape)
-    for ours, theirs in zip(conditional_waves.forward(x, parameters, *shape), expected, strict=True):
+    expected = reference_conditional.reference(x, parameters, shape)
+    for ours, theirs in zip(conditional_waves.forward(x, parameters, shape), expected, strict=True):
         close(ours, theirs)
     grad_z, grad_ladj = randn(features, rows, seed=seed + 2), randn(rows, seed=seed + 3)
     leaves = [t.clone().requires_grad_() for t in (x, parameters)]
-    by_autograd = torch.autograd.grad(plain_conditional.plain(*leaves, shape), leaves, (grad_z, grad_ladj))
-    found = conditional_waves.backward(x, parameters, *shape, grad_z, grad_ladj)
+    by_autograd = torch.autograd.grad(reference_conditional.reference(*leaves, shape), leaves, (grad_z, grad_ladj))
+    found = conditional_waves.backward(x, parameters, grad_z, grad_ladj, shape)
     for ours, theirs in zip(found, by_autograd, strict=True):
         close(ours, theirs)
 
@@ -272,10 +279,10 @@ def test_the_inverse_of_conditional_waves_is_certified(scales, size, waves, seed
     shape = Shape(scales, waves)
     x = 3 * randn(features, rows, seed=seed)
     parameters = 1.5 * randn(features, shape.parameters, rows, seed=seed + 1)
-    z, ladj = conditional_waves.forward(x, parameters, *shape)
-    found, slope, _, _, converged = conditional_waves.inverse(z, parameters, *shape, 200)
+    z, ladj = conditional_waves.forward(x, parameters, shape)
+    found, slope, _, _, converged = conditional_waves.inverse(z, parameters, shape, 200)
     assert bool(converged.all())
-    close(plain_conditional.plain(found, parameters, shape)[0], z, 1e-12)
+    close(reference_conditional.reference(found, parameters, shape)[0], z, 1e-12)
     close(slope.log().sum(0), ladj, 1e-9)
     close(found, ConditionalWaves(*shape).inverse(z.clone(), parameters, SolverOptions()).x, 1e-9)
 
@@ -292,4 +299,6 @@ def compiled_by(name: str) -> list[str]:
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
 def test_every_kernel_compiles_for_a_gpu():
     """The interpreter takes much that the compiler does not."""
-    assert len(compiled_by("compile_triton.py")) == 2 * 13 + 2  # and two of scale_stack for double rows
+    assert (
+        len(compiled_by("compile_triton.py")) == 2 * 13 + 2 + 8
+    )  # two of scale_stack are mixed, and all of its also for waves per row

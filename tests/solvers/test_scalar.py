@@ -19,7 +19,7 @@ def problem(seed, scale, dtype=torch.float64, rows=1, count=200, **ranges):
     columns = rows if rows > 1 else count
     x = (scale * torch.randn(3, columns, dtype=torch.float64, generator=generator)).to(dtype)
     target, log_slope = transform(x, Waves(*(t[0] for t in waves)))
-    return WaveFunction.stack(waves, x)[0], x, target, log_slope
+    return WaveFunction.stack(waves)[0], x, target, log_slope
 
 
 @given(

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .activations import activate, activation_slope
+from .autograd import reference_backward
 from .degrees import Layer, Plan
-from .second_order import reference_backward
 from .select import fused_allowed
 from .workspace import WORKSPACE
 

@@ -1,22 +1,21 @@
-r"""What a PixelCNN's outputs do to an image x: :math:`z = x + c(x)`, or :math:`z = e^{s(x)} (x + c(x))`.
+r"""The map that a PixelCNN's outputs define: :math:`z = x + c(x)`, or :math:`z = e^{s(x)} (x + c(x))`.
 
-What is *told* of feature-major images (D, B) is :math:`y = x + c(x)` of shape (D, B); or, by a network with two
-outputs, of shape (2D, B): y, and below it free numbers r for the scale, whose logarithm is bounded,
-:math:`s = 2 \tanh(r/2)`.
+For feature-major images (D, B), the *outputs* are :math:`y = x + c(x)` of shape (D, B); or, of a network with two
+outputs per pixel, of shape (2D, B): y, and below it r, which bounds the log-scale :math:`s = 2 \tanh(r/2)`.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .autograd import fused
 from .conditional_waves import LOG_SCALE_MAX
-from .second_order import reference_backward
 from .select import use_triton
 
-#: What a network may say of every pixel: its shift, and its scale.
+#: Outputs per pixel: a shift, and a log-scale.
 MOST_OUTPUTS = 2
 
 
@@ -27,73 +26,56 @@ class Scaled(NamedTuple):
     ladj: Tensor
 
 
-def log_scale(free: Tensor) -> Tensor:
-    """The logarithm of the scale, between -2 and 2."""
-    return LOG_SCALE_MAX * torch.tanh(free / LOG_SCALE_MAX)
+def log_scale(r: Tensor) -> Tensor:
+    """The log-scale, between -2 and 2."""
+    return LOG_SCALE_MAX * torch.tanh(r / LOG_SCALE_MAX)
 
 
-def gain(y: Tensor, free: Tensor) -> Tensor:
+def gain(y: Tensor, r: Tensor) -> Tensor:
     r"""The derivative of :math:`e^s y` with respect to r, without the scale: :math:`y (1 - (s/2)^2)`.
 
     Example:
         >>> gain(torch.tensor([3.0]), torch.tensor([0.0]))
         tensor([3.])
     """
-    return y * (1 - (log_scale(free) / LOG_SCALE_MAX) ** 2)
+    return y * (1 - (log_scale(r) / LOG_SCALE_MAX) ** 2)
 
 
-def scaled(told: Tensor, features: int) -> Scaled:
-    """z and the log-determinant, given what is told.
+def scaled(outputs: Tensor, features: int) -> Scaled:
+    """z and the log-determinant for a network's outputs.
 
     Example:
         >>> z, ladj = scaled(torch.tensor([[1.0], [3.0], [0.0], [9.0]]), features=2)
         >>> z.flatten(), ladj
         (tensor([ 1.0000, 22.1562]), tensor([1.9995]))
     """
-    if len(told) > features and use_triton(told) and told.dtype in (torch.float32, torch.float64):
-        return Scaled(*_Fused.apply(torch.is_grad_enabled(), told))
-    return reference(told, features)
+    if len(outputs) == features or not use_triton(outputs) or outputs.dtype not in (torch.float32, torch.float64):
+        return reference(outputs, features)
+    from .backends.triton import pixel_affine as kernels
+
+    return Scaled(*fused(lambda o: reference(o, features), kernels.forward, kernels.backward, outputs))
 
 
-def reference(told: Tensor, features: int) -> Scaled:
-    """The definition, in plain PyTorch."""
-    y, free = told[:features], told[features:]
-    if not len(free):
+def reference(outputs: Tensor, features: int) -> Scaled:
+    """The definition in PyTorch."""
+    y, r = outputs[:features], outputs[features:]
+    if not len(r):
         return Scaled(y, y.new_zeros(y.shape[-1]))
-    s = log_scale(free)
+    s = log_scale(r)
     return Scaled(y * torch.exp(s), s.sum(0))
 
 
-def unscaled(z: Tensor, told: Tensor) -> Scaled:
-    """What y must be for z, given what is told of x; and the log-determinant of the way back.
+def unscaled(z: Tensor, outputs: Tensor) -> Scaled:
+    """y for z, given the outputs at x; and the log-determinant of the inverse.
 
     Example:
-        >>> told = torch.tensor([[1.0], [0.5]])
-        >>> y, _ = unscaled(scaled(told, 1).z, told)
+        >>> outputs = torch.tensor([[1.0], [0.5]])
+        >>> y, _ = unscaled(scaled(outputs, 1).z, outputs)
         >>> y
         tensor([[1.]])
     """
-    free = told[len(z) :]
-    if not len(free):
+    r = outputs[len(z) :]
+    if not len(r):
         return Scaled(z, z.new_zeros(z.shape[-1]))
-    s = log_scale(free)
+    s = log_scale(r)
     return Scaled(z * torch.exp(-s), -s.sum(0))
-
-
-class _Fused(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, grad_enabled: bool, told: Tensor) -> tuple[Tensor, Tensor]:
-        from .backends.triton import pixel_affine
-
-        if grad_enabled and ctx.needs_input_grad[1]:
-            ctx.save_for_backward(told)
-        return pixel_affine.forward(told)
-
-    @staticmethod
-    def backward(ctx: Any, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor | None, ...]:
-        from .backends.triton import pixel_affine
-
-        (told,) = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return None, *reference_backward(lambda t: reference(t, len(t) // 2), (told,), (grad_z, grad_ladj))
-        return None, pixel_affine.backward(told, grad_z, grad_ladj)

@@ -17,13 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .autograd import reference_backward
 from .backends.cuda.driver import CudaLauncher
 from .backends.cuda.pixels.program import PixelProgram, Purpose
 from .backends.cuda.pixels.shape import PixelShape
 from .pixel_affine import reference as reference_affine
 from .pixel_affine import unscaled
 from .pixelcnn import PixelWeights, pixel_network
-from .second_order import reference_backward
 from .select import passes_selftest, tf32_allowed, use_cuda, use_triton
 
 if TYPE_CHECKING:

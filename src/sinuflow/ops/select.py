@@ -1,6 +1,6 @@
 """Which implementation of an op runs: its reference in PyTorch, or the fused kernels of a backend.
 
-On a CPU, float32 waves are compiled by a C++ compiler. On a GPU, a float32 flow that fits goes through the CUDA flow
+On a CPU, waves are compiled by a C++ compiler. On a GPU, a float32 flow that fits goes through the CUDA flow
 program, and a PixelCNN through CUDA or Triton; everything else goes through Triton, op by op. The reference runs where
 no backend is available, under ``torch.compile``, tracing and function transforms, and where a kernel fails its
 self-test. ``SINUFLOW_KERNELS=reference`` (or ``plain``) selects the reference everywhere, ``triton`` excludes CUDA C++.
@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 
 from ..errors import KernelWarning
 from .backends.cpp.compiler import NativeError, NoCompilerError
-from .backends.cpp.library import MOST_WAVES, library
+from .backends.cpp.library import library
 from .backends.cuda.compiler import CompilerError, find_compiler
 
 #: The first compute capability that Triton supports, and the first one whose tensor cores multiply TF32 numbers.
@@ -72,25 +72,23 @@ def use_cuda(x: Tensor, *parameters: Tensor) -> bool:
     return x.dtype in (torch.float32, torch.float64) and cuda_backend(x.device).available
 
 
-def wave_kernels(waves: int, x: Tensor, *others: Tensor, fine: bool = False) -> ModuleType | None:
-    """The package that has fused kernels for a feature-major batch ``x`` and so many waves, if any has.
+def wave_kernels(x: Tensor, *others: Tensor, mixed: bool = False) -> ModuleType | None:
+    """The package that has fused kernels for the waves of a feature-major batch ``x``, if any has.
 
     Both have the modules ``scale_stack`` and ``conditional_waves``, with the same functions. Kernels take bare memory:
-    the other tensors must have the device and dtype of ``x``. With ``fine``, they may also be float32 beside a float64
+    the other tensors must have the device and dtype of ``x``. With ``mixed``, they may also be float32 beside a float64
     batch on a GPU; only ``scale_stack`` supports that, and without gradients.
     """
     if not fused_allowed() or any(t.device != x.device for t in others):
         return None
     if x.dtype not in (torch.float32, torch.float64):
         return None
-    mixed = fine and x.is_cuda and x.dtype == torch.float64 and all(t.dtype == torch.float32 for t in others)
+    mixed = mixed and x.is_cuda and x.dtype == torch.float64 and all(t.dtype == torch.float32 for t in others)
     if not mixed and any(t.dtype != x.dtype for t in others):
         return None
     if x.is_cuda:
         return _wave_package("triton") if triton_backend(x.device).available else None
-    if x.device.type != "cpu" or x.dtype != torch.float32 or waves > MOST_WAVES or not cpp_backend().available:
-        return None
-    return _wave_package("cpp")
+    return _wave_package("cpp") if x.device.type == "cpu" and cpp_backend().available else None
 
 
 @lru_cache(maxsize=2)

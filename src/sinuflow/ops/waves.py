@@ -1,4 +1,4 @@
-r"""One sinusoidal transformer, as arithmetic.
+r"""One sinusoidal transformer.
 
 With :math:`u = a x`, :math:`p = \alpha w \cos 2b` and :math:`q = \alpha w \sin 2b`,
 
@@ -7,11 +7,9 @@ With :math:`u = a x`, :math:`p = \alpha w \cos 2b` and :math:`q = \alpha w \sin 
     \tau'(x) &= 1 - \sum_k \left[ p_k (1 - 2 \sin^2 u_k) - 2 q_k \sin u_k \cos u_k \right] \\
     \tau''(x) &= \sum_k 2 a_k \left[ q_k (1 - 2 \sin^2 u_k) + 2 p_k \sin u_k \cos u_k \right]
 
-which is the paper's :math:`x + \alpha \sum_k w_k [\sin 2b_k - \sin(2 a_k x + 2 b_k)] / (2 a_k) + d`
-by the addition theorems, and has two virtues. Nothing cancels as :math:`a \to 0`, because
-:math:`\sin(u)/a \to x`. And value, slope and curvature are linear in the two numbers
-:math:`\sin^2 u` and :math:`\sin u \cos u`, which are rational in :math:`\tan u`: one
-transcendental function per wave gives all three.
+which is the paper's :math:`x + \alpha \sum_k w_k [\sin 2b_k - \sin(2 a_k x + 2 b_k)] / (2 a_k) + d` by the addition
+theorems. Nothing cancels as :math:`a \to 0`, because :math:`\sin(u)/a \to x`; and value, slope and curvature are linear
+in :math:`\sin^2 u` and :math:`\sin u \cos u`.
 """
 
 from __future__ import annotations
@@ -21,15 +19,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .tangent import tan_
-
 #: The largest residual weight. In float32 tanh reaches exactly 1, where the slope could vanish.
 ALPHA_MAX = 1 - 2**-10
 
 #: The smallest frequency. A wave this slow is a straight line over any sensible range.
 FREQUENCY_MIN = 1e-4
 
-#: Waves below about this frequency look straight over the range of standardised data.
+#: Waves below about this frequency are nearly linear over the range of standardised data.
 SLOW = 0.1
 
 
@@ -57,41 +53,8 @@ def sin_products(angle: Tensor) -> tuple[Tensor, Tensor]:
     return tangent * product, product
 
 
-class Scratch:
-    """Room for the sine products of (D, K, B) angles, to be filled again and again.
-
-    Fresh memory for every step would cost more than the arithmetic: the pages of a large block
-    go back to the system when it is freed, and must be mapped anew.
-    """
-
-    def __init__(self, like: Tensor, waves: int) -> None:
-        features, rows = like.shape
-        self.spare = like.new_empty((features, waves, rows))
-        self.table = like.new_empty((features, 2 * waves, rows))
-        self.results = like.new_empty((features, 3, rows))
-        self.value = torch.empty_like(like)
-
-    def fill(self, frequency: Tensor, x: Tensor, table: Tensor | None = None) -> Tensor:
-        r"""A table of :math:`\sin^2 u`, and below it :math:`\sin u \cos u`, for u = a x.
-
-        It is written to ``table``, or else to memory that the next call overwrites.
-        """
-        table = self.table if table is None else table
-        squares, products = table.chunk(2, dim=-2)
-        tangent = tan_(torch.mul(frequency, x.unsqueeze(-2), out=self.spare))
-        torch.div(tangent, torch.mul(tangent, tangent, out=squares).add_(1), out=products)
-        torch.mul(tangent, products, out=squares)
-        return table
-
-
-def feature_chunks(features: int, rows: int, waves: int) -> list[slice]:
-    """Features in groups whose tables stay in the processor's cache."""
-    size = max(1, 2**15 // max(1, rows * waves))
-    return [slice(start, min(start + size, features)) for start in range(0, features, size)]
-
-
 def transform(x: Tensor, waves: Waves) -> tuple[Tensor, Tensor]:
-    r"""The transformer :math:`\tau(x)` and :math:`\log \tau'(x)`, elementwise, in plain PyTorch.
+    r"""The transformer :math:`\tau(x)` and :math:`\log \tau'(x)`, elementwise.
 
     Example:
         >>> import torch
@@ -108,51 +71,36 @@ def transform(x: Tensor, waves: Waves) -> tuple[Tensor, Tensor]:
 
 
 class WaveFunction:
-    r"""The transformer as a monotone function to be inverted: value, slope and curvature at once.
+    r"""A transformer as a monotone function to be inverted: value, slope and curvature at once.
 
-    All three are linear in :math:`\sin^2 u` and :math:`\sin u \cos u`, so one contraction of a
-    table of coefficients with those two gives them all. Shapes are (D, ..., B), or (D, ..., 1) if
-    all rows share the waves.
+    All three are linear in :math:`\sin^2 u` and :math:`\sin u \cos u`, so one contraction of a table of coefficients
+    with those two gives them all. Shapes are (D, ..., B), or (D, ..., 1) if all rows share the waves.
 
     Args:
         frequency: a, (D, K, B).
         coefficients: of the table for value, slope and curvature, (D, 3, 2K, B).
-        constants: what is added to them, (D, 3, B).
+        constants: added to their sums, (D, 3, B).
         lowest_slope: a lower bound of the slope, (D, B); 2 minus it is an upper bound.
-        tilt: the slope at 0 of the waves that are too slow to turn among the data, (D, B).
-        scratch: memory to compute in; made when it is needed.
+        tilt: the slope at 0 of the waves that are nearly linear over the range of the data, (D, B).
     """
 
     def __init__(
-        self,
-        frequency: Tensor,
-        coefficients: Tensor,
-        constants: Tensor,
-        lowest_slope: Tensor,
-        tilt: Tensor,
-        scratch: Scratch | None = None,
+        self, frequency: Tensor, coefficients: Tensor, constants: Tensor, lowest_slope: Tensor, tilt: Tensor
     ) -> None:
         self._parts = frequency, coefficients, constants, lowest_slope, tilt
         self._frequency, self._coefficients, self._constants, self._lowest, self._tilt = self._parts
-        self._shared = frequency.shape[-1] == 1
-        self._matrix = coefficients.squeeze(-1) if self._shared else coefficients
-        self._scratch = scratch
 
     @classmethod
-    def stack(cls, waves: Waves, like: Tensor) -> list[WaveFunction]:
-        """The functions of a stack of transformers, whose waves are led by an axis of scales.
-
-        They are for tensors of the same shape as ``like``, and share their scratch memory.
-        """
+    def stack(cls, waves: Waves) -> list[WaveFunction]:
+        """The functions of a stack of transformers, whose waves have a leading axis of scales."""
         a, p, q, d = waves
-        twice, double = 2 * torch.cat([p, q], dim=-2), torch.cat([a, a], dim=-2)
+        both, double = 2 * torch.cat([p, q], dim=-2), torch.cat([a, a], dim=-2)
         signed = torch.cat([q, -p], dim=-2)
-        coefficients = torch.stack([signed / double, twice, -4 * double * signed], dim=-3)
+        coefficients = torch.stack([signed / double, both, -4 * double * signed], dim=-3)
         constants = torch.stack([d, 1 - p.sum(-2), (2 * a * q).sum(-2)], dim=-2)
         lowest = 1 - torch.hypot(p, q).sum(-2).clamp(max=ALPHA_MAX)
         tilt = 1 - (p / (1 + (a / SLOW) ** 4)).sum(-2)
-        scratch = Scratch(like, a.shape[-2])
-        return [cls(*parts, scratch) for parts in zip(a, coefficients, constants, lowest, tilt, strict=True)]
+        return [cls(*parts) for parts in zip(a, coefficients, constants, lowest, tilt, strict=True)]
 
     @property
     def lowest_slope(self) -> Tensor:
@@ -168,14 +116,14 @@ class WaveFunction:
         """The function of the elements (rows[j], columns[j]) alone, as a tensor of shape (1, count)."""
 
         def pick(part: Tensor) -> Tensor:
-            picked = part.squeeze(-1).index_select(0, rows) if self._shared else part[rows, ..., columns]
+            shared = part.shape[-1] == 1
+            picked = part.squeeze(-1).index_select(0, rows) if shared else part[rows, ..., columns]
             return picked.movedim(0, -1).contiguous().unsqueeze(0)
 
-        frequency, coefficients, constants, lowest, tilt = map(pick, self._parts)
-        return WaveFunction(frequency, coefficients, constants, lowest, tilt)
+        return WaveFunction(*map(pick, self._parts))
 
     def guess(self, target: Tensor) -> Tensor:
-        """Where to start: the solution if slow waves were straight lines, and fast ones were not there."""
+        """A first iterate: the solution if slow waves were linear, and fast ones absent."""
         return (target - self._constants[..., 0, :]) / self._tilt
 
     def bracket(self, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,16 +135,11 @@ class WaveFunction:
         return centre - radius - slack, centre + radius + slack
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        r""":math:`\tau(x)`, :math:`\tau'(x)` and :math:`\tau''(x)` for ``x`` of shape (D, B).
-
-        All three are valid until the next evaluation, which overwrites them.
-        """
-        if self._scratch is None:
-            self._scratch = Scratch(x, self._frequency.shape[-2])
-        table = self._scratch.fill(self._frequency, x)
-        if self._shared:
-            all_three = torch.baddbmm(self._constants, self._matrix, table, out=self._scratch.results)
+        r""":math:`\tau(x)`, :math:`\tau'(x)` and :math:`\tau''(x)` for ``x`` of shape (D, B)."""
+        table = torch.cat(sin_products(self._frequency * x.unsqueeze(-2)), dim=-2)
+        if self._coefficients.shape[-1] == 1:
+            results = torch.baddbmm(self._constants, self._coefficients.squeeze(-1), table)
         else:
-            all_three = (self._matrix * table.unsqueeze(-3)).sum(-2).add_(self._constants)
-        wave, slope, curvature = all_three.unbind(-2)
-        return torch.add(wave, x, out=self._scratch.value), slope, curvature
+            results = (self._coefficients * table.unsqueeze(-3)).sum(-2) + self._constants
+        rise, slope, curvature = results.unbind(-2)
+        return rise + x, slope, curvature

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ..ops.conditional_waves import Shape, conditional_waves, constrained, gradients
-from ..ops.select import wave_kernels
-from ..ops.stack_inverse import invert_stack
+from ..ops.conditional_waves import Shape, backward, conditional_waves, inverse
 from ..registry import register
 from ..solvers import Root, SolverOptions
 from .base import Transformer
@@ -40,16 +37,7 @@ class ConditionalWaves(Transformer):
         return conditional_waves(x, h, self.shape)
 
     def inverse(self, z: Tensor, h: Tensor, options: SolverOptions) -> Root:
-        kernels = wave_kernels(self.waves, z, h) if options.method == "certified" else None
-        if kernels is not None:
-            return Root(*kernels.conditional_waves.inverse(z, h, *self.shape, options.limit))
-        shift, log_scale, waves = constrained(h, self.shape)
-        root = invert_stack(z, waves, options)
-        scale = torch.exp(log_scale)
-        x = (root.x - shift) / scale
-        finite = x.isfinite()  # the division may overflow
-        residual = torch.where(finite, root.residual, torch.inf)
-        return Root(x, root.slope * scale, root.iterations, residual, root.converged & finite)
+        return inverse(z, h, self.shape, options)
 
     def gradients(self, x: Tensor, h: Tensor, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor, Tensor]:
-        return gradients(x, h, self.shape, grad_z, grad_ladj)
+        return backward(x, h, self.shape, grad_z, grad_ladj)

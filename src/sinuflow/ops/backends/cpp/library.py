@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,16 +19,20 @@ from .. import cache
 from . import compiler
 from .compiler import NativeError
 
-#: As in waves.cpp.
-LANES, MOST_WAVES = 64, 64
-#: Numbers, features times rows, below which more threads are not worth waking.
+#: Rows of a tile, as in waves.cpp.
+LANES = 64
+#: Elements per thread below which more threads are not worth waking.
 _WORTH_A_THREAD = 16_384
 
 SOURCE = Path(__file__).with_name("waves.cpp")
-FUNCTIONS = (
-    *("scale_forward", "scale_backward", "scale_inverse"),
-    *("conditional_forward", "conditional_backward", "conditional_inverse"),
-)
+#: The C++ types of the dtypes that have kernels.
+_TYPES = {torch.float32: "float", torch.float64: "double"}
+FUNCTIONS = [
+    f"{kind}_{dtype}_{name}"
+    for kind in ("shared", "row", "conditional")
+    for dtype in _TYPES.values()
+    for name in ("forward", "backward", "inverse")
+]
 
 
 @lru_cache(maxsize=1)
@@ -92,28 +95,31 @@ def _load_from_copy(content: bytes) -> ctypes.CDLL:
         return ctypes.CDLL(str(path))
 
 
-def call(name: str, work: int, rows: int, *arguments: Any) -> None:
-    """Call a kernel on all rows, on as many threads as PyTorch would use for so much ``work``."""
-    function: Callable[..., None] = getattr(library(), name)
-    given = [_argument(argument) for argument in arguments]
+def call(
+    name: str, effort: int, x: Tensor, scales: int, waves: int, *tensors: Tensor, last: tuple[int, ...] = ()
+) -> None:
+    """Call a kernel on all rows of ``x``, on as many threads as PyTorch would use for so much work.
+
+    ``effort`` is the work per transformer and element, in multiples of that of the forward map; 0 means one thread.
+    """
+    function: Callable[..., None] = getattr(library(), name.replace("_", f"_{_TYPES[x.dtype]}_"))
+    features, rows = x.shape
+    contiguous = [t.contiguous() for t in tensors]  # outputs are already
+    arguments = [ctypes.c_void_p(t.data_ptr()) for t in contiguous]
+    arguments += [features, ctypes.c_int64(rows), scales, waves, *last]  # type: ignore[list-item]
+    work = effort * scales * x.numel()
     threads = max(1, min(torch.get_num_threads(), work // _WORTH_A_THREAD, -(-rows // LANES)))
     if threads == 1:
-        function(*given, ctypes.c_int64(0), ctypes.c_int64(rows))
+        function(*arguments, ctypes.c_int64(0), ctypes.c_int64(rows))
         return
     share = -(-rows // threads // LANES) * LANES
     parts = [(start, min(start + share, rows)) for start in range(0, rows, share)]
-    jobs = [_pool().submit(function, *given, ctypes.c_int64(a), ctypes.c_int64(b)) for a, b in parts]
+    jobs = [_pool().submit(function, *arguments, ctypes.c_int64(a), ctypes.c_int64(b)) for a, b in parts]
     try:
         for job in jobs:
             job.result()
     finally:
         wait(jobs)  # an interrupt must not free the memory that they write to
-
-
-def _argument(argument: Any) -> Any:
-    if argument is None:
-        return ctypes.c_void_p(None)
-    return ctypes.c_void_p(argument.data_ptr()) if isinstance(argument, Tensor) else argument
 
 
 @lru_cache(maxsize=1)

@@ -1,8 +1,6 @@
-"""The stack of sinusoidal transformers whose waves all rows share; the plain version is one folder up."""
+"""A stack of sinusoidal transformers, with waves that all rows share or one set per row."""
 
 from __future__ import annotations
-
-import ctypes
 
 import torch
 from torch import Tensor
@@ -11,44 +9,41 @@ from ...waves import Waves
 from .library import call
 
 
-def forward(x: Tensor, waves: Waves, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The value (D, B), the log-determinant (B,), and with ``keep`` the input of every transformer, (n, D, B)."""
+def forward(x: Tensor, *waves: Tensor, keep: bool = False) -> tuple[Tensor, Tensor]:
+    """The value (D, B) and the log-determinant (B,); nothing is kept for the backward pass."""
     x = x.contiguous()
-    count, features, width, _ = waves.frequency.shape
-    rows = x.shape[-1]
-    value, ladj = torch.empty_like(x), x.new_empty(rows)
-    inputs = x.new_empty((count, *x.shape) if keep else (0,))
-    numbers = [t.contiguous() for t in waves]
-    tensors = (x, *numbers, value, ladj, inputs if keep else None)
-    call("scale_forward", count * x.numel(), rows, *tensors, features, ctypes.c_int64(rows), count, width)
-    return value, ladj, inputs
+    z, ladj = torch.empty_like(x), x.new_empty(x.shape[-1])
+    _call("forward", 1, x, Waves(*waves), z, ladj)
+    return z, ladj
 
 
-def backward(inputs: Tensor, waves: Waves, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor, Waves]:
-    """The chain rule through :func:`forward`: gradients of x and of the waves."""
-    count, features, width, _ = waves.frequency.shape
-    rows = grad_z.shape[-1]
-    grad_z, grad_ladj = grad_z.contiguous(), grad_ladj.contiguous()
-    grad_x = torch.empty_like(grad_z)
-    sums = grad_z.new_zeros((count, features, 3 * width + 1))
-    a, p, q, _ = (t.contiguous() for t in waves)
-    tensors = (inputs, a, p, q, grad_z, grad_ladj, grad_x, sums)
-    # By one thread, because all rows add to the same sums.
-    call("scale_backward", 0, rows, *tensors, features, ctypes.c_int64(rows), count, width)
-    of_a, of_p, of_q, of_d = sums.unsqueeze(-1).split([width, width, width, 1], dim=-2)
-    return grad_x, Waves(of_a.contiguous(), of_p.contiguous(), of_q.contiguous(), of_d.squeeze(-2))
+def backward(
+    x: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, grad_z: Tensor, grad_ladj: Tensor
+) -> tuple[Tensor, ...]:
+    """Gradients of x and of the waves."""
+    x, waves = x.contiguous(), Waves(a, p, q, d)
+    scales, features, width, columns = a.shape
+    grad_x, gradients = torch.empty_like(x), x.new_zeros((scales, features, 3 * width + 1, columns))
+    # With shared waves on one thread, because all rows are accumulated into the same gradients.
+    _call("backward", 0 if columns == 1 else 3, x, waves, grad_z, grad_ladj, grad_x, gradients)
+    of_a, of_p, of_q, of_d = gradients.split([width, width, width, 1], dim=-2)
+    of_d = of_d.squeeze(-2).sum_to_size(d.shape)
+    return grad_x, of_a.contiguous(), of_p.contiguous(), of_q.contiguous(), of_d
 
 
-def inverse(z: Tensor, waves: Waves, max_iterations: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def inverse(
+    z: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, max_iterations: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """x (D, B); for every row the inverse's log-determinant, the iterations, the residual, and whether it converged."""
     z = z.contiguous()
-    count, features, width, _ = waves.frequency.shape
-    rows = z.shape[-1]
-    x, ladj, residual = torch.empty_like(z), z.new_empty(rows), z.new_empty(rows)
-    iterations = torch.empty_like(ladj, dtype=torch.int32)
-    converged = torch.empty_like(ladj, dtype=torch.bool)
-    numbers = [t.contiguous() for t in waves]
-    tensors = (z, *numbers, x, ladj, iterations, residual, converged)
-    sizes = (features, ctypes.c_int64(rows), count, width, max_iterations)
-    call("scale_inverse", 8 * count * z.numel(), rows, *tensors, *sizes)
+    x, ladj, residual = torch.empty_like(z), z.new_empty(z.shape[-1]), z.new_empty(z.shape[-1])
+    iterations, converged = torch.empty_like(ladj, dtype=torch.int32), torch.empty_like(ladj, dtype=torch.bool)
+    _call("inverse", 8, z, Waves(a, p, q, d), x, ladj, iterations, residual, converged, last=(max_iterations,))
     return x, ladj, iterations, residual, converged
+
+
+def _call(name: str, effort: int, x: Tensor, waves: Waves, *tensors: Tensor, last: tuple[int, ...] = ()) -> None:
+    scales, _, width, columns = waves.frequency.shape
+    kind = "shared" if columns == 1 else "row"
+    shift = waves.shift.expand(*waves.shift.shape[:-1], columns)
+    call(f"{kind}_{name}", effort, x, scales, width, x, *waves[:3], shift, *tensors, last=last)

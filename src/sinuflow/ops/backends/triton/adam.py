@@ -9,12 +9,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ...adam import BETA1, BETA2, EPSILON, PART, Flat, Rules
-from .tiles import on_its_device
+from .launch import device_guard
 
 _BLOCK = 1024
 
 
-@on_its_device
+@device_guard
 def step(rules: Rules, control: Tensor, rates: Tensor, losses: Tensor, sign: int, flat: Flat) -> None:
     """As :func:`sinuflow.ops.adam.step`."""
     parameters, gradient, first, second, average = flat

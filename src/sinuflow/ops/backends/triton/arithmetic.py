@@ -1,4 +1,4 @@
-"""Device functions that the kernels share: sine and cosine, one wave, and its constrained parameters."""
+"""Elementary device functions: sine and cosine, softplus, softmax, compensated sums."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ import triton.language as tl
 
 
 @triton.jit
-def _near_zero(u):
-    """Sine and cosine of r = u - n π/2, about [-π/4, π/4], by polynomials; and bits, of which the last two are n's.
-
-    All of it in float32.
-    """
-    # Added to 1.5 * 2^23, a number is rounded to a whole one, which is in the last bits then.
+def _reduced(u):
+    """Sine and cosine of r = u - n π/2, about [-π/4, π/4], by float32 polynomials; the last two of the bits are n's."""
+    # The sum with 1.5 * 2^23 is rounded to an integer, which is in its last bits.
     rounded = u * 0.6366197723675814 + 12582912.0
     quarter = rounded - 12582912.0
     # π/2 in three parts, so that the remainder keeps its digits.
     r = tl.fma(quarter, -1.5707964, u)
     r = tl.fma(quarter, 4.371139e-08, r)
     r = tl.fma(quarter, 1.7151245e-15, r)
-    # Beyond 2^22 quarters the remainder is noise: hold it in range, so that slopes stay positive. A little more than
-    # π/4 is in range, because 2/π is rounded, too.
+    # Beyond 2^22 quarters the remainder is noise: clamp it, so that slopes stay positive. The bound exceeds π/4 a
+    # little, because 2/π is rounded.
     r = tl.where(r < -0.8, -0.8, r)  # NaN stays
     r = tl.where(r > 0.8, 0.8, r)
     s = r * r
@@ -30,10 +27,8 @@ def _near_zero(u):
 
 
 @triton.jit
-def _near_zero_finely(u):
-    """The same in float64, for u that are not huge: polynomials with an error of 1e-16, at a fraction of the cost of
-    the library's functions.
-    """
+def _reduced_float64(u):
+    """The same in float64, for moderate u: an error of 1e-16, at a fraction of the cost of the library's functions."""
     rounded = u * 0.6366197723675814 + 6755399441055744.0
     quarter = rounded - 6755399441055744.0
     r = tl.fma(quarter, tl.full(u.shape, -1.5707963267948966, tl.float64), u)
@@ -55,7 +50,7 @@ def sin_cos(u):
         sine = tl.sin(u)
         cosine = tl.cos(u)
     else:
-        low, high, turn = _near_zero(u)
+        low, high, turn = _reduced(u)
         odd = (turn & 1) == 1
         sine = tl.where(odd, high, low)
         cosine = tl.where(odd, low, high)
@@ -65,8 +60,8 @@ def sin_cos(u):
 
 
 @triton.jit
-def exact_sum(x, more):
-    """The rounded sum of two numbers, and what rounding took of it."""
+def two_sum(x, more):
+    """The sum of two numbers, and its rounding error."""
     total = x + more
     added = total - x
     return total, (x - (total - added)) + (more - added)
@@ -76,6 +71,18 @@ def exact_sum(x, more):
 def softplus(x):
     """log(1 + e^x) without overflow."""
     return tl.maximum(x, 0.0) + log1p(tl.exp(-tl.abs(x)))
+
+
+@triton.jit
+def softmax_parts(weights, stride, inside, WAVES: tl.constexpr):
+    """The largest of some weights, and the sum of e^(w - largest)."""
+    largest = tl.load(weights, inside, 0.0)
+    for k in tl.static_range(1, WAVES):
+        largest = tl.maximum(largest, tl.load(weights + k * stride, inside, 0.0))
+    total = tl.zeros_like(largest)
+    for k in tl.static_range(WAVES):
+        total += tl.exp(tl.load(weights + k * stride, inside, 0.0) - largest)
+    return largest, total
 
 
 @triton.jit
@@ -105,21 +112,21 @@ def tanh(x):
 
 
 @triton.jit
-def wave_products(x, a, FINE: tl.constexpr = False):
-    """sin² u and sin u cos u for u = a x: of the quarters of a turn, only whether they are odd matters.
+def wave_products(x, a, MIXED: tl.constexpr = False):
+    """sin² u and sin u cos u for u = a x, which depend only on whether the number of quarter turns is odd.
 
-    FINE: whether x is float64 because of what is lost in float32, and not huge.
+    MIXED: whether x is a moderate float64 number and a was float32.
     """
     u = a * x
-    if u.dtype == tl.float64 and not FINE:
+    if u.dtype == tl.float64 and not MIXED:
         sine = tl.sin(u)
         square = sine * sine
         product = sine * tl.cos(u)
     else:
-        if FINE:
-            sine, cosine, turn = _near_zero_finely(u)
+        if MIXED:
+            sine, cosine, turn = _reduced_float64(u)
         else:
-            sine, cosine, turn = _near_zero(u)
+            sine, cosine, turn = _reduced(u)
         odd = (turn & 1) == 1
         side = tl.where(odd, cosine, sine)
         square = side * side

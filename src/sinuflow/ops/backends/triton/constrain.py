@@ -1,6 +1,6 @@
-"""From free numbers to waves in one launch, and back again for the gradients.
+"""From unconstrained parameters to waves in one launch, and their gradients in another.
 
-The plain version is :mod:`sinuflow.ops.constrain`. Shapes are (M, K, B), and (M, B) for strengths.
+Shapes are (M, K, B), and (M, B) for strengths.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ import triton.language as tl
 from torch import Tensor
 
 from ...waves import ALPHA_MAX, FREQUENCY_MIN
-from .arithmetic import sigmoid, sin_cos, softplus, tanh
-from .tiles import on_its_device
+from .arithmetic import sigmoid, sin_cos, softmax_parts, softplus, tanh
+from .launch import device_guard
 
 _BLOCK = 128
 
 
-@on_its_device
+@device_guard
 def forward(frequency: Tensor, phase: Tensor, weight: Tensor, strength: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """a, p and q."""
-    free = [t.contiguous() for t in (frequency, phase, weight, strength)]
-    a, p, q = (torch.empty_like(free[0]) for _ in range(3))
+    parameters = [t.contiguous() for t in (frequency, phase, weight, strength)]
+    a, p, q = (torch.empty_like(parameters[0]) for _ in range(3))
     if strength.numel():
-        _forward[_grid(strength)](*free, a, p, q, strength.numel(), **_constants(frequency))
+        _forward[_grid(strength)](*parameters, a, p, q, strength.numel(), **_constants(frequency))
     return a, p, q
 
 
-@on_its_device
+@device_guard
 def backward(
-    free: tuple[Tensor, Tensor, Tensor, Tensor], grad_a: Tensor, grad_p: Tensor, grad_q: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of the free numbers."""
-    numbers = [t.contiguous() for t in (*free, grad_a, grad_p, grad_q)]
-    grads = [torch.empty_like(t) for t in numbers[:4]]
-    if free[3].numel():
-        _backward[_grid(free[3])](*numbers, *grads, free[3].numel(), **_constants(free[0]))
-    return grads[0], grads[1], grads[2], grads[3]
+    frequency: Tensor, phase: Tensor, weight: Tensor, strength: Tensor, grad_a: Tensor, grad_p: Tensor, grad_q: Tensor
+) -> tuple[Tensor, ...]:
+    """The gradients of the unconstrained parameters."""
+    inputs = [t.contiguous() for t in (frequency, phase, weight, strength, grad_a, grad_p, grad_q)]
+    grads = [torch.empty_like(t) for t in inputs[:4]]
+    if strength.numel():
+        _backward[_grid(strength)](*inputs, *grads, strength.numel(), **_constants(frequency))
+    return tuple(grads)
 
 
 def _grid(strength: Tensor) -> tuple[int]:
@@ -55,7 +55,7 @@ def _constants(frequency: Tensor) -> dict[str, float]:
 
 @triton.jit
 def _places(size, rows, WAVES: tl.constexpr, BLOCK: tl.constexpr):
-    """This program's strengths, and where the first of each one's waves is."""
+    """Offsets of this program's strengths, and of the first of each one's waves, and the mask."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     return place, (place // rows) * rows * WAVES + place % rows, place < size
 
@@ -67,12 +67,7 @@ def _forward(
 ):  # fmt: skip
     place, first, inside = _places(size, rows, WAVES, BLOCK)
     alpha = ALPHA_MAX * tanh(tl.load(strength_at + place, inside, 0.0))
-    largest = tl.load(weight_at + first, inside, 0.0)
-    for k in tl.static_range(1, WAVES):
-        largest = tl.maximum(largest, tl.load(weight_at + first + k * rows, inside, 0.0))
-    total = tl.zeros_like(largest)
-    for k in tl.static_range(WAVES):
-        total += tl.exp(tl.load(weight_at + first + k * rows, inside, 0.0) - largest)
+    largest, total = softmax_parts(weight_at + first, rows, inside, WAVES)
     for k in tl.static_range(WAVES):
         at = first + k * rows
         share = alpha * tl.exp(tl.load(weight_at + at, inside, 0.0) - largest) / total
@@ -91,16 +86,12 @@ def _backward(
     place, first, inside = _places(size, rows, WAVES, BLOCK)
     strength = tanh(tl.load(strength_at + place, inside, 0.0))
     alpha = ALPHA_MAX * strength
-    largest = tl.load(weight_at + first, inside, 0.0)
-    for k in tl.static_range(1, WAVES):
-        largest = tl.maximum(largest, tl.load(weight_at + first + k * rows, inside, 0.0))
-    total = tl.zeros_like(largest)
+    largest, total = softmax_parts(weight_at + first, rows, inside, WAVES)
     mixed = tl.zeros_like(largest)
     for k in tl.static_range(WAVES):
         at = first + k * rows
         e = tl.exp(tl.load(weight_at + at, inside, 0.0) - largest)
         sine, cosine = sin_cos(2.0 * tl.load(phase_at + at, inside, 0.0))
-        total += e
         mixed += e * (tl.load(grad_p_at + at, inside, 0.0) * cosine + tl.load(grad_q_at + at, inside, 0.0) * sine)
     mixed = mixed / total  # the gradient of α
     tl.store(of_strength_at + place, mixed * ALPHA_MAX * (1.0 - strength * strength), inside)

@@ -1,10 +1,7 @@
-r"""The stack of sinusoidal transformers whose waves all rows share: forward, backward and inverse.
+r"""A stack of sinusoidal transformers, with waves that all rows share or one set per row: forward, backward, inverse.
 
-Forward and inverse also take float64 rows with float32 waves, for those who want to lose nothing between layers;
-log-determinants are float32 then.
-
-The formulas are those of :mod:`sinuflow.ops.waves`; the plain version is
-:mod:`sinuflow.ops.scale_stack`.
+Forward and inverse also take float64 rows with float32 waves, for high precision between layers; log-determinants are
+float32 then. The formulas are those of :mod:`sinuflow.ops.waves`.
 """
 
 from __future__ import annotations
@@ -14,113 +11,133 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...waves import ALPHA_MAX, SLOW, Waves
-from .arithmetic import exact_sum, wave_products
-from .search import advance, is_finite
-from .tiles import by_row, on_its_device, own_row, tile, tiling
+from ...waves import ALPHA_MAX, SLOW
+from .arithmetic import two_sum, wave_products
+from .launch import device_guard, per_row, reduce_tiles, tile, tile_slot, tiling
+from .newton import advance, is_finite
 
-#: Rows that a warp of the backward pass takes at least, and at most; and bytes of a table of waves by rows, which is in
-#: its registers several times.
-_WARP, _MOST_ROWS, _TABLE = 32, 128, 2048
+#: Rows of a program of the backward pass, at least (one warp) and at most; and the bytes of its table of waves by rows,
+#: of which registers hold several.
+_WARP, _MAX_ROWS, _TABLE_BYTES = 32, 128, 2048
 
 
-@on_its_device
-def forward(x: Tensor, waves: Waves, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+@device_guard
+def forward(x: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, keep: bool = False) -> tuple[Tensor, ...]:
     """The value (D, B), the log-determinant (B,), and with ``keep`` the input of every transformer, (n, D, B)."""
     x = x.contiguous()
-    count, features, width, _ = waves.frequency.shape
+    shape = _shape(a)
     grid, padded, height = tiling(x)
-    value, ladj = torch.empty_like(x), waves.shift.new_empty((x.shape[-1], grid[1]))
-    inputs = x.new_empty((count, *x.shape) if keep else (0,))
+    value, ladj = torch.empty_like(x), d.new_empty((x.shape[-1], grid[1]))
+    inputs = x.new_empty((len(a), *x.shape) if keep else (0,))
     _forward[grid](
-        x, *_contiguous(waves), value, ladj, inputs, x.shape[-1], features,
-        SCALES=count, WAVES=width, KEEP=keep, FINE=waves.shift.dtype != x.dtype, FEATURES=padded, ROWS=height,
-        num_warps=_warps(x),
+        x, *_contiguous(a, p, q, d), value, ladj, inputs, x.shape[-1], len(x),
+        KEEP=keep, MIXED=d.dtype != x.dtype, FEATURES=padded, ROWS=height, num_warps=_warps(x), **shape,
     )  # fmt: skip
-    return value, by_row(ladj, Tensor.sum), inputs
+    results = value, reduce_tiles(ladj, Tensor.sum)
+    return (*results, inputs) if keep else results
 
 
-@on_its_device
-def backward(inputs: Tensor, waves: Waves, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor, Waves]:
-    """The chain rule through :func:`forward`: gradients of x and of the waves."""
-    count, features, width, _ = waves.frequency.shape
+@device_guard
+def backward(
+    x: Tensor,
+    a: Tensor,
+    p: Tensor,
+    q: Tensor,
+    d: Tensor,
+    grad_z: Tensor,
+    grad_ladj: Tensor,
+    inputs: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """Gradients of x and of the waves; ``inputs`` are those that :func:`forward` keeps."""
+    if inputs is None:
+        inputs = forward(x, a, p, q, d, keep=True)[2]
+    shape = _shape(a)
     grad_z, grad_ladj = grad_z.contiguous(), grad_ladj.contiguous()
-    grad_x, rows = torch.empty_like(grad_z), grad_z.shape[-1]
-    # A warp has one feature of some rows, so that its sums over rows need nobody else. They are added up in a fixed
-    # order, so that results repeat.
-    padded = triton.next_power_of_2(width)
-    height = max(_WARP, min(_MOST_ROWS, triton.next_power_of_2(rows), _TABLE // (padded * grad_z.element_size())))
+    grad_x, (features, rows) = torch.empty_like(grad_z), grad_z.shape
+    # A program has one warp and one feature, so that sums over rows stay within the warp. Partial sums are added in a
+    # fixed order, so that results are deterministic.
+    padded = triton.next_power_of_2(shape["WAVES"])
+    table = _TABLE_BYTES if shape["SHARED"] else _TABLE_BYTES // 2
+    height = max(_WARP, min(_MAX_ROWS, triton.next_power_of_2(rows), table // (padded * grad_z.element_size())))
     parts = max(1, triton.cdiv(rows, height))
-    sums = grad_z.new_empty((parts, (3 * width + 1) * count * features))
+    sizes = [t.numel() for t in _contiguous(a, p, q, d)]
+    gradients = grad_z.new_empty((parts if shape["SHARED"] else 1, sum(sizes)))
     _backward[(features * parts,)](
-        inputs, *_contiguous(waves)[:3], grad_z, grad_ladj, grad_x, sums, rows, features,
-        SCALES=count, WAVES=width, PADDED=padded, ROWS=height, num_warps=1,
+        inputs, *_contiguous(a, p, q, d)[:3], grad_z, grad_ladj, grad_x, gradients, rows, features,
+        PADDED=padded, ROWS=height, num_warps=1, **shape,
     )  # fmt: skip
-    total = sums[0] if parts == 1 else sums.sum(0)
-    *of_waves, of_d = total.split([waves.frequency.numel()] * 3 + [waves.shift.numel()])
-    of_a, of_p, of_q = (t.view(waves.frequency.shape) for t in of_waves)
-    return grad_x, Waves(of_a, of_p, of_q, of_d.view(waves.shift.shape))
+    total = gradients[0] if len(gradients) == 1 else gradients.sum(0)
+    of_a, of_p, of_q, of_d = total.split(sizes)
+    of_d = of_d.view(*d.shape[:-1], -1).sum_to_size(d.shape)
+    return grad_x, of_a.view_as(a), of_p.view_as(p), of_q.view_as(q), of_d
 
 
-@on_its_device
-def inverse(z: Tensor, waves: Waves, max_iterations: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+@device_guard
+def inverse(
+    z: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, max_iterations: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """x (D, B); for every row the inverse's log-determinant, the iterations, the residual, and whether it converged."""
     z = z.contiguous()
-    count, features, width, _ = waves.frequency.shape
     grid, padded, height = tiling(z)
     x, row = torch.empty_like(z), z.new_empty((z.shape[-1], grid[1]))
-    ladj, residual = torch.empty_like(row, dtype=waves.shift.dtype), torch.empty_like(row)
-    iterations = torch.empty_like(row, dtype=torch.int32)
-    converged = torch.empty_like(row, dtype=torch.bool)
+    ladj, residual = torch.empty_like(row, dtype=d.dtype), torch.empty_like(row)
+    iterations, converged = torch.empty_like(row, dtype=torch.int32), torch.empty_like(row, dtype=torch.bool)
     _inverse[grid](
-        z, *_contiguous(waves), x, ladj, iterations, residual, converged, z.shape[-1], features, max_iterations,
-        SCALES=count, WAVES=width, EPSILON=torch.finfo(z.dtype).eps, ALPHA_MAX=ALPHA_MAX, SLOW=SLOW,
-        FINE=waves.shift.dtype != z.dtype, FEATURES=padded, ROWS=height, num_warps=_warps(z),
+        z, *_contiguous(a, p, q, d), x, ladj, iterations, residual, converged, z.shape[-1], len(z), max_iterations,
+        EPSILON=torch.finfo(z.dtype).eps, ALPHA_MAX=ALPHA_MAX, SLOW=SLOW, MIXED=d.dtype != z.dtype,
+        FEATURES=padded, ROWS=height, num_warps=_warps(z), **_shape(a),
     )  # fmt: skip
-    most, worst = by_row(iterations, Tensor.amax), by_row(residual, Tensor.amax)
-    return x, by_row(ladj, Tensor.sum), most, worst, by_row(converged, Tensor.all)
+    most, worst = reduce_tiles(iterations, Tensor.amax), reduce_tiles(residual, Tensor.amax)
+    return x, reduce_tiles(ladj, Tensor.sum), most, worst, reduce_tiles(converged, Tensor.all)
+
+
+def _shape(a: Tensor) -> dict[str, int]:
+    return {"SCALES": len(a), "WAVES": a.shape[-2], "SHARED": a.shape[-1] == 1}
 
 
 def _warps(x: Tensor) -> int:
-    """Of a tile: doubles take so many registers that few others would have room beside a thread with four of them."""
+    """Warps of a tile: with float64, four elements per thread would leave too few registers for other warps."""
     return 8 if x.dtype == torch.float64 else 4
 
 
-def _contiguous(waves: Waves) -> tuple[Tensor, ...]:
-    return tuple(t.contiguous() for t in waves)
+def _contiguous(a: Tensor, p: Tensor, q: Tensor, d: Tensor) -> list[Tensor]:
+    return [t.contiguous() for t in (a, p, q, d.expand(*d.shape[:-1], a.shape[-1]))]
 
 
 @triton.jit
 def _wave(x, a_at, p_at, q_at, at, here):
     """The constrained parameters of one wave of every feature, in the precision of x."""
-    a = tl.load(a_at + at, here, 1.0)[:, None].to(x.dtype)
-    p = tl.load(p_at + at, here, 0.0)[:, None].to(x.dtype)
-    q = tl.load(q_at + at, here, 0.0)[:, None].to(x.dtype)
+    a = tl.load(a_at + at, here, 1.0).to(x.dtype)
+    p = tl.load(p_at + at, here, 0.0).to(x.dtype)
+    q = tl.load(q_at + at, here, 0.0).to(x.dtype)
     return a, p, q
 
 
 @triton.jit
-def _evaluate(x, a_at, p_at, q_at, d_at, place, here, WAVES: tl.constexpr, FINE: tl.constexpr):
-    """The rise τ(x) - x, slope and curvature of the transformers that ``place`` counts.
+def _evaluate(
+    x, a_at, p_at, q_at, d_at, place, row, rows, here,
+    WAVES: tl.constexpr, SHARED: tl.constexpr, MIXED: tl.constexpr,
+):  # fmt: skip
+    """The difference τ(x) - x, slope and curvature of the transformers with the indices ``place``.
 
-    Added to x one by one, every wave would be rounded as x is.
+    The waves are summed before x is added: added to x one by one, each would be rounded as x is.
     """
-    rise = tl.zeros_like(x) + tl.load(d_at + place, here, 0.0)[:, None]
+    rise = tl.zeros_like(x) + tl.load(d_at + per_row(place, row, rows, SHARED), here, 0.0)
     slope = tl.zeros_like(x) + 1.0
     curvature = tl.zeros_like(x)
-    if FINE:  # far beyond any pixel, where float32 has lost the phase of waves, they stay as they are; NaN stays, too
+    if MIXED:  # clamp where float32 parameters have lost the phase of the waves; NaN stays
         x = tl.where(x > 67108864.0, 67108864.0, x)
         x = tl.where(x < -67108864.0, -67108864.0, x)
     for k in tl.static_range(WAVES):
-        a, p, q = _wave(x, a_at, p_at, q_at, place * WAVES + k, here)
-        square, product = wave_products(x, a, FINE)
+        a, p, q = _wave(x, a_at, p_at, q_at, per_row(place * WAVES + k, row, rows, SHARED), here)
+        square, product = wave_products(x, a, MIXED)
         cosine = 1.0 - 2.0 * square
-        # A division of doubles takes as long as their sine. So they are divided as single numbers, and a step of
-        # Newton's leaves some 1e-14 of the rise, which is the same both ways.
-        if FINE:
-            shrink = (1.0 / a.to(tl.float32)).to(x.dtype)
-            shrink *= 2.0 - a * shrink
-            rise += (q * shrink) * square - (p * shrink) * product
+        # A float64 division takes as long as a sine. A float32 division and a step of Newton's method leave a relative
+        # error of 1e-14 of the rise, the same in forward and inverse.
+        if MIXED:
+            inverse = (1.0 / a.to(tl.float32)).to(x.dtype)
+            inverse *= 2.0 - a * inverse
+            rise += (q * inverse) * square - (p * inverse) * product
         else:
             rise += (q * square - p * product) / a
         slope -= p * cosine - 2.0 * q * product
@@ -131,28 +148,39 @@ def _evaluate(x, a_at, p_at, q_at, d_at, place, here, WAVES: tl.constexpr, FINE:
 @triton.jit(do_not_specialize=["rows"])
 def _forward(
     x_at, a_at, p_at, q_at, d_at, value_at, ladj_at, inputs_at, rows, features,
-    SCALES: tl.constexpr, WAVES: tl.constexpr, KEEP: tl.constexpr, FINE: tl.constexpr, FEATURES: tl.constexpr,
-    ROWS: tl.constexpr,
+    SCALES: tl.constexpr, WAVES: tl.constexpr, SHARED: tl.constexpr, KEEP: tl.constexpr, MIXED: tl.constexpr,
+    FEATURES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     feature, row, place, inside = tile(rows, features, FEATURES, ROWS)
-    here = feature < features
+    here = (feature < features)[:, None] if SHARED else inside
     x = tl.load(x_at + place, inside, 0.0)
     log_slope = tl.zeros((FEATURES, ROWS), ladj_at.dtype.element_ty)
     rest = tl.zeros((FEATURES, ROWS), x.dtype)
     for j in range(SCALES):
         if KEEP:
             tl.store(inputs_at + j * features * rows.to(tl.int64) + place, x, inside)
-        rise, slope, _ = _evaluate(x, a_at, p_at, q_at, d_at, j * features + feature, here, WAVES, FINE)
-        x, rest = exact_sum(x, rise + slope * rest)
+        rise, slope, _ = _evaluate(
+            x, a_at, p_at, q_at, d_at, j * features + feature, row, rows, here, WAVES, SHARED, MIXED
+        )  # fmt: skip
+        x, rest = two_sum(x, rise + slope * rest)
         log_slope += tl.log(slope.to(log_slope.dtype))
     tl.store(value_at + place, x, inside)
-    tl.store(ladj_at + own_row(row), tl.sum(tl.where(inside, log_slope, 0.0), 0), row < rows)
+    tl.store(ladj_at + tile_slot(row), tl.sum(tl.where(inside, log_slope, 0.0), 0), row < rows)
+
+
+@triton.jit
+def _store_gradient(to, at, gradient, exists, row, rows, inside, SHARED: tl.constexpr):
+    """The gradient of a wave: summed over rows if they share it."""
+    if SHARED:
+        tl.store(to + at, tl.sum(gradient, 1), exists)
+    else:
+        tl.store(to + per_row(at, row, rows, SHARED), gradient, exists[:, None] & inside[None, :])
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _backward(
-    inputs_at, a_at, p_at, q_at, grad_z_at, grad_ladj_at, grad_x_at, sums_at, rows, features,
-    SCALES: tl.constexpr, WAVES: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
+    inputs_at, a_at, p_at, q_at, grad_z_at, grad_ladj_at, grad_x_at, gradients_at, rows, features,
+    SCALES: tl.constexpr, WAVES: tl.constexpr, SHARED: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     feature = tl.program_id(0) % features
     part = (tl.program_id(0) // features).to(tl.int64)
@@ -164,34 +192,41 @@ def _backward(
     of_ladj = tl.load(grad_ladj_at + row, inside, 0.0)
     wave = tl.arange(0, PADDED)
     exists = wave < WAVES
-    count = SCALES * features * WAVES  # of numbers of one kind
-    sums = sums_at + part * (3 * count + SCALES * features)
+    here = exists[:, None] if SHARED else exists[:, None] & inside[None, :]
+    # Gradients of a, p and q, then of d; of shared waves, every part of the rows has its own.
+    if SHARED:
+        count = SCALES * features * WAVES
+        gradients = gradients_at + part * (3 * count + SCALES * features)
+    else:
+        count = SCALES * WAVES * size
+        gradients = gradients_at
     for backwards in range(SCALES):
         j = SCALES - 1 - backwards
         x = tl.load(inputs_at + j * size + place, inside, 0.0)
-        at = (j * features + feature) * WAVES + wave
-        a = tl.load(a_at + at, exists, 1.0)
-        p = tl.load(p_at + at, exists, 0.0)[:, None]
-        q = tl.load(q_at + at, exists, 0.0)[:, None]
-        shrink = (1.0 / a)[:, None]
-        a = a[:, None]
+        transformer = j * features + feature
+        at = transformer * WAVES + wave
+        a, p, q = _wave(x, a_at, p_at, q_at, per_row(at, row, rows, SHARED), here)
+        inverse = 1.0 / a
         square, product = wave_products(x[None, :], a)
         cosine = 1.0 - 2.0 * square
-        # By u = a x, the slope changes by twice the turn, and the rise by minus the bend over a.
+        # With respect to u = a x, the derivative of the slope is twice the turn, and that of the rise -bend / a.
         turn = q * cosine + 2.0 * p * product
         bend = p * cosine - 2.0 * q * product
-        rise = (q * square - p * product) * shrink
+        rise = (q * square - p * product) * inverse
         slope = 1.0 - tl.sum(bend, 0)
         of_slope = of_ladj / slope
-        of_rise = grad[None, :] * shrink
+        of_rise = grad[None, :] * inverse
         of_turn = 2.0 * of_slope * x
         of_a = of_turn[None, :] * turn - of_rise * (x[None, :] * bend + rise)
         of_p = -(of_rise * product + of_slope[None, :] * cosine)
         of_q = of_rise * square + 2.0 * of_slope[None, :] * product
-        tl.store(sums + at, tl.sum(of_a, 1), exists)
-        tl.store(sums + count + at, tl.sum(of_p, 1), exists)
-        tl.store(sums + 2 * count + at, tl.sum(of_q, 1), exists)
-        tl.store(sums + 3 * count + j * features + feature, tl.sum(grad, 0))
+        _store_gradient(gradients, at, of_a, exists, row, rows, inside, SHARED)
+        _store_gradient(gradients + count, at, of_p, exists, row, rows, inside, SHARED)
+        _store_gradient(gradients + 2 * count, at, of_q, exists, row, rows, inside, SHARED)
+        if SHARED:
+            tl.store(gradients + 3 * count + transformer, tl.sum(grad, 0))
+        else:
+            tl.store(gradients + 3 * count + transformer * rows.to(tl.int64) + row, grad, inside)
         grad = grad * slope + of_slope * tl.sum(2.0 * a * turn, 0)
     tl.store(grad_x_at + place, grad, inside)
 
@@ -199,11 +234,11 @@ def _backward(
 @triton.jit(do_not_specialize=["rows", "limit"])
 def _inverse(
     z_at, a_at, p_at, q_at, d_at, x_at, ladj_at, iterations_at, residual_at, converged_at, rows, features, limit,
-    SCALES: tl.constexpr, WAVES: tl.constexpr, EPSILON: tl.constexpr, ALPHA_MAX: tl.constexpr, SLOW: tl.constexpr,
-    FINE: tl.constexpr, FEATURES: tl.constexpr, ROWS: tl.constexpr,
+    SCALES: tl.constexpr, WAVES: tl.constexpr, SHARED: tl.constexpr, EPSILON: tl.constexpr, ALPHA_MAX: tl.constexpr,
+    SLOW: tl.constexpr, MIXED: tl.constexpr, FEATURES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     feature, row, place, inside = tile(rows, features, FEATURES, ROWS)
-    here = feature < features
+    here = (feature < features)[:, None] if SHARED else inside
     x = tl.load(z_at + place, inside, 0.0)
     log_slope = tl.zeros((FEATURES, ROWS), ladj_at.dtype.element_ty)
     worst = tl.zeros((FEATURES, ROWS), x.dtype)
@@ -212,56 +247,57 @@ def _inverse(
     rest = tl.zeros((FEATURES, ROWS), x.dtype)
     for backwards in range(SCALES):
         j = SCALES - 1 - backwards
-        # What is known of the function everywhere: bounds of its slope, and how far it is from x + centre.
-        shift = tl.load(d_at + j * features + feature, here, 0.0)[:, None].to(x.dtype)
-        spread = tl.zeros_like(shift)
+        # Global bounds: of the slope, and of the distance of τ(x) from x + centre.
+        transformer = j * features + feature
+        shift = tl.load(d_at + per_row(transformer, row, rows, SHARED), here, 0.0).to(x.dtype)
+        amplitude = tl.zeros_like(shift)
         centre = shift
         radius = tl.zeros_like(shift)
         tilt = tl.zeros_like(shift) + 1.0
         for k in tl.static_range(WAVES):
-            a, p, q = _wave(x, a_at, p_at, q_at, (j * features + feature) * WAVES + k, here)
+            a, p, q = _wave(x, a_at, p_at, q_at, per_row(transformer * WAVES + k, row, rows, SHARED), here)
             size = tl.sqrt(p * p + q * q)
-            spread += size
+            amplitude += size
             centre += 0.5 * q / a
             radius += 0.5 * size / a
             slowness = (a / SLOW) * (a / SLOW)
             tilt -= p / (1.0 + slowness * slowness)
-        lowest = 1.0 - tl.minimum(spread, ALPHA_MAX)
+        lowest = 1.0 - tl.minimum(amplitude, ALPHA_MAX)
         target = x
-        beyond = rest  # the target is both together
+        target_rest = rest  # the target is the sum of both
         middle = target - centre
         slack = 16.0 * EPSILON * (tl.abs(middle) + tl.abs(target) + radius)
         low = middle - radius - slack
         high = middle + radius + slack
         x = (target - shift) / tilt
-        used = tl.zeros((FEATURES, ROWS), tl.int32)
+        evaluated = tl.zeros((FEATURES, ROWS), tl.int32)
         last = tl.full((FEATURES, ROWS), float("inf"), x.dtype)
         residual = last
         slope = last
-        done = used > 0
-        settled = done
+        converged = evaluated > 0
+        finished = converged
         evaluations = 0
         left = 1
         while left > 0:
             rise, here_slope, curvature = _evaluate(
-                x, a_at, p_at, q_at, d_at, j * features + feature, here, WAVES, FINE
-            )
-            gap = (x - target) + (rise - beyond)
-            evaluations += 1
-            x, rest, low, high, last, settled, residual, slope, done, used = advance(
-                x, rest, target, gap, here_slope, curvature, lowest, low, high, last, settled, residual, slope, done,
-                used, evaluations, limit, EPSILON,
+                x, a_at, p_at, q_at, d_at, transformer, row, rows, here, WAVES, SHARED, MIXED
             )  # fmt: skip
-            left = tl.max(tl.max(tl.where(settled, 0, 1), 1), 0)
+            gap = (x - target) + (rise - target_rest)
+            evaluations += 1
+            x, rest, low, high, last, finished, residual, slope, converged, evaluated = advance(
+                x, rest, target, gap, here_slope, curvature, lowest, low, high, last, finished, residual, slope,
+                converged, evaluated, evaluations, limit, EPSILON,
+            )  # fmt: skip
+            left = tl.max(tl.max(tl.where(finished, 0, 1), 1), 0)
         log_slope += tl.log(slope.to(log_slope.dtype))
         worst = tl.maximum(worst, tl.where(residual == residual, residual, float("inf")))
-        good = good & done
-        most = tl.maximum(most, used)
+        good = good & converged
+        most = tl.maximum(most, evaluated)
     finite = is_finite(x)
     worst = tl.where(finite, worst, float("inf"))
     good = good & finite
     tl.store(x_at + place, x, inside)
-    tl.store(ladj_at + own_row(row), -tl.sum(tl.where(inside, log_slope, 0.0), 0), row < rows)
-    tl.store(iterations_at + own_row(row), tl.max(tl.where(inside, most, 0), 0), row < rows)
-    tl.store(residual_at + own_row(row), tl.max(tl.where(inside, worst, 0.0), 0), row < rows)
-    tl.store(converged_at + own_row(row), tl.min(tl.where(good | ~inside, 1, 0), 0) == 1, row < rows)
+    tl.store(ladj_at + tile_slot(row), -tl.sum(tl.where(inside, log_slope, 0.0), 0), row < rows)
+    tl.store(iterations_at + tile_slot(row), tl.max(tl.where(inside, most, 0), 0), row < rows)
+    tl.store(residual_at + tile_slot(row), tl.max(tl.where(inside, worst, 0.0), 0), row < rows)
+    tl.store(converged_at + tile_slot(row), tl.min(tl.where(good | ~inside, 1, 0), 0) == 1, row < rows)

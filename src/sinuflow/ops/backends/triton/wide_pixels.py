@@ -22,7 +22,7 @@ from ..cuda.pixels.layout import NONE, matrices_of
 from ..cuda.pixels.program import LearnResult, PackedPixels, PixelGradients
 from ..cuda.pixels.shape import FAR_PLACES, NEAR_PLACES, SKEW
 from . import wide_gradients, wide_inverse, wide_layers
-from .tiles import on_its_device
+from .launch import device_guard
 
 #: Images to a tile, and its warps, as measured on an H200: to learn, otherwise, and for the inverse.
 _TILE = {"ROWS": 64, "num_warps": 4}
@@ -160,7 +160,7 @@ class WideProgram:
         largest = x.new_zeros(x.shape[-1])
         return self._score(packed, x, added, False, largest), largest
 
-    @on_its_device
+    @device_guard
     def learn(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> LearnResult:
         """The same as :meth:`forward`, roughly, and all that the gradients need."""
         assert packed.backward is not None
@@ -168,7 +168,7 @@ class WideProgram:
         maps = self._stacks(kept, x.shape[-1])
         return LearnResult(self._run(packed.backward, packed.biases, x, added, reverse, maps, None), kept)
 
-    @on_its_device
+    @device_guard
     def _score(
         self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool, largest: Tensor | None
     ) -> Tensor:
@@ -220,7 +220,7 @@ class WideProgram:
             )  # fmt: skip
         return told
 
-    @on_its_device
+    @device_guard
     def inverse(self, packed: PackedPixels, z: Tensor, added: Tensor | None) -> Tensor:
         """x, given z, both of shape (D, B)."""
         assert packed.columns is not None
@@ -245,7 +245,7 @@ class WideProgram:
             )  # fmt: skip
         return x
 
-    @on_its_device
+    @device_guard
     def backward(
         self, weights: Tensor, x: Tensor, kept: Tensor, reverse: bool, grad: Tensor, conditional: bool
     ) -> PixelGradients:

@@ -1,4 +1,4 @@
-"""How the work is cut: one program takes a few rows of all features, or of as many as it has registers for."""
+"""Tiles and launches: a program takes a few rows of all features, or of as many features as registers hold."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: Numbers in a tile; features of which a tile has all; and features in a tile where there are more, so that it has many
-#: rows, and numbers that all rows share are worth reading.
-_TILE, _MOST_FEATURES, _FEW_FEATURES = 512, 64, 8
+#: Elements of a tile; the most features of which a tile has all; and the features of a tile where there are more: few,
+#: so that a tile has many rows for every parameter that rows share.
+_TILE, _MAX_FEATURES, _FEW_FEATURES = 512, 64, 8
+
+Wrapper = TypeVar("Wrapper", bound=Callable[..., Any])
 
 
 class Tiling(NamedTuple):
     """Tiles of a batch of shape (features, rows)."""
 
     grid: tuple[int, int]  # tiles of rows, and of features
-    features: int  # to a tile
+    features: int  # of a tile
     rows: int
 
 
-Wrapper = TypeVar("Wrapper", bound=Callable[..., Any])
-
-
-def on_its_device(wrapper: Wrapper) -> Wrapper:
-    """Launch a wrapper's kernels where its tensors are, whichever GPU is the current one."""
+def device_guard(wrapper: Wrapper) -> Wrapper:
+    """Launch kernels on the device of the first tensor, whichever GPU is the current one."""
 
     @functools.wraps(wrapper)
     def guarded(*arguments: Any, **options: Any) -> Any:
@@ -44,19 +43,19 @@ def on_its_device(wrapper: Wrapper) -> Wrapper:
 def tiling(x: Tensor) -> Tiling:
     """The tiles of a feature-major batch; there is at least one."""
     features, rows = x.shape
-    width = triton.next_power_of_2(features) if features <= _MOST_FEATURES else _FEW_FEATURES
+    width = triton.next_power_of_2(features) if features <= _MAX_FEATURES else _FEW_FEATURES
     height = _TILE // width
     return Tiling((max(1, triton.cdiv(rows, height)), triton.cdiv(features, width)), width, height)
 
 
-def by_row(numbers: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
-    """One number for each row, from those of every tile of features, (rows, tiles): quickly, if these are together."""
-    return numbers[:, 0] if numbers.shape[1] == 1 else reduce(numbers, 1)
+def reduce_tiles(values: Tensor, reduce: Callable[..., Tensor]) -> Tensor:
+    """One value for each row from those of all tiles of features, (rows, tiles)."""
+    return values[:, 0] if values.shape[1] == 1 else reduce(values, 1)
 
 
 @triton.jit
 def tile(rows, features, FEATURES: tl.constexpr, ROWS: tl.constexpr):
-    """This program's features and rows, where each number of the tile is, and which ones are there at all."""
+    """This program's features and rows, the offsets of the tile's elements, and their mask."""
     feature = tl.program_id(1) * FEATURES + tl.arange(0, FEATURES)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     place = feature[:, None] * rows.to(tl.int64) + row[None, :]
@@ -65,6 +64,12 @@ def tile(rows, features, FEATURES: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def own_row(row):
-    """Where this program's number for a row is, if there is one from every tile of features."""
+def tile_slot(row):
+    """The offset of this program's value for a row, where every tile of features stores one."""
     return row * tl.num_programs(1) + tl.program_id(1)
+
+
+@triton.jit
+def per_row(at, row, rows, SHARED: tl.constexpr):
+    """Offsets of parameters ``at`` as a column if rows share them, else of those of every row."""
+    return at[:, None] if SHARED else at[:, None] * rows.to(tl.int64) + row[None, :]
