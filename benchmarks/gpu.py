@@ -136,7 +136,7 @@ def step_time(flow: sinuflow.SinusoidalFlow, rows: int, source: RowSource | None
     if source is None:  # an epoch that lasts longer than the measurement
         source = MemoryRows(torch.randn(4000 * rows, flow.features, device="cuda"))
     batches = Batches(source, rows, 0)
-    engine = DeviceEngine(flow, batches, settings, Guard(1e9), lambda _: 1e-9, record=True)
+    engine = DeviceEngine(flow, batches, settings, Guard(1e9), lambda _: 1e-9, capture=True)
     made = [engine.advance(0, 256).steps for _ in range(12)]  # the first call captures the step
     # A call in which an epoch ends makes fewer steps.
     times = [median_of(lambda: made.append(engine.advance(0, 256).steps), 1) / made[-1] for _ in range(9)]

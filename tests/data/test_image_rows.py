@@ -135,7 +135,7 @@ def test_on_a_device_a_step_makes_its_batch_by_itself(context):
     options = settings(batch_size=16)
     flow = small_image_flow(context=context)
     batches = Batches(source, options.batch_size, options.seed)
-    engine = DeviceEngine(flow, batches, options, Guard(slack=49.0), lambda _: 3e-3, record=False)
+    engine = DeviceEngine(flow, batches, options, Guard(slack=49.0), lambda _: 3e-3, capture=False)
     loss, count = train(engine, 5)
     assert count == 5
     for _ in range(8):

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from sinuflow.ops.adam import SLOTS, Flat, Rules, Slot, plain_step
+from sinuflow.ops.adam import SLOTS, Flat, Rules, Slot, reference_step
 from sinuflow.training.guard import Guard
 
 DOUBLE = torch.float64
@@ -29,7 +29,7 @@ def triton_step(*arguments):
 
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-STEPS = {"plain": plain_step, "triton": triton_step}
+STEPS = {"plain": reference_step, "triton": triton_step}
 
 
 class Run:

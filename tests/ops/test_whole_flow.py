@@ -146,7 +146,7 @@ def test_activations_go_with_the_gradients():
     kept = []
     plain = whole.program.forward
     whole.program.forward = lambda *a, **k: (
-        kept.append(weakref.ref((found := plain(*a, **k)).activations.hidden)) or found
+        kept.append(weakref.ref((found := plain(*a, **k)).activations.saved_hidden)) or found
     )
     loss = whole.transform(x, None)[1].sum()
     assert kept[0]() is not None

@@ -39,7 +39,7 @@ def build(kind, options, source, dtype=DOUBLE, context=0):
     guard = Guard(slack=2.0)
     schedule = Schedule(options.schedule, options.steps, options.warmup)
     batches = Batches(source, options.batch_size, options.seed)
-    more = {"record": False} if kind is DeviceEngine else {}
+    more = {"capture": False} if kind is DeviceEngine else {}
     engine = kind(flow, batches, options, guard, lambda s: options.learning_rate * schedule.factor(s), **more)
     return flow, engine, guard, batches
 
@@ -249,7 +249,7 @@ def test_rehearsals_need_no_more_than_one_batch(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph", lambda _, pool: nothing())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None, pool=lambda: (0, 1)))
     flow, engine, _, batches = build(DeviceEngine, settings(batch_size=512), MemoryRows(banana(400).double()))
-    engine._record = True
+    engine._capture = True
     before = [p.detach().clone() for p in flow.parameters()]
     engine.advance(0, 5)
     assert all(p.equal(b) for p, b in zip(flow.parameters(), before, strict=True))
@@ -266,8 +266,8 @@ def test_every_turn_is_recorded_into_one_pool_and_a_new_size_starts_anew(monkeyp
         engine._pool = engine._pool or object()
         return lambda: None
 
-    monkeypatch.setattr(engine, "_recorded", record)
-    engine._record = True
+    monkeypatch.setattr(engine, "_captured", record)
+    engine._capture = True
     for step in range(7):
         inputs, _ = engine._step_for(64, step)
     assert [turn for _, turn, _ in recorded] == [0, 1, 2]

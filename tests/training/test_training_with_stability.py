@@ -69,7 +69,7 @@ def engine_of(kind, flow: SinusoidalFlow, options: Settings, monkeypatch, labels
     """An engine on the same batches, and its guard."""
     monkeypatch.setattr(ImageRows, "taker", lambda _: None)
     source = ImageRows(images(), PIXELS, labels, dtype=next(flow.parameters()).dtype)
-    more, guard = {"record": False} if kind is DeviceEngine else {}, Guard(slack=49.0)
+    more, guard = {"capture": False} if kind is DeviceEngine else {}, Guard(slack=49.0)
     batches = Batches(source, options.batch_size, options.seed)
     return kind(flow, batches, options, guard, lambda _: 1e-3, **more), guard
 
@@ -239,7 +239,7 @@ def test_captured_steps_on_a_gpu_cover_all_blocks(monkeypatch):
         source = ImageRows(data, PIXELS)
         monkeypatch.setattr(ImageRows, "taker", lambda _: None)  # the same batches for both
         batches = Batches(source, options.batch_size, options.seed)
-        engine = DeviceEngine(flow.cuda(), batches, options, Guard(slack=784.0), lambda _: 1e-3, record=record)
+        engine = DeviceEngine(flow.cuda(), batches, options, Guard(slack=784.0), lambda _: 1e-3, capture=record)
         for step in range(8):
             engine.advance(step, 1)
         assert len(engine._runs) == 3

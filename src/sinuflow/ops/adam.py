@@ -1,8 +1,7 @@
-r"""One step of Adam on all parameters at once, without ever asking the GPU for a number.
+r"""A step of Adam with gradient clipping and a loss guard, without synchronizing with the GPU.
 
-Parameters, gradients and moments are single flat tensors. What else decides about a step is kept in one small
-tensor of doubles, the *control*: the guard's memory, the learning rate, whether the step is made at all. So a
-step can be recorded in a CUDA graph, and a bad one is skipped inside it.
+Parameters, gradients and moments are flat tensors. The state of a step is a small float64 tensor, the *control*, so
+that a CUDA graph can capture the step, and skip it if its loss is an outlier.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from torch import Tensor
 from .select import use_triton
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
-#: Numbers whose squares one program adds up.
+#: Elements whose squares one Triton program sums.
 PART = 4096
 
 
 class Slot(IntEnum):
-    """Where things are in the control."""
+    """Entries of the control."""
 
-    TICK = 0  # steps since the table of rates was written
-    MADE = 1  # steps that Adam has made
-    SEEN = 2  # the guard's memory, as in sinuflow.training.guard
+    TICK = 0  # row of the table of rates
+    MADE = 1  # steps that were not skipped
+    SEEN = 2  # with the following: the state of sinuflow.training.guard
     MEAN = 3
     DEVIATION = 4
     BAD_IN_A_ROW = 5
@@ -33,67 +32,67 @@ class Slot(IntEnum):
     LOSS_SUM = 7
     LOSS_COUNT = 8
     LOSS = 9  # of the last step
-    GOOD = 10  # whether the last step was made
-    CLIP = 11  # the factor of its gradient
+    GOOD = 10  # whether the last step was not skipped
+    CLIP = 11  # factor of its gradient
     RATE = 12
     CORRECTION1 = 13  # 1 - β₁^t
     CORRECTION2 = 14
-    AVERAGE = 15  # the weight of the new parameters in the average
+    AVERAGE = 15  # weight of the new parameters in the average
 
 
 SLOTS = len(Slot)
 
 
 class Rules(NamedTuple):
-    """What does not change during a run."""
+    """Constants of a run: of the optimizer, and of the guard."""
 
     weight_decay: float
     decoupled: bool  # as in AdamW
-    clip: float | None  # the largest norm of a gradient
-    learning: int  # steps before the guard knows what is usual
+    clip: float | None  # largest norm of the gradient
+    learning: int  # warm-up steps of the guard
     memory: float
     far: float
     slack: float
 
 
 class Flat(NamedTuple):
-    """Everything that has one number for each parameter, flat and in the same order."""
+    """Flat tensors with one element per parameter, in the same order."""
 
     parameters: Tensor
     gradient: Tensor
-    first: Tensor  # the moments
+    first: Tensor  # moment
     second: Tensor
-    average: Tensor | None  # of the parameters, if one is kept
+    average: Tensor | None  # of the parameters
 
 
 def step(rules: Rules, control: Tensor, rates: Tensor, losses: Tensor, sign: int, flat: Flat) -> None:
-    """Make a step, in place, unless the loss says otherwise.
+    """Make a step in place, or skip it if the loss or the gradient is an outlier or not finite.
 
     Args:
-        rules: of the optimiser and the guard.
+        rules: constants of the optimizer and the guard.
         control: see :class:`Slot`.
-        rates: (steps, 2): for every tick the learning rate, and the weight of the new parameters in the average.
+        rates: (steps, 2), the learning rate and the weight of the new parameters in the average.
         losses: the loss is the mean of these, times ``sign``.
         sign: -1 for log-densities.
-        flat: what is changed.
+        flat: the tensors to update.
     """
     if use_triton(flat.parameters):
-        from .backends.triton import adam as on_gpu
+        from .backends.triton import adam as triton_adam
 
-        on_gpu.step(rules, control, rates, losses, sign, flat)
+        triton_adam.step(rules, control, rates, losses, sign, flat)
     else:
-        plain_step(rules, control, rates, losses, sign, flat)
+        reference_step(rules, control, rates, losses, sign, flat)
 
 
-def plain_step(rules: Rules, control: Tensor, rates: Tensor, losses: Tensor, sign: int, flat: Flat) -> None:
-    """The same in plain PyTorch."""
+def reference_step(rules: Rules, control: Tensor, rates: Tensor, losses: Tensor, sign: int, flat: Flat) -> None:
+    """The reference implementation of :func:`step`."""
     parameters, gradient, first, second, average = flat
     decide(rules, control, rates, sign * losses.double().mean(), torch.linalg.vector_norm(gradient).double())
     good = control[Slot.GOOD] > 0
     rate, correction1, correction2, weight = (
         control[slot].to(parameters.dtype) for slot in (Slot.RATE, Slot.CORRECTION1, Slot.CORRECTION2, Slot.AVERAGE)
     )
-    # What is not a number must not survive being multiplied by zero.
+    # NaN times zero would be NaN.
     g = torch.where(good, gradient, 0.0) * control[Slot.CLIP].to(parameters.dtype)
     new = parameters * (1 - rate * rules.weight_decay) if rules.decoupled else parameters
     if not rules.decoupled and rules.weight_decay:
@@ -108,9 +107,9 @@ def plain_step(rules: Rules, control: Tensor, rates: Tensor, losses: Tensor, sig
 
 
 def decide(rules: Rules, control: Tensor, rates: Tensor, loss: Tensor, norm: Tensor) -> None:
-    """Write to the control what becomes of a step with this loss and this norm of the gradient."""
+    """Update the control, given the loss and the norm of the gradient."""
     slots = {slot: control[slot].clone() for slot in Slot}
-    row = rates.index_select(0, slots[Slot.TICK].long().view(1)).view(2)  # indexing by a tensor would ask for its value
+    row = rates.index_select(0, slots[Slot.TICK].long().view(1)).view(2)  # indexing by a tensor would synchronize
     seen, mean, deviation = slots[Slot.SEEN], slots[Slot.MEAN], slots[Slot.DEVIATION]
     usual = (seen < rules.learning) | (loss <= mean + rules.far * deviation + rules.slack)
     good = loss.isfinite() & norm.isfinite() & usual

@@ -1,7 +1,6 @@
-"""Memory that hand-written passes use again and again.
+"""Reusable buffers for hand-written forward and backward passes.
 
-A large block goes back to the system when it is freed, and mapping its pages anew costs about as
-much as filling it. A flow's networks have the same shape, so a few buffers serve all of them.
+Large blocks go back to the system when freed, and mapping their pages again costs about as much as filling them.
 """
 
 from __future__ import annotations
@@ -13,20 +12,19 @@ from torch import Tensor
 
 
 class Workspace(threading.local):
-    """A few buffers for each thread; a buffer is replaced when another shape is asked for."""
+    """Named buffers of each thread; a buffer is replaced when another shape, dtype or device is requested."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
     def take(self, slot: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """The buffer in a slot, with whatever it holds; valid until the slot is taken again."""
-        found = self._buffers.get(slot)
-        if found is None or found.shape != shape or found.dtype != like.dtype or found.device != like.device:
-            # Not an inference tensor, whatever the mode: it will be used in other modes as well.
-            with torch.inference_mode(False):
-                found = torch.empty(shape, dtype=like.dtype, device=like.device)
-            self._buffers[slot] = found
-        return found
+        """An uninitialized buffer, valid until its slot is taken again."""
+        buffer = self._buffers.get(slot)
+        if buffer is None or buffer.shape != shape or buffer.dtype != like.dtype or buffer.device != like.device:
+            with torch.inference_mode(False):  # buffers are used in other modes as well
+                buffer = torch.empty(shape, dtype=like.dtype, device=like.device)
+            self._buffers[slot] = buffer
+        return buffer
 
 
 WORKSPACE = Workspace()

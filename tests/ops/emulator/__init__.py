@@ -9,31 +9,13 @@ import subprocess
 import tempfile
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sinuflow.ops.backends.cuda.arguments import Arguments
-from sinuflow.ops.backends.cuda.driver import FILES, Shape, source
+from sinuflow.ops.backends.cuda.driver import FILES, Shape, arguments_of, source
 from sinuflow.ops.backends.cuda.shape import Block
 
-KERNELS = {
-    "prepare": "PrepareArguments",
-    "flow_forward": "ForwardArguments",
-    "flow_backward": "BackwardArguments",
-    "weight_gradients": "WeightArguments",
-    "wave_gradients": "WaveArguments",
-    "flow_inverse": "InverseArguments",
-    "pixel_forward": "PixelForwardArguments",
-    "pixel_check": "PixelForwardArguments",
-    "pixel_learn": "PixelForwardArguments",
-    "pixel_backward": "PixelBackwardArguments",
-    "pixel_inverse": "PixelInverseArguments",
-    "pixel_fine_forward": "PixelFineArguments",
-    "pixel_fine_check": "PixelFineArguments",
-    "pixel_fine_inverse": "PixelFineInverseArguments",
-    "pixel_pack": "PixelPackArguments",
-    "pixel_sum": "PixelSumArguments",
-}
 #: Little optimization: most kernels run for less time than it takes to compile them. Jumps between stacks are meant.
 OPTIONS = ["-Og", "-std=c++17", "-U_FORTIFY_SOURCE", "-fPIC", "-w"]
 
@@ -46,8 +28,9 @@ class EmulatorLauncher:
         self.shared_bytes = 227 * 1024
 
     def launch(
-        self, name: str, block: Block, grid: tuple[int, ...], threads: int, shared: int, arguments: Arguments
+        self, name: str, block: Block, grid: tuple[int, ...], threads: int, shared: int, values: dict[str, Any]
     ) -> None:
+        arguments = arguments_of(name)(values)
         library = _library(self._shape, block, FILES[name])
         sizes = [*grid, 1, 1][:3]
         getattr(library, f"emulate_{name}")(ctypes.byref(arguments), *sizes, threads, ctypes.c_long(shared))
@@ -56,7 +39,7 @@ class EmulatorLauncher:
 @lru_cache(maxsize=64)
 def _library(shape: Shape, block: Block, file: str) -> ctypes.CDLL:
     defines = "\n".join(f"#define {name} {value}" for name, value in shape.defines(block).items())
-    wrappers = "\n".join(_wrapper(name, arguments) for name, arguments in KERNELS.items() if FILES[name] == file)
+    wrappers = "\n".join(_wrapper(name) for name in FILES if FILES[name] == file)
     text = f"{defines}\n{source(file)}\n{wrappers}\n"
     header = _header()
     library = header.parent / f"{_digest(text)}.so"
@@ -98,7 +81,8 @@ def _digest(text: str) -> str:
     return hashlib.sha256(" ".join([*OPTIONS, text]).encode()).hexdigest()[:20]
 
 
-def _wrapper(name: str, arguments: str) -> str:
+def _wrapper(name: str) -> str:
+    arguments = arguments_of(name).name
     return (
         f'extern "C" void emulate_{name}(const void* a, int x, int y, int z, int threads, long shared) {{\n'
         f"    emulator::launch([](const void* p) {{ {name}(*static_cast<const {arguments}*>(p)); }},\n"

@@ -206,7 +206,7 @@ inline float2 __ldg(const float2* p) { return *p; }
 inline float4 __ldg(const float4* p) { return *p; }
 inline int __ldg(const int* p) { return *p; }
 inline unsigned __ldg(const unsigned* p) { return *p; }
-inline void call_nearer(const void*) {}
+inline void prefetch(const void*) {}
 template <int WORDS>
 inline void must_be_aligned(const unsigned* at) {
     if (reinterpret_cast<uintptr_t>(at) % (4 * std::min(WORDS, 4))) std::abort();

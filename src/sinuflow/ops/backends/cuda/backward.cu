@@ -1,40 +1,39 @@
-// The chain rule through the whole flow, from the gradients of the noise to those of the data: one block
-// takes ROWS rows through the layers. It leaves behind what the gradients of the parameters are made of. That is as
-// much again as what was kept of the forward pass; with many rows, networks `lower` to `upper` go first, and another
-// launch takes up where this one ends.
+// Backward pass of the flow, from the gradients of z to those of x: one thread block takes ROWS rows through all
+// layers. It stores the gradients of all activations, as much as the forward pass saved; with many rows, networks
+// `lower` to `upper` go first, and another launch continues with the others.
 
 struct BackwardArguments {
-    const float* z;             // [FEATURES][batch]
-    const float* grad_z;        // [FEATURES][batch]; null for the negative log-likelihood, times nll_scale
-    const float* grad_ladj;     // [batch]; null likewise
-    const float* weights;       // streams of tiles of the transposed matrices, from the last network to the first
-    const int* starts;          // of the streams, [WARPS + 1]
-    const int* tables;          // a stage for every hidden layer, from the last to the first, and one for the inputs
+    const float* z;          // [FEATURES][batch]
+    const float* grad_z;     // [FEATURES][batch]; null for the negative log-likelihood, times nll_scale
+    const float* grad_ladj;  // [batch]; null likewise
+    const float* weights;    // streams of tiles of the transposed matrices, from the last network to the first
+    const int* starts;       // of the streams, [WARPS + 1]
+    const int* tables;       // a stage for every hidden layer, from the last to the first, and one for the inputs
     const float* waves;
     const float* affine;
-    const float* kept_inputs;
-    const float* kept_hidden;
-    const float* kept_outputs;
-    const float* kept_x;
-    float* grad_x;              // [FEATURES][batch]
-    float* grad_context;        // [CONTEXT][batch]
-    float* grad_outputs;        // [upper - lower][batch][HEAD16]
-    float* grad_hidden;         // before the rectifier, [upper - lower][DEPTH][batch][UNITS]
-    float* grad_values;         // of every transformer, [blocks][SCALES][FEATURES][batch]
+    const float* saved_inputs;
+    const float* saved_hidden;
+    const float* saved_outputs;
+    const float* saved_x;
+    float* grad_x;           // [FEATURES][batch]
+    float* grad_context;     // [CONTEXT][batch]
+    float* grad_outputs;     // [upper - lower][batch][HEAD16]
+    float* grad_hidden;      // of pre-activations, [upper - lower][DEPTH][batch][UNITS]
+    float* grad_values;      // of every transformer, [blocks][SCALES][FEATURES][batch]
     float nll_scale;
-    float keep_scale;           // of dropout: what was not dropped was multiplied with it
+    float keep_scale;        // of dropout: the scale of units that were kept
     int batch, tiles, parts, lower, upper;
 };
 
-// The slope of what a network sees of a feature, told from what it sees.
+// The derivative of `squashed`, as a function of its value.
 __device__ __forceinline__ float slope_of_seen(float seen) {
     if (SQUASH == 0) return 1.0f;
     const float share = seen * (1.0f / (SQUASH ? SQUASH : 1)), rest = fmaxf(fmaf(-share, share, 1.0f), 0.0f);
     return rest * sqrtf(rest);
 }
 
-// Conditional waves: from the gradients of value and log-determinant to those of x and of the parameters.
-// `get` gives a parameter, and `put` takes its gradient, from one lane each.
+// Conditional waves: from the gradients of value and log-determinant to those of x and of the parameters. `get` reads a
+// parameter; `put` takes its gradient, from one lane each.
 template <int LANES, class Get, class Put>
 __device__ __forceinline__ float through_waves(float x, float grad, float grad_ladj, Get get, Put put) {
     const bool leads = threadIdx.x % LANES == 0;
@@ -50,8 +49,8 @@ __device__ __forceinline__ float through_waves(float x, float grad, float grad_l
     for (int j = SCALES - 1; j >= 0; j--) {
         const FreeWaves<LANES> free = conditional_free<LANES>(j, get);
         const Waves<LANES> waves = free.constrained(0.0f);
-        const Value found = waves.at(inputs[j]);
-        const float of_slope = grad_ladj / found.slope;
+        const Value result = waves.at(inputs[j]);
+        const float of_slope = grad_ladj / result.slope;
         WaveGradients<LANES> gradients;
         gradients.clear();
         gradients.add(waves, inputs[j], grad, of_slope);
@@ -66,7 +65,7 @@ __device__ __forceinline__ float through_waves(float x, float grad, float grad_l
             put(output_of(2, j, k), followed.weight[i]);
         }
         if (leads) put(strength_of(j), followed.strength);
-        grad = fmaf(grad, found.slope, of_slope * found.curvature);
+        grad = fmaf(grad, result.slope, of_slope * result.curvature);
     }
     if (leads) {
         put(0, grad);
@@ -78,10 +77,10 @@ __device__ __forceinline__ float through_waves(float x, float grad, float grad_l
 extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const BackwardArguments p) {
     DYNAMIC_SHARED(memory);
     float* rings = memory;
-    float* units = rings + RING;  // operands, for one layer and the next
+    float* units = rings + RING;  // operands of the current layer and the next
     float* outputs = units + 2 * operand_size(UNITS);
     float* waves = outputs + operand_size(HEAD16);
-    float* parts = waves + WAVE_NUMBERS;
+    float* parts = waves + WAVE_SIZE;
     float* exchange = parts + p.parts * 16 * ROWS;
     float* grad = exchange + EXCHANGE;  // [FEATURES][ROWS]
     float* of_context = grad + FEATURES * ROWS;
@@ -117,16 +116,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
     for (int network = p.upper - 1; network >= p.lower; network--) {
         const bool reverse = is_reversed(network);
 
-        // What the network's outputs did to the features.
+        // Through the transformers.
         each_element<SPREAD>([&](int e, bool stores) {
-            const int n = e % ROWS, i = e / ROWS, place = turned(i, reverse);
+            const int n = e % ROWS, i = e / ROWS, place = flipped(i, reverse);
             const bool inside = first + n < batch;
             const long row = inside ? first + n : 0;
             float* to = p.grad_outputs + ((network - p.lower) * rows + row) * HEAD16 + place * OUTPUTS;
             float g = grad[e];
             if (CONDITIONAL) {
-                const float* mine = p.kept_outputs + (network * rows + row) * HEAD16 + place * OUTPUTS;
-                const float x = p.kept_x[(static_cast<long>(network) * FEATURES + i) * rows + row];
+                const float* mine = p.saved_outputs + (network * rows + row) * HEAD16 + place * OUTPUTS;
+                const float x = p.saved_x[(static_cast<long>(network) * FEATURES + i) * rows + row];
                 g = through_waves<SPREAD>(x, g, of_ladj[n], [&](int o) { return __ldg(mine + o); }, [&](int o, float value) {
                     store_one(outputs, place * OUTPUTS + o, n, value);
                     if (inside) to[o] = value;
@@ -139,23 +138,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
                     for (int scale = SCALES - 1; scale >= 0; scale--) {
                         const long there = at + static_cast<long>(scale) * FEATURES * rows;
                         if (inside && stores) p.grad_values[there] = g;
-                        const Value found = shared_waves<SPREAD>(waves, scale, i).at(__ldg(p.kept_x + there));
-                        g = fmaf(g, found.slope, of_ladj[n] / found.slope * found.curvature);
+                        const Value result = shared_waves<SPREAD>(waves, scale, i).at(__ldg(p.saved_x + there));
+                        g = fmaf(g, result.slope, of_ladj[n] / result.slope * result.curvature);
                     }
                 }
                 if (stores) store_one(outputs, place, n, g);
                 if (inside && stores) *to = g;
             }
-            __syncwarp();  // lanes without an element of their own take the last one: they must have read it before
+            __syncwarp();  // lanes without an element read the last one, before it is written
             if (stores) grad[e] = g;
         });
         __syncthreads();
-        if (!CONDITIONAL && network % 2) {  // the waves come next
-            const float4* from = reinterpret_cast<const float4*>(p.waves + network / 2 * WAVE_NUMBERS);
-            for (int e = threadIdx.x; e < WAVE_NUMBERS / 4; e += THREADS) copy_async(waves + 4 * e, from + e);
+        if (!CONDITIONAL && network % 2) {  // for the waves below
+            const float4* from = reinterpret_cast<const float4*>(p.waves + network / 2 * WAVE_SIZE);
+            for (int e = threadIdx.x; e < WAVE_SIZE / 4; e += THREADS) copy_async(waves + 4 * e, from + e);
         }
 
-        // Down through the hidden layers.
+        // Through the hidden layers.
 #pragma unroll 1
         for (int layer = DEPTH - 1; layer >= 0; layer--) {
             const int stage = DEPTH - 1 - layer;
@@ -163,23 +162,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
             float* to = units + stage % 2 * operand_size(UNITS);
             const long base = ((static_cast<long>(network) * DEPTH + layer) * rows + first) * UNITS;
             float* grad_hidden = p.grad_hidden + base - static_cast<long>(p.lower) * DEPTH * rows * UNITS;
-            const bool skips = STREAMS && layer + 2 < DEPTH && layer % 2 == 0;  // what is in the way is what is added
+            const bool skips = STREAMS && layer + 2 < DEPTH && layer % 2 == 0;  // the gradient of the skip connection is in `to`
             const float scale = may_drop(layer) ? p.keep_scale : 1.0f;
-            float kept[4 * COLUMNS];
-            auto ask = [&](int, int tile) {  // whether the units were above zero, and kept: needed after the product
+            float saved[4 * COLUMNS];
+            auto ask = [&](int, int tile) {  // prefetch whether units were active, which is needed after the product
 #pragma unroll
                 for (int which = 0; which < 4 * COLUMNS; which++) {
                     const int unit = 16 * tile + lane / 4 + which % 4 / 2 * 8, n = which / 4 * 8 + 2 * (lane % 4) + which % 2;
-                    kept[which] = first + n < batch ? __ldg(p.kept_hidden + base + n * UNITS + unit) : 0.0f;
+                    saved[which] = first + n < batch ? __ldg(p.saved_hidden + base + n * UNITS + unit) : 0.0f;
                 }
             };
             multiply_hidden<false>(plan, run, stream, from, exchange, ask, [&](int, int unit, int n, int which, float value) {
-                value = kept[which] > 0.0f ? value * scale : 0.0f;
+                value = saved[which] > 0.0f ? value * scale : 0.0f;
                 if (skips) value += load_one(to, unit, n);
                 store_one(to, unit, n, value);
                 if (first + n < batch) grad_hidden[n * UNITS + unit] = value;
             });
-            run = plan.run(stage + 1);  // whatever does not depend on others is done before waiting for them
+            run = plan.run(stage + 1);  // independent of other warps, so before the barrier
             __syncthreads();
         }
         multiply_parts<false>(plan, run, stream, parts, [&](int) { return units + (DEPTH - 1) % 2 * operand_size(UNITS); });
@@ -187,16 +186,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
         wait_for_all();
         __syncthreads();
         each_element<SPREAD>([&](int e, bool stores) {
-            const int n = e % ROWS, place = CONTEXT + turned(e / ROWS, reverse);
+            const int n = e % ROWS, place = CONTEXT + flipped(e / ROWS, reverse);
             const long row = first + n < batch ? first + n : 0;
-            const float seen = SQUASH == 0 ? 0.0f : p.kept_inputs[(network * rows + row) * INPUTS16 + place];
+            const float seen = SQUASH == 0 ? 0.0f : p.saved_inputs[(network * rows + row) * INPUTS16 + place];
             const float sum = Parts(plan, DEPTH, parts, place, n).shared_total<SPREAD>();
             if (stores) grad[e] = fmaf(sum, slope_of_seen(seen), grad[e]);
         });
-        __syncwarp();  // the next network's waves are shared out among the same lanes
+        __syncwarp();  // the same lanes use the next network's waves
         for (int e = threadIdx.x; e < CONTEXT * ROWS; e += THREADS)
             of_context[e] += Parts(plan, DEPTH, parts, e / ROWS, e % ROWS).total();
-        // No barrier: the next network begins with what each warp has of its own, and waits before products.
+        // No barrier: the next network begins with values of each warp's own, and waits before its products.
     }
     __syncthreads();
 

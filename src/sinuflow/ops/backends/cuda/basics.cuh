@@ -1,4 +1,4 @@
-// What all kernels are made of: tensor cores, copies that travel, numbers in two parts.
+// What all kernels share: tensor cores, asynchronous copies, splitting of float32 into TF32.
 #ifndef EMULATED
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(128) float name[]
 #define INFINITY __int_as_float(0x7f800000)
@@ -7,12 +7,12 @@
 
 __host__ __device__ constexpr int padded(int n, int m) { return (n + m - 1) / m * m; }
 
-// Above zero; unlike the library's maximum, it leaves what is not a number as it is.
+// max(x, 0) that propagates NaN.
 #ifndef EMULATED
 __device__ __forceinline__ float rectified(float x) {
-    float found;
-    asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(found) : "f"(x));
-    return found;
+    float result;
+    asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(result) : "f"(x));
+    return result;
 }
 #endif
 
@@ -23,31 +23,31 @@ __device__ __forceinline__ void mma_tf32(float (&c)[4], const float (&a)[4], con
                  : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
                    "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
 }
-// The same, beginning with zero.
+// The same with c = 0 initially.
 __device__ __forceinline__ void new_mma_tf32(float (&c)[4], const float (&a)[4], const float (&b)[2]) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%10,%10,%10,%10};"
         : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
         : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
           "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])), "f"(0.0f));
 }
-// As mma_tf32 in double precision, and rounded to nearest.
+// The same in float64, rounded to nearest.
 __device__ __forceinline__ void mma_f64(double (&c)[4], const double (&a)[4], const double (&b)[2]) {
 #if __CUDA_ARCH__ >= 900
     asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
         : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
         : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
-#else  // by halves of the rows, and of the columns
+#else  // by halves of the rows and columns
 #pragma unroll
     for (int part = 0; part < 4; part++)
         asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1},{%2},{%3},{%0,%1};"
             : "+d"(c[part % 2 * 2]), "+d"(c[part % 2 * 2 + 1]) : "d"(a[part]), "d"(b[part / 2]));
 #endif
 }
-// Copies into shared memory that go on while the thread does; they end in the order of their groups.
+// Asynchronous copies into shared memory; groups complete in order.
 __device__ __forceinline__ void copy_async(float* to, const float4* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from) : "memory");
 }
-__device__ __forceinline__ void copy_async(float* to, const float* from) {  // a single number
+__device__ __forceinline__ void copy_async(float* to, const float* from) {  // a single float
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from) : "memory");
 }
 __device__ __forceinline__ void copy_or_zero(float* to, const float4* from, bool copies) {
@@ -55,13 +55,13 @@ __device__ __forceinline__ void copy_or_zero(float* to, const float4* from, bool
                  "r"(copies ? 16 : 0) : "memory");
 }
 __device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Two neighbouring warps wait for each other.
+// Barrier for a pair of neighbouring warps.
 __device__ __forceinline__ void wait_for_partner() {
     asm volatile("bar.sync %0, 64;" ::"r"(1 + static_cast<int>(threadIdx.x) / 64) : "memory");
 }
-// Into the cache that all share.
-__device__ __forceinline__ void call_nearer(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
-// Some words that are read or written but once, past the cache that is near.
+// Prefetch into the L2 cache.
+__device__ __forceinline__ void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+// Streaming loads and stores, past the L1 cache.
 template <int WORDS>
 __device__ __forceinline__ void read_once(unsigned (&to)[WORDS], const unsigned* from) {
     static_assert(WORDS == 1 || WORDS == 2 || WORDS % 4 == 0, "as many as travel together");
@@ -90,7 +90,7 @@ __device__ __forceinline__ void write_once(unsigned* to, const unsigned (&from)[
             __stcs(reinterpret_cast<uint4*>(to + w), make_uint4(from[w], from[w + 1], from[w + 2], from[w + 3]));
     }
 }
-// Two numbers that are not negative in half precision, and back; what is too large becomes the largest one.
+// Two non-negative numbers in half precision, saturated; and back.
 __device__ __forceinline__ unsigned in_halves(float one, float two) {
     unsigned both;
     asm("{.reg .f32 a, b; min.NaN.f32 a, %1, 0f477FE000; min.NaN.f32 b, %2, 0f477FE000; cvt.rn.f16x2.f32 %0, b, a;}" : "=r"(both) : "f"(one), "f"(two));
@@ -101,7 +101,7 @@ __device__ __forceinline__ float2 of_halves(unsigned both) {
     asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}" : "=f"(pair.x), "=f"(pair.y) : "r"(both));
     return pair;
 }
-template <int LATEST>  // all but so many groups have arrived
+template <int LATEST>  // until at most LATEST groups are pending
 __device__ __forceinline__ void wait_for_groups() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LATEST) : "memory");
 }
@@ -116,8 +116,8 @@ __device__ __forceinline__ void split(float x, float& high, float& low) {
     low = x - high;
 }
 
-// To the eleven bits that tensor cores take; the GPU's NaN has all bits set, and must not become a zero.
-__device__ __forceinline__ float rounded(float x) { return x == x ? __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u) : x; }
+// Rounds to the 11 bits of TF32; NaN, which has all bits set on GPUs, must not overflow to zero.
+__device__ __forceinline__ float to_tf32(float x) { return x == x ? __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u) : x; }
 
-// What the tensor cores drop of a number: they take 11 bits.
-__device__ __forceinline__ float dropped(float x) { return x - __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
+// The bits that tensor cores truncate.
+__device__ __forceinline__ float tf32_remainder(float x) { return x - __uint_as_float(__float_as_uint(x) & 0xffffe000u); }

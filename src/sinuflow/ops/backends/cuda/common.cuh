@@ -1,9 +1,9 @@
-// What all kernels of a flow share: its shape, and functions of one number.
+// Shape of a flow, and scalar functions.
 //
-// The shape is compiled in: FEATURES, CONTEXT, HIDDEN, DEPTH (hidden layers), RESIDUAL, OUTPUTS (per feature), SCALES,
-// WAVES, SQUASH (0: off), CONDITIONAL (whether a network computes the waves), NETWORKS; and how a block works: ROWS (of
-// the batch: 8, 16 or 32), LIVE (how many it takes of them), WARPS, SPLIT, SLOTS and PAIRED (see products.cuh), GROUP,
-// GROUP_UNITS, DEGREE_UNITS, FAR_WARP and DIRECT (see inverse.cu), SOURCE_BITS (see parameters.cu).
+// Compiled in: FEATURES, CONTEXT, HIDDEN, DEPTH (hidden layers), RESIDUAL, OUTPUTS (per feature), SCALES, WAVES, SQUASH
+// (0: off), CONDITIONAL (whether networks compute the waves), NETWORKS; and the launch configuration: ROWS of the batch
+// per block (8, 16 or 32), LIVE (rows in use), WARPS, SPLIT, SLOTS and PAIRED (see products.cuh), GROUP, GROUP_UNITS,
+// DEGREE_UNITS, FAR_WARP and DIRECT (see inverse.cu), SOURCE_BITS (see parameters.cu).
 constexpr int THREADS = 32 * WARPS;
 
 constexpr int INPUTS = CONTEXT + FEATURES;
@@ -12,29 +12,29 @@ constexpr int UNITS = padded(HIDDEN, 16);
 constexpr int HEAD = FEATURES * OUTPUTS;
 constexpr int HEAD16 = padded(HEAD, 16);
 constexpr int BIASES = DEPTH * UNITS + HEAD16;  // of one network
-constexpr int COLUMNS = ROWS / 8;               // tiles of eight rows of the batch
-constexpr int BLOCKS = NETWORKS / 2;            // without conditional waves: upper shift, scales, lower shift
+constexpr int COLUMNS = ROWS / 8;               // tiles of eight rows
+constexpr int BLOCKS = NETWORKS / 2;            // of LDU: upper shift, scales, lower shift
 constexpr bool STREAMS = RESIDUAL && DEPTH > 2;
 
-// Numbers of one block's waves: see shared_waves.
-constexpr int SCALE_NUMBERS = (4 * WAVES + 1) * FEATURES;
-constexpr int WAVE_NUMBERS = CONDITIONAL ? 0 : padded(SCALES * SCALE_NUMBERS, 4);
+// Parameters of the waves of one block, see shared_waves.
+constexpr int SCALE_SIZE = (4 * WAVES + 1) * FEATURES;
+constexpr int WAVE_SIZE = CONDITIONAL ? 0 : padded(SCALES * SCALE_SIZE, 4);
 
 constexpr float ALPHA_LARGEST = 1.0f - 1.0f / 1024.0f;
 constexpr float LEAST_FREQUENCY = 1e-4f;
 
-// ---------------------------------------------------------------- functions of one number
+// ---------------------------------------------------------------- scalar functions
 
-// In range; unlike the library's minimum and maximum, it leaves what is not a number as it is.
-__device__ __forceinline__ float held(float x, float limit) { return x < -limit ? -limit : x > limit ? limit : x; }
+// Clamp that propagates NaN.
+__device__ __forceinline__ float clamped(float x, float limit) { return x < -limit ? -limit : x > limit ? limit : x; }
 
 // Sine and cosine by a polynomial on [-pi/4, pi/4].
 __device__ __forceinline__ void sin_cos(float u, float& sine, float& cosine) {
     const float quarter = rintf(u * 0.6366197723675814f);
-    float r = fmaf(-quarter, 1.5707964f, u);  // pi/2 in three parts
+    float r = fmaf(-quarter, 1.5707964f, u);  // pi/2 as the sum of three floats
     r = fmaf(-quarter, -4.371139e-08f, r);
     r = fmaf(-quarter, -1.7151245e-15f, r);
-    r = held(r, 0.7853982f);  // beyond 2^24 it is noise
+    r = clamped(r, 0.7853982f);  // beyond 2^24 there is no precision left
     const int turn = static_cast<int>(quarter) & 3;
     const float s = r * r;
     const float low = fmaf(r * s, fmaf(s, fmaf(s, -1.9515295891e-4f, 8.3321608736e-3f), -1.6666654611e-1f), r);
@@ -49,28 +49,28 @@ __device__ __forceinline__ void sin_cos(float u, float& sine, float& cosine) {
 __device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-// What a network sees of a feature.
+// The input of a network for a feature.
 __device__ __forceinline__ float squashed(float x) {
     if (SQUASH == 0) return x;
-    const float ratio = held(x * (1.0f / (SQUASH ? SQUASH : 1)), 1e6f);
+    const float ratio = clamped(x * (1.0f / (SQUASH ? SQUASH : 1)), 1e6f);
     return SQUASH * ratio * rsqrtf(fmaf(ratio, ratio, 1.0f));
 }
 
-// Bits so well mixed that they pass for random; formulas as in ops/dropout.py.
-__device__ __forceinline__ unsigned mixed(unsigned x) {
+// Hash of ops/dropout.py.
+__device__ __forceinline__ unsigned mixed_bits(unsigned x) {
     x = (x ^ x >> 16) * 0x7feb352du;
     x = (x ^ x >> 15) * 0x846ca68bu;
     return x ^ x >> 16;
 }
 
-// Hidden layers with dropout: all, or those inside of residual blocks.
+// Whether a hidden layer has dropout: all, or those inside residual blocks.
 __device__ __forceinline__ bool may_drop(int layer) { return !STREAMS || layer % 2; }
 
-// Which feature stands at a place of a network: every second network sees them upside down.
+// Features enter every second network in reverse order.
 __device__ __forceinline__ bool is_reversed(int network) { return CONDITIONAL ? network % 2 == 1 : network % 2 == 0; }
-__device__ __forceinline__ int turned(int i, bool reverse) { return reverse ? FEATURES - 1 - i : i; }
+__device__ __forceinline__ int flipped(int i, bool reverse) { return reverse ? FEATURES - 1 - i : i; }
 
-// What all lanes of a group of neighbours get of their numbers.
+// Reductions over groups of LANES neighbouring lanes; all lanes receive the result.
 template <int LANES>
 __device__ __forceinline__ float lane_sum(float value) {
 #pragma unroll

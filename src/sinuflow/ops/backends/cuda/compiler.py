@@ -1,7 +1,4 @@
-"""CUDA C++ to machine code, by NVIDIA's run-time compiler, which comes with PyTorch's GPU builds.
-
-Machine code is stored in the user's cache, so that the next process starts at once.
-"""
+"""Compilation of CUDA C++ by NVRTC, which comes with PyTorch's GPU builds; binaries are cached for later processes."""
 
 from __future__ import annotations
 
@@ -21,11 +18,11 @@ from .. import cache
 
 
 class CompilerError(RuntimeError):
-    """There is no compiler, or it refuses."""
+    """No compiler was found, or compilation failed."""
 
 
 def compiled(source: str, defines: dict[str, str], architecture: str) -> bytes:
-    """The machine code of a source, from the cache if it is there."""
+    """The machine code of a source, from the cache if possible."""
     options = [f"--gpu-architecture={architecture}", "--std=c++17", *(f"-D{k}={v}" for k, v in defines.items())]
     library = find_compiler()
     key = "\n".join([source, *options, _version(library)])

@@ -1,19 +1,20 @@
-"""Loading compiled kernels and starting them, through NVIDIA's driver."""
+"""Launching compiled kernels through NVIDIA's driver, with arguments declared in the CUDA sources alone."""
 
 from __future__ import annotations
 
 import ctypes
+import re
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
+from torch import Tensor
 
-from .arguments import Arguments
 from .compiler import CompilerError, compiled
 from .shape import Block
 
-#: Which file has which kernel; every one is compiled with what all share.
+#: The file that defines each kernel.
 FILES = {
     "flow_forward": "forward.cu",
     "flow_backward": "backward.cu",
@@ -26,26 +27,93 @@ FILES = {
     "pixel_learn": "pixels/learn.cu",
     "pixel_backward": "pixels/backward.cu",
     "pixel_inverse": "pixels/inverse.cu",
-    "pixel_fine_forward": "pixels/fine.cu",
-    "pixel_fine_check": "pixels/fine.cu",
-    "pixel_fine_inverse": "pixels/fine_inverse.cu",
+    "pixel_float64_forward": "pixels/float64.cu",
+    "pixel_float64_check": "pixels/float64.cu",
+    "pixel_float64_inverse": "pixels/float64_inverse.cu",
     "pixel_pack": "pixels/parameters.cu",
     "pixel_sum": "pixels/parameters.cu",
 }
+#: Headers of all kernels for flows, and of all for PixelCNN; then those of some files.
 _COMMON = ("basics.cuh", "common.cuh", "products.cuh", "waves.cuh")
-#: What only some of them need besides.
-_PARTS = {
-    "inverse.cu": ("search.cuh", "groups.cuh"),
-    "pixels/forward.cu": ("pixels/exact.cuh",),
-    "pixels/learn.cu": ("pixels/exact.cuh", "pixels/walk.cuh"),
-    "pixels/fine.cu": ("pixels/walk.cuh",),
-    "pixels/inverse.cu": ("pixels/inverse.cuh",),
-    "pixels/fine_inverse.cu": ("pixels/inverse.cuh",),
-}
-#: What those of images need instead.
 _PIXELS = ("basics.cuh", "pixels/network.cuh")
-#: The driver's number for "most bytes of dynamic shared memory".
+_HEADERS = {
+    "inverse.cu": ("search.cuh", "groups.cuh"),
+    "pixels/forward.cu": ("pixels/float32.cuh",),
+    "pixels/learn.cu": ("pixels/float32.cuh", "pixels/tensor_cores.cuh"),
+    "pixels/float64.cu": ("pixels/tensor_cores.cuh",),
+    "pixels/inverse.cu": ("pixels/inverse.cuh",),
+    "pixels/float64_inverse.cu": ("pixels/inverse.cuh",),
+}
+#: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _SHARED_LIMIT = 8
+
+#: What a field of an arguments structure may point to. Addresses are int64; activations are float32 or packed TF32.
+_DTYPES = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "int": torch.int32,
+    "unsigned": torch.int32,
+    "unsigned char": torch.bool,
+    "float* const": torch.int64,
+    "Activation": torch.float32,
+}
+_SCALARS = {"int": ctypes.c_int, "unsigned": ctypes.c_uint, "float": ctypes.c_float}
+
+
+class Arguments(ctypes.Structure):
+    """A kernel's only parameter, made of the values that it declares; tensors are passed by address, None as null."""
+
+    name: ClassVar[str]  # of the structure
+    dtypes: ClassVar[dict[str, torch.dtype]]
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        declared = {field[0]: values[field[0]] for field in self._fields_}
+        self.tensors = [value for value in declared.values() if isinstance(value, Tensor)]  # alive while in use
+        super().__init__(**{name: self._value(name, value) for name, value in declared.items()})
+
+    def _value(self, name: str, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        assert value.is_contiguous(), name  # kernels take bare memory
+        assert value.dtype == self.dtypes[name], (name, value.dtype)
+        return value.data_ptr()
+
+
+@lru_cache(maxsize=64)
+def arguments_of(kernel: str) -> type[Arguments]:
+    """The structure that a kernel takes, as its source declares it."""
+    text = source(FILES[kernel])
+    name = _match(rf"\b{kernel}\(const (\w+) p\)", text)[1]
+    template = re.search(rf"using {name} = (\w+)<(\w+)>;", text)
+    body = _match(rf"struct {template[1] if template else name} {{(.*?)\n}};", text)[1]
+    fields: list[tuple[str, Any]] = []
+    dtypes: dict[str, torch.dtype] = {}
+    for declaration in re.sub(r"//[^\n]*", "", body).split(";")[:-1]:
+        kind, pointer, names = _match(r"^\s*(?:const )?(.+?)(\*?) ([\w, ]+)$", declaration).groups()
+        kind = template[2] if template and kind == "Number" else kind
+        for field in names.split(", "):
+            fields.append((field, ctypes.c_void_p if pointer else _SCALARS[kind]))
+            if pointer:
+                dtypes[field] = _DTYPES[kind]
+    return type(name, (Arguments,), {"name": name, "dtypes": dtypes, "_fields_": fields})
+
+
+def _match(pattern: str, text: str) -> re.Match[str]:
+    found = re.search(pattern, text, re.DOTALL)
+    assert found is not None, pattern
+    return found
+
+
+class Launcher(Protocol):
+    """Runs kernels on a device."""
+
+    processors: int
+    shared_bytes: int  # of a thread block, at most
+
+    def launch(
+        self, name: str, block: Block, grid: tuple[int, ...], threads: int, shared: int, values: dict[str, Any]
+    ) -> None:
+        """Run a kernel on a grid of thread blocks; ``values`` has its arguments, and may have others."""
 
 
 class Shape(Protocol):
@@ -58,20 +126,21 @@ class Shape(Protocol):
 
 
 class CudaLauncher:
-    """Starts the kernels of one flow, or network, on one GPU; compiles them when they are first wanted."""
+    """Runs the kernels of one shape on one GPU, and compiles them at first use."""
 
     def __init__(self, shape: Shape, device: torch.device) -> None:
         self._shape, self._device = shape, device
         self._functions: dict[tuple[str, Block], ctypes.c_void_p] = {}
         properties = torch.cuda.get_device_properties(device)
         self.processors = properties.multi_processor_count
-        # What every kind that these kernels run on has, if PyTorch does not say.
+        # The default is what every GPU with these tensor cores has.
         self.shared_bytes = getattr(properties, "shared_memory_per_block_optin", 99 * 1024)
 
     def launch(
-        self, name: str, block: Block, grid: tuple[int, ...], threads: int, shared: int, arguments: Arguments
+        self, name: str, block: Block, grid: tuple[int, ...], threads: int, shared: int, values: dict[str, Any]
     ) -> None:
-        """Start a kernel on the current stream."""
+        """Run a kernel on the current stream."""
+        arguments = arguments_of(name)(values)
         with torch.cuda.device(self._device):
             function = self._functions.get((name, block))
             if function is None:
@@ -82,7 +151,7 @@ class CudaLauncher:
             _check(_driver().cuLaunchKernel(function, *sizes, threads, 1, 1, shared, stream, pointers, None), name)
 
     def _load(self, name: str, block: Block, shared: int) -> ctypes.c_void_p:
-        torch.zeros(1, device=self._device)  # now there is a context
+        torch.zeros(1, device=self._device)  # creates the CUDA context
         module = _module(self._shape, block, FILES[name], torch.cuda.current_device())
         function = ctypes.c_void_p()
         _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()), name)
@@ -102,10 +171,10 @@ def _module(shape: Shape, block: Block, file: str, device: int) -> ctypes.c_void
 
 @lru_cache(maxsize=16)
 def source(file: str) -> str:
-    """A file of kernels with all that it needs, as one text."""
+    """A file of kernels after the headers that it needs, as one text."""
     folder = Path(__file__).parent
-    needed = _PIXELS if file.startswith("pixels/") else _COMMON
-    return "\n".join((folder / name).read_text() for name in (*needed, *_PARTS.get(file, ()), file))
+    headers = _PIXELS if file.startswith("pixels/") else _COMMON
+    return "\n".join((folder / name).read_text() for name in (*headers, *_HEADERS.get(file, ()), file))
 
 
 @lru_cache(maxsize=1)
@@ -120,5 +189,5 @@ def _check(result: int, what: str) -> None:
     if result:
         text = ctypes.c_char_p()
         _driver().cuGetErrorString(result, ctypes.byref(text))
-        said = (text.value or b"unknown error").decode()
-        raise CompilerError(f"{what}: {said} (CUDA error {result})")
+        message = (text.value or b"unknown error").decode()
+        raise CompilerError(f"{what}: {message} (CUDA error {result})")

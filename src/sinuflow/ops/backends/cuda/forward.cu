@@ -1,52 +1,52 @@
-// The whole flow, from data to noise: one block takes ROWS rows through all layers.
+// Forward pass of the flow, from data to noise: one thread block takes ROWS rows through all layers.
 
 struct ForwardArguments {
     const float* x;        // [FEATURES][batch]
     const float* context;  // [CONTEXT][batch]
-    const float* weights;  // streams of tiles, one warp's after the other
+    const float* weights;  // streams of tiles, warp by warp
     const int* starts;     // of the streams, [WARPS + 1]
     const int* tables;     // a stage for every hidden layer, and one for the head
     const float* biases;   // [NETWORKS][BIASES]
-    const float* waves;    // [BLOCKS][WAVE_NUMBERS], unless they are conditional
-    const float* affine;   // mean and log-scale, [2][FEATURES], unless the waves are conditional
+    const float* waves;    // [BLOCKS][WAVE_SIZE]; null if conditional
+    const float* affine;   // mean and log-scale, [2][FEATURES]; null if conditional
     float* z;              // [FEATURES][batch]
     float* ladj;           // [batch]
     float* log_density;    // [batch], or null
-    float* kept_inputs;    // of the networks, [NETWORKS][batch][INPUTS16]; null: nothing is kept
-    float* kept_hidden;    // [NETWORKS][DEPTH][batch][UNITS], rectified
-    float* kept_outputs;   // [NETWORKS][batch][HEAD16], if the waves are conditional
-    float* kept_x;         // what the waves see, [BLOCKS][SCALES][FEATURES][batch] or [NETWORKS][FEATURES][batch]
-    const unsigned* seed;  // of dropout, two numbers; null: nothing is dropped
+    float* saved_inputs;   // of networks, [NETWORKS][batch][INPUTS16]; null: do not save
+    float* saved_hidden;   // [NETWORKS][DEPTH][batch][UNITS], after the rectifier
+    float* saved_outputs;  // [NETWORKS][batch][HEAD16], if conditional
+    float* saved_x;        // inputs of the waves, [BLOCKS][SCALES][FEATURES][batch] or [NETWORKS][FEATURES][batch]
+    const unsigned* seed;  // of dropout, two words; null: no dropout
     unsigned drop_below;
     float keep_scale;
     int batch, tiles, parts;
 };
 
 // Biases and waves of one network.
-constexpr int CONSTANTS = BIASES + WAVE_NUMBERS;
+constexpr int CONSTANTS = BIASES + WAVE_SIZE;
 
 __device__ __forceinline__ void fetch_constants(const float* biases, const float* waves, int network, float* to) {
     const float4* from = reinterpret_cast<const float4*>(biases + network * BIASES);
     for (int e = threadIdx.x; e < BIASES / 4; e += THREADS) copy_async(to + 4 * e, from + e);
     if (CONDITIONAL || network % 2) return;
-    from = reinterpret_cast<const float4*>(waves + network / 2 * WAVE_NUMBERS);
-    for (int e = threadIdx.x; e < WAVE_NUMBERS / 4; e += THREADS) copy_async(to + BIASES + 4 * e, from + e);
+    from = reinterpret_cast<const float4*>(waves + network / 2 * WAVE_SIZE);
+    for (int e = threadIdx.x; e < WAVE_SIZE / 4; e += THREADS) copy_async(to + BIASES + 4 * e, from + e);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const ForwardArguments p) {
     DYNAMIC_SHARED(memory);
     float* rings = memory;
-    float* units = rings + RING;  // operands, for one layer and the next
+    float* units = rings + RING;  // operands of the current layer and the next
     float* inputs = units + 2 * operand_size(UNITS);
     float* constants = inputs + operand_size(INPUTS16);
-    float* out = constants + 2 * CONSTANTS;  // [HEAD16][ROWS], or parts of it
+    float* out = constants + 2 * CONSTANTS;  // [HEAD16][ROWS], or partial sums
     float* exchange = out + (CONDITIONAL ? HEAD16 : 16 * p.parts) * ROWS;
     float* x = exchange + EXCHANGE;  // [FEATURES][ROWS]
     float* ladj = x + FEATURES * ROWS;
     float* tables = ladj + FEATURES * ROWS;
     const int first = blockIdx.x * ROWS, batch = p.batch;
     const long rows = batch;
-    const bool keeps = p.kept_inputs != nullptr;
+    const bool keeps = p.saved_inputs != nullptr;
     const unsigned seed = p.seed ? p.seed[0] : 0, row_seed = p.seed ? p.seed[1] : 0;
 
     const Plan plan = load_plan(p.tables, DEPTH + 1, DEPTH + 1, p.tiles, tables);
@@ -59,15 +59,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
     }
     __syncthreads();
 
-    // What the next network sees of a feature.
+    // Store a feature as the next network's input.
     auto show = [&](int network, int e, float value) {
-        const int i = e / ROWS, n = e % ROWS, place = CONTEXT + turned(i, is_reversed(network));
+        const int i = e / ROWS, n = e % ROWS, place = CONTEXT + flipped(i, is_reversed(network));
         const float seen = squashed(value);
         x[e] = value;
         store_one(inputs, place, n, seen);
         if (!keeps || first + n >= batch) return;
-        p.kept_inputs[(network * rows + first + n) * INPUTS16 + place] = seen;
-        if (CONDITIONAL) p.kept_x[(static_cast<long>(network) * FEATURES + i) * rows + first + n] = value;
+        p.saved_inputs[(network * rows + first + n) * INPUTS16 + place] = seen;
+        if (CONDITIONAL) p.saved_x[(static_cast<long>(network) * FEATURES + i) * rows + first + n] = value;
     };
     for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
         const int n = first + e % ROWS;
@@ -86,30 +86,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
         if (CONTEXT && keeps)
             for (int e = threadIdx.x; e < CONTEXT * ROWS; e += THREADS) {
                 const int i = e / ROWS, n = first + e % ROWS;
-                if (n < batch) p.kept_inputs[(network * rows + n) * INPUTS16 + i] = p.context[i * rows + n];
+                if (n < batch) p.saved_inputs[(network * rows + n) * INPUTS16 + i] = p.context[i * rows + n];
             }
 #pragma unroll 1
         for (int layer = 0; layer < DEPTH; layer++) {
-            // Residual layers add what was there two layers before: so it is kept as it is, and rectified on its way.
+            // Residual layers add the units of two layers before: these are stored before the rectifier.
             float* to = units + layer % 2 * operand_size(UNITS);
-            float* kept = p.kept_hidden + ((static_cast<long>(network) * DEPTH + layer) * rows + first) * UNITS;
+            float* saved = p.saved_hidden + ((static_cast<long>(network) * DEPTH + layer) * rows + first) * UNITS;
             const bool skips = STREAMS && layer && layer % 2 == 0, drops = p.seed && may_drop(layer);
             auto use = [&](int, int unit, int n, int, float value) {
                 value += bias[layer * UNITS + unit];
                 if (skips) value += load_one(to, unit, n);
                 if (drops) {
                     const unsigned number = (network * DEPTH + layer) * UNITS + unit;
-                    const bool lost = mixed(mixed(number ^ seed) + mixed((first + n) ^ row_seed)) < p.drop_below;
+                    const bool lost = mixed_bits(mixed_bits(number ^ seed) + mixed_bits((first + n) ^ row_seed)) < p.drop_below;
                     value = lost ? 0.0f : value * p.keep_scale;
                 }
                 store_one(to, unit, n, STREAMS ? value : rectified(value));
-                if (keeps && first + n < batch) kept[n * UNITS + unit] = rectified(value);
+                if (keeps && first + n < batch) saved[n * UNITS + unit] = rectified(value);
             };
             if (layer == 0)
                 multiply_hidden<false>(plan, run, stream, inputs, exchange, [](int, int) {}, use);
             else
                 multiply_hidden<STREAMS>(plan, run, stream, units + (layer - 1) % 2 * operand_size(UNITS), exchange, [](int, int) {}, use);
-            run = plan.run(layer + 1);  // whatever does not depend on others is done before waiting for them
+            run = plan.run(layer + 1);  // independent of other warps, so before the barrier
             __syncthreads();
         }
         const float* last = units + (DEPTH - 1) % 2 * operand_size(UNITS);
@@ -118,14 +118,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
             multiply_rows<STREAMS>(plan, run, stream, [&](int) { return last; }, [](int, int) {}, [&](int, int row, int n, int, float value) {
                 value += bias[row];
                 out[row * ROWS + n] = value;
-                if (keeps && first + n < batch) p.kept_outputs[(network * rows + first + n) * HEAD16 + row] = value;
+                if (keeps && first + n < batch) p.saved_outputs[(network * rows + first + n) * HEAD16 + row] = value;
             });
         else
             multiply_parts<STREAMS>(plan, run, stream, out, [&](int) { return last; });
         run = plan.run(0);
         __syncthreads();
         each_element<SPREAD>([&](int e, bool stores) {
-            const int n = e % ROWS, i = e / ROWS, place = turned(i, is_reversed(network));
+            const int n = e % ROWS, i = e / ROWS, place = flipped(i, is_reversed(network));
             float y = x[e], change = 0.0f;
             if (CONDITIONAL) {
                 auto output = [&](int o) { return out[(place * OUTPUTS + o) * ROWS + n]; };
@@ -133,9 +133,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
                 y = fmaf(y, expf(change), output(0));
 #pragma unroll 1
                 for (int scale = 0; scale < SCALES; scale++) {
-                    const Value found = conditional_waves<SPREAD>(scale, output).template at<false>(y);
-                    y = found.value;
-                    change += logf(found.slope);
+                    const Value result = conditional_waves<SPREAD>(scale, output).template at<false>(y);
+                    y = result.value;
+                    change += logf(result.slope);
                 }
             } else {
                 y += Parts(plan, DEPTH, out, place, n).shared_total<SPREAD>() + bias[place];
@@ -144,11 +144,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
 #pragma unroll SCALES <= 4 ? SCALES : 1
                     for (int scale = 0; scale < SCALES; scale++) {
                         if (keeps && stores && first + n < batch)
-                            p.kept_x[((static_cast<long>(network / 2) * SCALES + scale) * FEATURES + i) * rows + first + n] = y;
-                        const Value found = shared_waves<SPREAD>(waves, scale, i).template at<false>(y);
-                        y = found.value;
-                        slope *= found.slope;
-                        if (scale % 8 == 7 || scale == SCALES - 1) {  // before the product can vanish
+                            p.saved_x[((static_cast<long>(network / 2) * SCALES + scale) * FEATURES + i) * rows + first + n] = y;
+                        const Value result = shared_waves<SPREAD>(waves, scale, i).template at<false>(y);
+                        y = result.value;
+                        slope *= result.slope;
+                        if (scale % 8 == 7 || scale == SCALES - 1) {  // before the product can underflow
                             change += logf(slope);
                             slope = 1.0f;
                         }

@@ -1,29 +1,29 @@
-// Degrees that ordered substitution takes together (see inverse.cu): how numbers lie, and what a lane does with them.
+// Groups of degrees in the inverse (see inverse.cu): memory layout, and operations of one lane.
 
-// Inside a group a warp takes one row: its lane l has units l, l + 32..., and parameters of features likewise. Weights
-// are stored as [GROUP features][UNIT_STRIDE], for each further layer [INNER_ROWS][UNIT_STRIDE], and for the head
-// [INNER_ROWS][OUTPUT_STRIDE], where a lane's numbers are neighbours.
+// A warp takes one row: lane l has units l, l + 32..., and outputs likewise. Weights are stored as [GROUP
+// features][UNIT_STRIDE], for each further layer [INNER_ROWS][UNIT_STRIDE], and for the head
+// [INNER_ROWS][OUTPUT_STRIDE]; the values of one lane are contiguous.
 constexpr bool GROUPED = GROUP > 1;
 constexpr int GROUPS = (FEATURES + GROUP - 1) / GROUP;
 constexpr int MINE = GROUPED ? (GROUP_UNITS + 31) / 32 : 1, UNIT_STRIDE = 32 * MINE;
 constexpr int MY_OUTPUTS = GROUPED ? (GROUP * OUTPUTS + 31) / 32 : 1, OUTPUT_STRIDE = 32 * MY_OUTPUTS;
-// The units of a degree are DEGREE_UNITS at most, and no two of them have the same lane, so that loops over them can
-// be written out; after the last of a group there are as many zeros.
+// A degree has DEGREE_UNITS units at most, all in different lanes, so that loops over them unroll; a group's last units
+// are followed by as many zeros.
 constexpr int INNER_ROWS = GROUP_UNITS + DEGREE_UNITS;
 constexpr int GROUP_INNER = (GROUP + (DEPTH - 1) * INNER_ROWS) * UNIT_STRIDE + INNER_ROWS * OUTPUT_STRIDE;
-// Without groups, the weights of the first layer, if that is DIRECT.
+// Without groups: the weights of the first layer, if DIRECT.
 constexpr int INNER = GROUPED ? GROUP_INNER : DIRECT ? padded(UNITS * INPUTS, 4) : 0;
 static_assert(DEGREE_UNITS <= 32, "a lane for every unit of a degree");
-// Blocks of few rows have warps to spare: they multiply for the next group at the same time, and need room for it.
+// Blocks of few rows have idle warps, which multiply for the next group at the same time and need memory for it.
 constexpr bool OVERLAPS = ROWS == 8;
 constexpr int KNOWN_AT_ONCE = OVERLAPS ? 2 : 1;
-// What products contribute to the numbers of a group, for one row: hidden layers, then the head; in two halves.
+// Contributions of products to the units of a group, for one row: hidden layers, then the head; in two halves.
 constexpr int KNOWN = DEPTH * UNIT_STRIDE + OUTPUT_STRIDE + 4;
-constexpr int PRODUCTS = DEPTH + 1 - DIRECT;  // of a single degree
+constexpr int PRODUCTS = DEPTH + 1 - DIRECT;  // per degree
 constexpr int STAGES = GROUPED ? 2 * GROUPS - 1 : GROUPS * PRODUCTS;
 constexpr int MATRICES = GROUPED ? STAGES * (DEPTH + 1) : STAGES;
 
-// A lane's weights, by the fewest loads.
+// Load a lane's weights, vectorized.
 template <int COUNT>
 __device__ __forceinline__ void load_mine(float (&to)[COUNT], const float* from) {
     if (COUNT % 4 == 0) {
@@ -38,28 +38,28 @@ __device__ __forceinline__ void load_mine(float (&to)[COUNT], const float* from)
     }
 }
 
-// Number `which` of a lane's own.
+// from[which] without dynamic indexing.
 template <int COUNT>
 __device__ __forceinline__ float chosen(const float (&from)[COUNT], int which) {
-    float found = from[0];
+    float result = from[0];
 #pragma unroll
-    for (int r = 1; r < COUNT; r++) found = which == r ? from[r] : found;
-    return found;
+    for (int r = 1; r < COUNT; r++) result = which == r ? from[r] : result;
+    return result;
 }
 
-// Numbers for every unit of one degree.
+// Values of all units of one degree.
 constexpr int UNITS_AT_ONCE = GROUPED ? DEGREE_UNITS : 1;
 
 struct DegreeUnits {
     float of[UNITS_AT_ONCE];
 
-    // Each is some lane's `value`; the first of them is number `low`.
+    // Collect `value` of the lanes from `low` on.
     __device__ __forceinline__ void gather(float value, int low) {
 #pragma unroll
         for (int i = 0; i < UNITS_AT_ONCE; i++) of[i] = __shfl_sync(~0u, value, low + i);
     }
     __device__ __forceinline__ float times(const DegreeUnits& weights) const {
-        float even = 0.0f, odd = 0.0f;  // two sums, so that additions wait less for each other
+        float even = 0.0f, odd = 0.0f;  // two sums for instruction-level parallelism
 #pragma unroll
         for (int i = 0; i < UNITS_AT_ONCE; i++) {
             float& sum = i % 2 ? odd : even;
@@ -69,7 +69,7 @@ struct DegreeUnits {
     }
 };
 
-// The weights from the units of one degree to what this lane has of the next layer.
+// Weights from the units of one degree to this lane's units of the next layer.
 template <int COUNT>
 struct UnitWeights {
     float of[UNITS_AT_ONCE][COUNT];
@@ -79,10 +79,10 @@ struct UnitWeights {
         for (int i = 0; i < UNITS_AT_ONCE; i++) load_mine(of[i], from + i * (32 * COUNT));
     }
     __device__ __forceinline__ DegreeUnits to(int which) const {
-        DegreeUnits found;
+        DegreeUnits result;
 #pragma unroll
-        for (int i = 0; i < UNITS_AT_ONCE; i++) found.of[i] = chosen(of[i], which);
-        return found;
+        for (int i = 0; i < UNITS_AT_ONCE; i++) result.of[i] = chosen(of[i], which);
+        return result;
     }
     __device__ __forceinline__ void add(float (&sums)[COUNT], const DegreeUnits& units) const {
 #pragma unroll

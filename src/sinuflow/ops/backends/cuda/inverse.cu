@@ -1,34 +1,33 @@
-// The whole flow from noise to data, by ordered substitution: one block takes LIVE rows through all layers. (If that is
-// fewer than ROWS, for which there is room, then because there are processors to spare, and warps are busy enough.)
+// Inverse of the flow by substitution, from noise to data: one thread block takes LIVE rows through all layers (fewer
+// than ROWS, if there are idle multiprocessors).
 //
-// When the first m features are known, so are the units of degree m, layer by layer, and with them the
-// parameters of the next feature. With many units to a degree, that is one product for every degree and layer; but
-// where a network sees few numbers, the units of its first layer are computed one by one, which takes no product.
-// With few of them, GROUP degrees go together: what is known before the group contributes by products, and
-// what happens inside the group is done degree by degree by a warp for each row, without waiting for
-// others. Meanwhile other warps multiply for the next group what is known already ("far"), so that then only what
-// this group has found remains ("near").
+// Once the first m features are known, so are the units of degree m, layer by layer, and the parameters of the next
+// feature. With many units per degree, that takes one product per degree and layer; if a network has few inputs
+// (DIRECT), the units of its first layer are computed one by one instead. With few units per degree, GROUP degrees are
+// solved together: products contribute what is known before the group, and one warp per row solves the group degree by
+// degree without barriers. Meanwhile, other warps multiply for the next group what is known already ("far"), which
+// leaves the contribution of the current group ("near").
 
 struct InverseArguments {
-    const float* z;          // [FEATURES][batch]
-    const float* context;    // [CONTEXT][batch]
-    const float* weights;    // streams of tiles, from the last network to the first
-    const int* starts;       // of the streams, [WARPS + 1]
-    const int* tables;       // for every degree, a stage for every layer; or for every group, near, and far of the next
-    const float* inner;      // weights inside the groups, [NETWORKS][GROUPS][INNER]
-    const int* ends;         // for every degree, how many units of a layer have at most that degree; [FEATURES]
-    const float* biases;     // [NETWORKS][BIASES]
+    const float* z;        // [FEATURES][batch]
+    const float* context;  // [CONTEXT][batch]
+    const float* weights;  // streams of tiles, from the last network to the first
+    const int* starts;     // of the streams, [WARPS + 1]
+    const int* tables;     // per degree, a stage for every layer; or per group, near, and far of the next
+    const float* inner;    // weights within groups, [NETWORKS][GROUPS][INNER]
+    const int* ends;       // units of a layer up to each degree, [FEATURES]
+    const float* biases;   // [NETWORKS][BIASES]
     const float* waves;
     const float* affine;
-    float* x;                // [FEATURES][batch]
-    float* ladj;             // of the inverse map, [batch]
-    int* iterations;         // [layers, scales, and the affine map][batch], in the order of inversion
+    float* x;              // [FEATURES][batch]
+    float* ladj;           // of the inverse map, [batch]
+    int* iterations;       // [layers, scales, and the affine map][batch], in the order of inversion
     float* residual;
     unsigned char* converged;
     int batch, tiles, parts, limit;
 };
 
-// Whether float32 resolves an affine map, as bijections/affine.py defines it.
+// Whether float32 resolves an affine map, as defined in bijections/affine.py.
 __device__ __forceinline__ bool is_resolved(float mean, float log_scale, float scale) {
     return fabsf(log_scale) <= 87.33654f && mean + 8.0f * scale > mean - 8.0f * scale;
 }
@@ -36,21 +35,21 @@ __device__ __forceinline__ bool is_resolved(float mean, float log_scale, float s
 extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const InverseArguments p) {
     DYNAMIC_SHARED(memory);
     float* rings = memory;
-    float* units = rings + RING;  // operands, one for every hidden layer
+    float* units = rings + RING;  // operands of all hidden layers
     float* inputs = units + DEPTH * operand_size(UNITS);
     float* residual = inputs + operand_size(INPUTS16);  // [UNITS][ROWS]
     float* biases = residual + (STREAMS && !GROUPED ? UNITS * ROWS : 0);
     float* waves = biases + 2 * BIASES;
-    float* inner = waves + WAVE_NUMBERS;  // of this group and the next, or of this network and the next
-    float* known = inner + 2 * INNER;     // of this group and perhaps the next, [KNOWN_AT_ONCE][2][ROWS][KNOWN]
+    float* inner = waves + WAVE_SIZE;  // of the current group and the next, or of the current network and the next
+    float* known = inner + 2 * INNER;     // of the current group and maybe the next, [KNOWN_AT_ONCE][2][ROWS][KNOWN]
     float* parts = known + (GROUPED ? KNOWN_AT_ONCE * 2 * ROWS * KNOWN : 0);
     float* out = parts + p.parts * 16 * ROWS;  // [ROWS][OUTPUTS]
     float* x = out + (CONDITIONAL ? ROWS * OUTPUTS : 0);  // [FEATURES][ROWS]
     float* ladj = x + FEATURES * ROWS;
-    float* worst = ladj + FEATURES * ROWS;  // of this layer, by element
+    float* worst = ladj + FEATURES * ROWS;  // residual of this layer, by element
     float* most = worst + FEATURES * ROWS;
-    float* found = most + FEATURES * ROWS;  // the last feature
-    int* ends = reinterpret_cast<int*>(found + ROWS);
+    float* result = most + FEATURES * ROWS;  // the latest feature
+    int* ends = reinterpret_cast<int*>(result + ROWS);
     float* tables = reinterpret_cast<float*>(ends + padded(FEATURES, 4));
     const int first = blockIdx.x * LIVE, batch = min(p.batch, first + LIVE), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const long rows = p.batch;
@@ -58,9 +57,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     auto fetch_biases = [&](int network) {
         const float4* from = reinterpret_cast<const float4*>(p.biases + network * BIASES);
         for (int e = threadIdx.x; e < BIASES / 4; e += THREADS) copy_async(biases + network % 2 * BIASES + 4 * e, from + e);
-        if (CONDITIONAL || network % 2 == 0) return;  // the waves come after it
-        from = reinterpret_cast<const float4*>(p.waves + network / 2 * WAVE_NUMBERS);
-        for (int e = threadIdx.x; e < WAVE_NUMBERS / 4; e += THREADS) copy_async(waves + 4 * e, from + e);
+        if (CONDITIONAL || network % 2 == 0) return;  // the waves precede it in the inverse
+        from = reinterpret_cast<const float4*>(p.waves + network / 2 * WAVE_SIZE);
+        for (int e = threadIdx.x; e < WAVE_SIZE / 4; e += THREADS) copy_async(waves + 4 * e, from + e);
     };
     auto fetch_inner = [&](int network, int group) {
         if (group == GROUPS) network--, group = 0;
@@ -76,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     Stream stream;
     stream.begin(p.weights, p.starts, rings);
     for (int e = threadIdx.x; e < FEATURES; e += THREADS) ends[e] = __ldg(p.ends + e);
-    // Products run over whole tiles, with weights of zero for what is not known yet: it must be a number.
+    // Products cover whole tiles, with zero weights for unknown inputs, which must be finite.
     for (int e = threadIdx.x; e < DEPTH * operand_size(UNITS) + operand_size(INPUTS16); e += THREADS) units[e] = 0.0f;
     for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
         const int n = first + e % ROWS;
@@ -98,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
             float gap = 0.0f, evaluations = 0.0f, bad = 0.0f;
             for (int i = lane; i < FEATURES; i += 32) {
                 const float mine = worst[i * ROWS + n];
-                if (!(mine >= 0.0f)) bad = 1.0f;  // negative or not a number: it did not converge
+                if (!(mine >= 0.0f)) bad = 1.0f;  // negative or NaN: not converged
                 gap = fmaxf(gap, mine != mine ? INFINITY : fabsf(mine));
                 evaluations = fmaxf(evaluations, most[i * ROWS + n]);
             }
@@ -113,21 +112,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         layer_index++;
         __syncthreads();
     };
-    auto exactly = [&](int e) {  // a number that follows from others fails only if it is none
+    auto certify_exact = [&](int e) {  // closed-form results fail only if they are not finite
         worst[e] = x[e] * 0.0f == 0.0f ? 0.0f : NAN;
         most[e] = 1.0f;
     };
 
-    // A feature's shift is known, and with it the feature; one thread. Or all its parameters, in `out`; one warp.
-    auto found_shift = [&](int network, int m, int n, float shift) {
-        const int e = turned(m, is_reversed(network)) * ROWS + n;
+    // Solve a feature, given its shift, by one thread; or given its parameters in `out`, by one warp.
+    auto store_shift = [&](int network, int m, int n, float shift) {
+        const int e = flipped(m, is_reversed(network)) * ROWS + n;
         x[e] -= shift;
-        exactly(e);
+        certify_exact(e);
         store_one(inputs, CONTEXT + m, n, squashed(x[e]));
     };
-    auto found_parameters = [&](int network, int m, int n) {
+    auto solve_feature = [&](int network, int m, int n) {
         const float* mine = out + n * OUTPUTS;
-        const int e = turned(m, is_reversed(network)) * ROWS + n;
+        const int e = flipped(m, is_reversed(network)) * ROWS + n;
         float y = x[e], gap = 0.0f, change = log_scale_from(mine[1]);
         int evaluations = 0;
         bool good = true;
@@ -155,8 +154,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         return seen;
     };
 
-    // What is known to a group: first, before the group before it has been found, and then, with that. Every row of
-    // tiles is multiplied in two halves, by different warps, and each adds to what it has stored before.
+    // Contributions to a group: far, before the group before it is solved, and then near. Two warps multiply the halves
+    // of a row of tiles, and each accumulates its own.
     auto multiply_known = [&](int network, int group, bool near) {
         const float* bias = biases + network % 2 * BIASES;
         const int begin = group * GROUP, row = begin ? ends[begin - 1] : 0;
@@ -168,14 +167,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                 float* to = known + ((group % KNOWN_AT_ONCE * 2 + matrix % 2) * ROWS + n) * KNOWN + layer * UNIT_STRIDE + i;
                 if (!first_part)
                     value += *to;
-                else if (matrix % 2 == 0)  // beyond the last there is no bias, and no one asks for the sum
+                else if (matrix % 2 == 0)  // beyond the last unit there is no bias, and the sum is not used
                     value += bias[min(layer * UNITS + i + (layer < DEPTH ? row : begin * OUTPUTS), BIASES - 1)];
                 *to = value;
             });
     };
 
-    // The features of a group, one after the other, for one row. Whatever becomes known is added at once to all that
-    // depends on it; but what the next degree waits for is computed by itself first, by the same operations.
+    // Solve the features of a group in order, for one row. A value is added to everything that depends on it at once;
+    // but what the next degree needs first is computed separately, by the same operations.
     auto substitute = [&](int network, int group, int n) {
         const int begin = group * GROUP, end = min(begin + GROUP, FEATURES);
         const float* weights = inner + (network * GROUPS + group) % 2 * INNER;
@@ -193,17 +192,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
             const int at = DEPTH * UNIT_STRIDE + 32 * r;
             outputs[r] = half[at] + other_half[at];
         }
-        // Without conditional waves, lane i has feature i of the group, and its shift.
-        const float target = x[turned(min(begin + lane, FEATURES - 1), is_reversed(network)) * ROWS + n];
+        // For shifts, lane i has feature i of the group, and its shift.
+        const float target = x[flipped(min(begin + lane, FEATURES - 1), is_reversed(network)) * ROWS + n];
         const int row = begin ? ends[begin - 1] : 0;
         int low = 0, high = ends[begin] - row;
         const float *of_feature = weights + lane * MINE, *of_units = of_feature + GROUP * UNIT_STRIDE;
         const float* of_last = weights + (GROUP + (DEPTH - 1) * INNER_ROWS) * UNIT_STRIDE + lane * MY_OUTPUTS;
         const float* of_shifts = of_last - lane * MY_OUTPUTS;
-        UnitWeights<MINE> to_second, between;  // the former are loaded early: they are what a degree begins with
+        UnitWeights<MINE> to_second, between;  // to_second is loaded early, because a degree begins with it
         UnitWeights<MY_OUTPUTS> to_outputs;
         if (DEPTH > 1) to_second.load(of_units);
-        // The unit of a degree that this lane has, if any: number `which` of its own; and what enters it.
+        // This lane's unit of the current degree, if any, is unit `which` of its own; `entering` is its pre-activation.
         int which = (low + 31 - lane) / 32;
         float entering[DEPTH];
         entering[0] = chosen(before[0], which);
@@ -218,8 +217,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
             for (int layer = 0; layer < DEPTH; layer++) {
                 const int after = layer + 1 < DEPTH ? layer + 1 : 0, stream = layer >= 1 ? layer - 1 : 0;
                 DegreeUnits units;
-                units.gather(__uint_as_float(__float_as_uint(rectified(entering[layer])) & has_one), low);  // without a branch
-                if (layer == max(0, DEPTH - 2)) {  // while the units are on their way
+                units.gather(__uint_as_float(__float_as_uint(rectified(entering[layer])) & has_one), low);  // branchless
+                if (layer == max(0, DEPTH - 2)) {  // while the shuffles are in flight
                     load_mine(weight, of_feature + (m - begin) * UNIT_STRIDE);
 #pragma unroll
                     for (int i = 0; i < (CONDITIONAL ? 0 : UNITS_AT_ONCE); i++) to_shift.of[i] = of_shifts[(low + i) * OUTPUT_STRIDE + (m - begin) * MY_OUTPUTS];
@@ -248,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                     if (o >= 0 && o < OUTPUTS) out[n * OUTPUTS + o] = outputs[r];
                 }
                 __syncwarp();
-                seen = found_parameters(network, m, n);
+                seen = solve_feature(network, m, n);
             } else {
                 seen = squashed(goal - shift);
             }
@@ -265,10 +264,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
 #pragma unroll
             for (int layer = 0; layer < DEPTH; layer++) store_one(units + layer * operand_size(UNITS), row + i, n, rectified(before[layer][r]));
         }
-        if (!CONDITIONAL && lane < end - begin) found_shift(network, begin + lane, n, outputs[0]);
+        if (!CONDITIONAL && lane < end - begin) store_shift(network, begin + lane, n, outputs[0]);
     };
 
-    // With single degrees: a unit before its activation.
+    // Without groups: store a unit, given its pre-activation.
     auto store_unit = [&](int layer, int unit, int n, float value) {
         if (STREAMS && layer % 2 == 0) {
             float* sum = residual + unit * ROWS + n;
@@ -277,12 +276,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         }
         store_one(units + layer * operand_size(UNITS), unit, n, rectified(value));
     };
-    // A feature's shift, from the parts of the head's product.
+    // A feature's shift, from the partial sums of the head.
     auto shift_of = [&](int network, int m, int n) {
         return Parts(plan, m * PRODUCTS + PRODUCTS - 1, parts, 0, n).total() + biases[network % 2 * BIASES + DEPTH * UNITS + m];
     };
-    // The units of the first layer of a degree, one for each thread. The feature before it is found on the way, by every
-    // thread for its own row: nobody has to wait for it.
+    // The units of the first layer of a degree, one per thread. Every thread also solves the feature before it for its
+    // own row, so that there is no barrier.
     auto first_units = [&](int network, int m, int row, int count) {
         const float* bias = biases + network % 2 * BIASES;
         const float* weights = inner + network % 2 * INNER;
@@ -290,10 +289,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         const int known = CONTEXT + m - (finds ? 1 : 0);
         for (int e = threadIdx.x; e < max(count, 1) * ROWS; e += THREADS) {
             const int n = e % ROWS, unit = row + e / ROWS;
-            const float before = finds ? x[turned(m - 1, is_reversed(network)) * ROWS + n] - shift_of(network, m - 1, n) : 0.0f;
+            const float before = finds ? x[flipped(m - 1, is_reversed(network)) * ROWS + n] - shift_of(network, m - 1, n) : 0.0f;
             const float newest = squashed(before);
             if (finds && e < ROWS) {
-                found[n] = before;
+                result[n] = before;
                 store_one(inputs, known, n, newest);
             }
             if (count == 0) continue;
@@ -304,11 +303,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
             store_unit(0, unit, n, value);
         }
         if (!finds) return;
-        __syncthreads();  // who reads the old numbers has done so
+        __syncthreads();  // old values have been read
         for (int n = threadIdx.x; n < ROWS; n += THREADS) {
-            const int e = turned(m - 1, is_reversed(network)) * ROWS + n;
-            x[e] = found[n];
-            exactly(e);
+            const int e = flipped(m - 1, is_reversed(network)) * ROWS + n;
+            x[e] = result[n];
+            certify_exact(e);
         }
     };
 
@@ -318,7 +317,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
             const float log_scale = __ldg(p.affine + FEATURES + i), scale = expf(log_scale), mean = __ldg(p.affine + i);
             x[e] = fmaf(x[e], scale, mean);
             ladj[e] += log_scale;
-            exactly(e);
+            certify_exact(e);
             if (!is_resolved(mean, log_scale, scale)) worst[e] = NAN;
         }
         certify();
@@ -367,11 +366,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                     for (int o = lane; o < OUTPUTS; o += 32)
                         out[n * OUTPUTS + o] = Parts(plan, head, parts, o, n).total() + bias[DEPTH * UNITS + group * OUTPUTS + o];
                     __syncwarp();
-                    found_parameters(network, group, n);
+                    solve_feature(network, group, n);
                 }
                 __syncthreads();
-            } else if (!DIRECT || group + 1 == GROUPS) {  // otherwise it is found on the way to the next units
-                for (int n = threadIdx.x; n < ROWS; n += THREADS) found_shift(network, group, n, shift_of(network, group, n));
+            } else if (!DIRECT || group + 1 == GROUPS) {  // otherwise solved together with the next units
+                for (int n = threadIdx.x; n < ROWS; n += THREADS) store_shift(network, group, n, shift_of(network, group, n));
                 __syncthreads();
             }
         }
@@ -388,7 +387,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                     find(search, shared_waves<LIVE_SPREAD>(waves, j, e / ROWS), y, p.limit);
                     y = search.x;
                     slope *= search.slope;
-                    if (j % 8 == 0) {  // before the product can vanish
+                    if (j % 8 == 0) {  // before the product can underflow
                         change += logf(slope);
                         slope = 1.0f;
                     }

@@ -1,9 +1,9 @@
-// The gradients of the parameters, all at once, from what the other two kernels left behind.
+// Gradients of the parameters from saved activations and their gradients; packing of the parameters.
 
 struct WeightArguments {
-    const float* kept_inputs;   // [NETWORKS][batch][INPUTS16]
-    const float* kept_hidden;   // [NETWORKS][DEPTH][batch][UNITS]
-    const float* grad_outputs;  // of networks `lower` and up, [...][batch][HEAD16]
+    const float* saved_inputs;  // [NETWORKS][batch][INPUTS16]
+    const float* saved_hidden;  // [NETWORKS][DEPTH][batch][UNITS]
+    const float* grad_outputs;  // of networks from `lower` on, [...][batch][HEAD16]
     const float* grad_hidden;   // likewise, [...][DEPTH][batch][UNITS]
     const int* jobs;            // layer, first row, first column, unused
     const int* reach;           // of every row of every layer
@@ -16,7 +16,7 @@ struct WeightArguments {
 constexpr int TILE = 64, CHUNK = 32, CHUNK_STRIDE = TILE + 8, WEIGHT_WARPS = 4;
 static_assert(2 * TILE == 32 * WEIGHT_WARPS, "two threads to a column for the gradient of the bias");
 
-// An operand in chunks of [CHUNK rows of the batch][TILE columns], on their way to shared memory. A thread
+// An operand in chunks of [CHUNK rows of the batch][TILE columns], copied to shared memory asynchronously. A thread
 // copies four columns of every eighth row.
 struct Chunks {
     const float* from;
@@ -45,7 +45,7 @@ struct Chunks {
     static constexpr int STRIDE = 32 * WEIGHT_WARPS / (TILE / 4);
 };
 
-// One tile of the gradient of one matrix: the sum over the batch of g h^T.
+// One tile of a weight gradient: the sum over the batch of g h^T.
 extern "C" __global__ void __launch_bounds__(32 * WEIGHT_WARPS, 3) weight_gradients(const WeightArguments p) {
     __shared__ __align__(16) float left[2][CHUNK * CHUNK_STRIDE], right[2][CHUNK * CHUNK_STRIDE];
     const int* job = p.jobs + 4 * blockIdx.x;
@@ -55,10 +55,10 @@ extern "C" __global__ void __launch_bounds__(32 * WEIGHT_WARPS, 3) weight_gradie
     const int rows = head ? HEAD : HIDDEN, columns = layer == 0 ? INPUTS : HIDDEN;
     const float* g = head ? p.grad_outputs + blockIdx.y * batch * HEAD16
                           : p.grad_hidden + (static_cast<long>(blockIdx.y) * DEPTH + layer) * batch * UNITS;
-    const float* h = layer == 0 ? p.kept_inputs + network * batch * INPUTS16 : p.kept_hidden + hidden + (layer - 1) * batch * UNITS;
+    const float* h = layer == 0 ? p.saved_inputs + network * batch * INPUTS16 : p.saved_hidden + hidden + (layer - 1) * batch * UNITS;
     const int left_width = head ? HEAD16 : UNITS, right_width = layer == 0 ? INPUTS16 : UNITS;
     const int lane = threadIdx.x % 32, group = lane / 4, member = lane % 4;
-    const int top = threadIdx.x / 64 * 32, side = threadIdx.x / 32 % 2 * 32;  // of this warp's quarter
+    const int top = threadIdx.x / 64 * 32, side = threadIdx.x / 32 % 2 * 32;  // of this warp's quadrant
 
     float sum[2][4][4] = {}, cross[2][4][4] = {}, of_bias = 0.0f;  // as in Sums
     Chunks of_left(g, left_width, row, p.batch), of_right(h, right_width, column, p.batch);
@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(32 * WEIGHT_WARPS, 3) weight_gradie
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     high[j][half] = b[(k + member + 4 * half) * CHUNK_STRIDE + side + 8 * j + group];
-                    low[j][half] = dropped(high[j][half]);
+                    low[j][half] = tf32_remainder(high[j][half]);
                 }
 #pragma unroll
             for (int i = 0; i < 2; i++) {
@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(32 * WEIGHT_WARPS, 3) weight_gradie
 #pragma unroll
                 for (int c = 0; c < 4; c++) {
                     above[c] = a[(k + member + 4 * (c / 2)) * CHUNK_STRIDE + top + 16 * i + group + 8 * (c % 2)];
-                    below[c] = dropped(above[c]);
+                    below[c] = tf32_remainder(above[c]);
                 }
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
@@ -135,10 +135,10 @@ extern "C" __global__ void __launch_bounds__(32 * WEIGHT_WARPS, 3) weight_gradie
 }
 
 struct WaveArguments {
-    const float* free;         // the waves' free numbers as they were, [BLOCKS][FREE_NUMBERS]
+    const float* free;         // unconstrained parameters, [BLOCKS][FREE_PARAMETERS]
     const float* waves;        // constrained
     const float* affine;
-    const float* kept_x;       // [blocks][SCALES][FEATURES][batch]
+    const float* saved_x;      // [blocks][SCALES][FEATURES][batch]
     const float* grad_values;  // likewise
     const float* z;            // [FEATURES][batch]
     const float* grad_z;       // null for the negative log-likelihood, times nll_scale
@@ -155,29 +155,29 @@ __device__ __forceinline__ float warp_sum(float value) {
     return value;
 }
 
-// The free numbers of a block's transformer, counted by scale and feature.
-// `part` gives all its frequencies (0), phases (1), weights (2), or strengths (3).
+// The unconstrained parameters of a block's transformer, indexed by scale and feature. `part` returns all frequencies
+// (0), phases (1), weights (2) or strengths (3).
 template <class Part>
 __device__ __forceinline__ FreeWaves<1> free_waves(int transformer, Part part) {
     FreeWaves<1> free;
     free.load([&](int kind, int k) { return part(kind)[transformer * WAVES + k]; }, part(3)[transformer]);
     return free;
 }
-constexpr int FREE_NUMBERS = SCALES * FEATURES * (3 * WAVES + 1);  // of a block, but for its shifts
+constexpr int FREE_PARAMETERS = SCALES * FEATURES * (3 * WAVES + 1);  // of a block, except the shifts
 
-// The gradients of the shared waves, a warp for every transformer of every feature; then of the affine map.
+// The gradients of shared waves, one warp per transformer; then of the affine map.
 extern "C" __global__ void __launch_bounds__(128) wave_gradients(const WaveArguments p) {
     constexpr int TRANSFORMERS = BLOCKS * SCALES * FEATURES;
     const int job = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
     const long batch = p.batch;
     if (job < TRANSFORMERS) {
         const int feature = job % FEATURES, scale = job / FEATURES % SCALES, block = job / FEATURES / SCALES;
-        const Waves<1> waves = shared_waves<1>(p.waves + block * WAVE_NUMBERS, scale, feature);
+        const Waves<1> waves = shared_waves<1>(p.waves + block * WAVE_SIZE, scale, feature);
         WaveGradients<1> sums;
         sums.clear();
         float of_shift = 0.0f;
         for (long n = lane; n < batch; n += 32) {
-            const float x = p.kept_x[job * batch + n], grad = p.grad_values[job * batch + n];
+            const float x = p.saved_x[job * batch + n], grad = p.grad_values[job * batch + n];
             const float of_ladj = p.grad_ladj ? p.grad_ladj[n] : -p.nll_scale;
             sums.add(waves, x, grad, of_ladj / waves.at(x).slope);
             of_shift += grad;
@@ -192,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(128) wave_gradients(const WaveArgum
         if (lane == 0) {
             const int* offset = p.offsets + 5 * block;
             const int at = scale * FEATURES + feature;
-            const FreeWaves<1> free = free_waves(at, [&](int kind) { return p.free + block * FREE_NUMBERS + kind * (SCALES * FEATURES * WAVES); });
+            const FreeWaves<1> free = free_waves(at, [&](int kind) { return p.free + block * FREE_PARAMETERS + kind * (SCALES * FEATURES * WAVES); });
             FreeGradients<1> of;
             of.follow(free, sums);
 #pragma unroll
@@ -225,16 +225,16 @@ extern "C" __global__ void __launch_bounds__(128) wave_gradients(const WaveArgum
 }
 
 struct PrepareArguments {
-    const float* const* sources;  // the parameters of the flow, and a zero
-    const int* wave_sources;      // [BLOCKS][5]: which are frequency, phase, weight, strength, shift; then mean, log-scale
-    const unsigned* index;        // what to gather: which of the sources, and where in it
+    const float* const* sources;  // addresses of the parameters, and of a zero
+    const int* wave_sources;      // [BLOCKS][5]: sources of frequency, phase, weight, strength, shift; then mean, log-scale
+    const unsigned* index;        // source, and offset in it
     float* packed;
-    float* waves;             // null if they are conditional
+    float* waves;                 // null if conditional
     float* affine;
     int count;
 };
 
-// The matrices in the order of the kernels, and the waves constrained.
+// Gather the weights, and constrain the waves.
 extern "C" __global__ void __launch_bounds__(256) prepare(const PrepareArguments p) {
     constexpr int TRANSFORMERS = BLOCKS * SCALES * FEATURES;
     const int thread = blockIdx.x * 256 + threadIdx.x, threads = gridDim.x * 256;
@@ -247,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(256) prepare(const PrepareArguments
         const int feature = job % FEATURES, scale = job / FEATURES % SCALES, block = job / FEATURES / SCALES;
         const int* which = p.wave_sources + 5 * block;
         const int at = scale * FEATURES + feature;
-        store_waves(p.waves + block * WAVE_NUMBERS, scale, feature,
+        store_waves(p.waves + block * WAVE_SIZE, scale, feature,
                     free_waves(at, [&](int kind) { return p.sources[which[kind]]; }).constrained(p.sources[which[4]][at]));
     }
     for (int i = thread; i < 2 * FEATURES; i += threads)

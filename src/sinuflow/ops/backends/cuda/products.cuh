@@ -1,23 +1,21 @@
-// Products with masked matrices, by tensor cores, for ROWS rows of the batch.
+// Masked matrix products by tensor cores, for ROWS rows of the batch.
 //
-// A matrix is cut into tiles of 16 by 16, and the tiles that the mask empties are left out. Those that are left
-// are shared out to the warps. So every warp has a stream of tiles of its own, in the order in which it needs
-// them through the whole flow, and asks for them well ahead: they travel while the warp computes, waits for
-// others or does something else (see streams.py).
+// Matrices are cut into tiles of 16 by 16; tiles that the mask empties are omitted, the others assigned to warps. A
+// warp reads its tiles as one stream, in order of use through the whole flow, and prefetches them asynchronously (see
+// streams.py).
 //
-// The other operand, activations, lies in shared memory. Each number is the sum of two tf32 numbers, and
-// three of the four products of the parts are added: that keeps the precision of float32.
+// The other operand, activations, is in shared memory. Each value is split into two TF32 numbers, and three of the four
+// products are summed, which keeps the precision of float32.
 //
-// Where there are many rows of tiles, each belongs to one warp. Where there are few, several warps share one,
-// sums come in parts, and who uses them adds the parts up.
+// If there are many rows of tiles, each belongs to one warp. Otherwise several warps share a row, and the consumer adds
+// their partial sums.
 
 // ---------------------------------------------------------------- activations
 
-// An operand is stored as the warps want it: for every eight numbers of a layer and every eight rows of the
-// batch, lane 4 r + c has numbers c and c + 4 of row r; with SPLIT, each as its high and its low part. Some
-// lanes change places, so that those who store neighbouring rows do not meet in the same banks.
+// Operand layout: for every eight units and every eight rows of the batch, lane 4 r + c holds units c and c + 4 of row
+// r; with SPLIT, each as its high and low part. Lanes are swizzled to avoid bank conflicts.
 constexpr int PAIR = SPLIT ? 4 : 2;
-constexpr int STEP = COLUMNS * 32 * PAIR;  // from eight numbers to the next eight
+constexpr int STEP = COLUMNS * 32 * PAIR;  // from eight units to the next eight
 __host__ __device__ constexpr int operand_size(int numbers) { return numbers / 8 * STEP; }
 __device__ __forceinline__ int place_of(int lane) { return lane ^ (lane >> 1 & 4); }
 
@@ -32,14 +30,13 @@ __device__ __forceinline__ void store_one(float* operand, unsigned number, unsig
     }
 }
 
-// What was stored; the sum of the two parts is exact.
+// The stored value; the sum of its parts is exact.
 __device__ __forceinline__ float load_one(const float* operand, unsigned number, unsigned n) {
     const float* at = operand + (number / 8 * COLUMNS + n / 8) * (32 * PAIR) + place_of(n % 8 * 4 + number % 4) * PAIR;
     return SPLIT ? at[number % 8 / 4 * 2] + at[number % 8 / 4 * 2 + 1] : at[number % 8 / 4];
 }
 
-// A lane's share of the operand for one product of eight numbers, rectified on the way if need be; `at` is where
-// its first pair is.
+// A lane's fragment of the operand for a product of eight units, optionally rectified; `at` points to its first pair.
 template <bool RECTIFY>
 struct Fragment {
     float high[COLUMNS][2], low[COLUMNS][2];
@@ -66,12 +63,11 @@ struct Fragment {
 
 // ---------------------------------------------------------------- weights
 
-constexpr int TILE_NUMBERS = 256;
+constexpr int TILE_SIZE = 256;
 
-// Sums of one row of tiles by all rows of the batch. Tensor cores add with truncation, which in long sums would be
-// felt: so the sum over each tile is added to the others by ordinary means, when the next one is under way. What
-// is smaller by itself, the products with low parts, is added up by the tensor cores; in separate sums, so that they
-// need not wait.
+// Sums of one row of tiles. Tensor cores truncate when they accumulate, which long sums would show: so the sum over
+// each tile is added to the total in float32, while the next tile is computed. The smaller products with low parts are
+// accumulated by the tensor cores, in separate sums for parallelism.
 struct Sums {
     static constexpr int KINDS = COLUMNS == 1 ? 2 : 1;
     float sum[COLUMNS][4], fresh[COLUMNS][4], cross[KINDS][COLUMNS][4];
@@ -82,11 +78,11 @@ struct Sums {
 #pragma unroll
             for (int c = 0; c < 4; c++) sum[j][c] = fresh[j][c] = cross[0][j][c] = cross[KINDS - 1][j][c] = 0.0f;
     }
-    // Eight columns of a tile, which has two times eight.
+    // Half of a tile, eight columns.
     template <bool FIRST, class Operand>
     __device__ __forceinline__ void add(const float4& weight, const Operand& of) {
         const float above[4] = {weight.x, weight.y, weight.z, weight.w};
-        const float below[4] = {dropped(weight.x), dropped(weight.y), dropped(weight.z), dropped(weight.w)};
+        const float below[4] = {tf32_remainder(weight.x), tf32_remainder(weight.y), tf32_remainder(weight.z), tf32_remainder(weight.w)};
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++) {
             if (FIRST) {
@@ -102,7 +98,7 @@ struct Sums {
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++) mma_tf32(cross[KINDS - 1][j], below, of.high[j]);
     }
-    // Every number of the result, if these are all its parts.
+    // Call `use` for every element of the result, if the sums are complete.
     template <class Use>
     __device__ __forceinline__ void each(int matrix, int tile, Use use) const {
         const int lane = threadIdx.x % 32;
@@ -116,25 +112,25 @@ struct Sums {
     }
 };
 
-constexpr int RING = WARPS * SLOTS * TILE_NUMBERS;
+constexpr int RING = WARPS * SLOTS * TILE_SIZE;
 
-// A warp's tiles, one after the other; every lane fetches what it needs itself. It runs ahead of what is used,
-// also beyond the end: what comes after the last warp's stream must be memory, and is never used.
+// A warp's stream of tiles; every lane fetches its own values. It runs ahead of their use, also beyond the end: memory
+// after the last stream must exist, and is not used.
 struct Stream {
     const float4* next;
     float* ring;
-    int slot, last;  // where the next tile is, and where the one before it was
+    int slot, last;  // offsets of the next tile, and of the one before
 
-    // With `skipped` networks left out.
+    // Begins after `skipped` networks.
     __device__ __forceinline__ void begin(const float* weights, const int* starts, float* rings, int skipped = 0) {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, start = __ldg(starts + warp);
         const long before = start + static_cast<long>(skipped) * ((__ldg(starts + warp + 1) - start) / NETWORKS);
-        next = reinterpret_cast<const float4*>(weights) + before * (TILE_NUMBERS / 4) + lane;
-        ring = rings + warp * SLOTS * TILE_NUMBERS + lane * 4;
-        slot = 0, last = (SLOTS - 1) * TILE_NUMBERS;
-        for (int i = 0; i < SLOTS - 1; i++) fetch(i * TILE_NUMBERS);
+        next = reinterpret_cast<const float4*>(weights) + before * (TILE_SIZE / 4) + lane;
+        ring = rings + warp * SLOTS * TILE_SIZE + lane * 4;
+        slot = 0, last = (SLOTS - 1) * TILE_SIZE;
+        for (int i = 0; i < SLOTS - 1; i++) fetch(i * TILE_SIZE);
     }
-    // Add `count` tiles to the sums; `from` is the lane's share of the operand.
+    // Add `count` tiles to the sums; `from` is the lane's part of the operand.
     template <bool RECTIFY>
     __device__ __forceinline__ void add(int count, const float* from, Sums& sums) {
 #pragma unroll 1
@@ -144,7 +140,7 @@ struct Stream {
             const float4 right = *reinterpret_cast<const float4*>(ring + slot + 128);
             fetch(last);
             last = slot;
-            slot = slot == (SLOTS - 1) * TILE_NUMBERS ? 0 : slot + TILE_NUMBERS;
+            slot = slot == (SLOTS - 1) * TILE_SIZE ? 0 : slot + TILE_SIZE;
             Fragment<RECTIFY> fragment;
             fragment.load(from);
             sums.add<true>(left, fragment);
@@ -158,18 +154,17 @@ struct Stream {
     __device__ __forceinline__ void fetch(int to) {
         copy_async(ring + to, next);
         copy_async(ring + to + 128, next + 32);
-        next += TILE_NUMBERS / 4;
+        next += TILE_SIZE / 4;
         end_group();
     }
 };
 
-// ---------------------------------------------------------------- who does what
+// ---------------------------------------------------------------- execution plan
 
-// Tables in shared memory. Rows of tiles, in the order in which they are shared out: {tiles before it, and with
-// it, its first column of tiles, matrix << 16 | its number}. For every stage and warp, its run: {the row of tiles
-// where it begins, its first part, the first tile, the end}; or with whole rows of tiles, {the first, the last + 1}.
-// A stage is a product with one matrix or with several at once. For every matrix, its first row of tiles; and for every row of tiles of all matrices, where the parts
-// of its sums are: first << 16 | how many.
+// Tables in shared memory. A stage multiplies one matrix or several. Rows of tiles, in order of assignment: {tiles
+// before it, tiles including it, first column of tiles, matrix << 16 | row of tiles}. For every stage and warp, a run:
+// {row of tiles where it begins, first part, first tile, end}; or for whole rows of tiles, {first, last + 1}. For every
+// matrix, its first row of tiles; and for every row of tiles, its partial sums: first << 16 | count.
 struct __align__(16) Run {
     int tile, part, at, stop;
 };
@@ -189,13 +184,12 @@ __device__ __forceinline__ Plan load_plan(const int* __restrict__ tables, int st
     return {reinterpret_cast<const int4*>(to), reinterpret_cast<const Run*>(to + 4 * tiles), rest, rest + matrices};
 }
 
-// Whole rows of tiles. `operand` gives that of a matrix. For each row of tiles, `prepare` gets its matrix and its
-// number; `use` gets the matrix, the number of a row of it, the row of the batch, which of a lane's numbers it is,
-// and the number itself.
+// Whole rows of tiles. `operand` returns a matrix's operand. `prepare` is called with the matrix and the row of tiles;
+// `use` with the matrix, the unit, the row of the batch, the index of the lane's element, and its value.
 template <bool RECTIFY, class Operand, class Prepare, class Use>
 __device__ __forceinline__ void multiply_rows(const Plan& plan, Run run, Stream& stream, Operand operand, Prepare prepare, Use use) {
     const int lane = threadIdx.x % 32;
-    __syncwarp();  // whatever came before, the lanes multiply together
+    __syncwarp();  // reconverge before warp-wide operations
 #pragma unroll 1
     for (int tile = run.tile; tile < run.part; tile++) {
         const int4 row = plan.tiles[tile];
@@ -208,8 +202,8 @@ __device__ __forceinline__ void multiply_rows(const Plan& plan, Run run, Stream&
     }
 }
 
-// The same, where rows of tiles come in twos, and warps too: both multiply their halves of both rows of tiles,
-// first what is for the other one, and then exchange, so that each has one whole row of tiles.
+// The same for pairs of rows of tiles and pairs of warps: both warps multiply half of either row, first the half of the
+// other warp's row, and then exchange sums, so that each has one complete row.
 constexpr int EXCHANGE = PAIRED ? 2 * WARPS * COLUMNS * 128 : 0;
 
 template <bool RECTIFY, class Prepare, class Use>
@@ -221,7 +215,8 @@ __device__ __forceinline__ void multiply_pairs(const Plan& plan, Run run, Stream
     for (int tile = run.tile; tile < run.part; tile += 2) {
         const int4 mine = plan.tiles[tile + second], other = plan.tiles[tile + 1 - second];
         auto share = [&](const int4& row, bool first_of_two, Sums& sums) {
-            // Of an odd number, the first row of tiles leaves the larger half to the first warp, the second row not.
+            // If the number of tiles is odd, the first row leaves the larger half to the first warp, the second row to
+            // the second.
             const int count = row.y - row.x, cut = (count + (first_of_two ? 1 : 0)) / 2;
             sums.clear();
             stream.add<RECTIFY>(second ? count - cut : cut, operand + (row.z + (second ? cut : 0)) * (2 * STEP) + place_of(lane) * PAIR, sums);
@@ -245,11 +240,11 @@ __device__ __forceinline__ void multiply_pairs(const Plan& plan, Run run, Stream
             }
             sums.each(matrix, number, use);
         }
-        room = exchange + lane * 4 + (room - exchange < WARPS * COLUMNS * 128 ? WARPS * COLUMNS * 128 : 0);  // the other half
+        room = exchange + lane * 4 + (room - exchange < WARPS * COLUMNS * 128 ? WARPS * COLUMNS * 128 : 0);  // double-buffered
     }
 }
 
-// Whichever is in use for the hidden layers.
+// The variant for hidden layers.
 template <bool RECTIFY, class Prepare, class Use>
 __device__ __forceinline__ void multiply_hidden(const Plan& plan, Run run, Stream& stream, const float* operand, float* exchange,
                                                 Prepare prepare, Use use) {
@@ -259,7 +254,7 @@ __device__ __forceinline__ void multiply_hidden(const Plan& plan, Run run, Strea
         multiply_rows<RECTIFY>(plan, run, stream, [&](int) { return operand; }, prepare, use);
 }
 
-// The same in parts, which are stored as [part][COLUMNS][16][8]; `operand` gives that of a matrix.
+// Partial sums, stored as [part][COLUMNS][16][8]; `operand` returns a matrix's operand.
 template <bool RECTIFY, class Operand>
 __device__ __forceinline__ void multiply_parts(const Plan& plan, Run run, Stream& stream, float* parts, Operand operand) {
     const int lane = threadIdx.x % 32;
@@ -282,7 +277,7 @@ __device__ __forceinline__ void multiply_parts(const Plan& plan, Run run, Stream
     }
 }
 
-// Where the parts of a number of a matrix's result are.
+// The partial sums of one element.
 struct Parts {
     float* at;
     int count;
@@ -298,7 +293,7 @@ struct Parts {
         for (int i = 0; i < count; i++) sum += at[i * COLUMNS * 128];
         return sum;
     }
-    // The same by all lanes of a group together.
+    // The same by a group of lanes.
     template <int LANES>
     __device__ __forceinline__ float shared_total() const {
         float sum = 0.0f;

@@ -1,35 +1,38 @@
-"""All that the kernels can do for one flow: score, differentiate, invert."""
+"""The CUDA program of one flow: forward pass, backward pass and inverse."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...degrees import Layer
 from ...dropout import Dropout
-from .arguments import BackwardArguments, ForwardArguments, InverseArguments, WaveArguments, WeightArguments
-from .blocks import ANY_BLOCK, Blocks, Launcher, ways_of
-from .layout import gradient_jobs
+from .driver import Launcher
 from .packing import Offsets, Packed, Packer
-from .shape import FlowShape
+from .shape import ANY_BLOCK, LANES, WARPS, Block, FlowShape
+from .streams import NetworkOffsets, Stage, Streams, backward_stages, forward_stages, inverse_stages, streams
 
-_WEIGHT_THREADS, _WAVE_THREADS = 128, 128
+#: Rows and columns of the part of a weight gradient that one thread block computes, and threads of the kernels.
+_GRADIENT_TILE, _GRADIENT_THREADS = 64, 128
 #: From so many rows on, memory matters more than another launch.
 _MANY_ROWS = 2048
 
 
 class Activations(NamedTuple):
-    """What the forward pass leaves for the backward pass."""
+    """What the forward pass saves for the backward pass."""
 
-    inputs: Tensor
-    hidden: Tensor
-    outputs: Tensor | None
-    x: Tensor
+    saved_inputs: Tensor
+    saved_hidden: Tensor
+    saved_outputs: Tensor | None
+    saved_x: Tensor
 
 
 class Scored(NamedTuple):
-    """Noise (D, B), log-determinant (B,), log-density (B,)."""
+    """z (D, B), the log-determinant (B,) and the log-density (B,)."""
 
     z: Tensor
     ladj: Tensor
@@ -46,7 +49,7 @@ class Gradients(NamedTuple):
 
 
 class Inverse(NamedTuple):
-    """Data (D, B) and the inverse's log-determinant; certificates (layers, B), in the order of inversion."""
+    """x (D, B) and the inverse's log-determinant; certificates (layers, B), in the order of inversion."""
 
     x: Tensor
     ladj: Tensor
@@ -55,67 +58,112 @@ class Inverse(NamedTuple):
     converged: Tensor
 
 
+class ExecutionPlan(NamedTuple):
+    """The streams of tiles in one direction through the flow, and the shared memory that they take."""
+
+    streams: Streams
+    shared_bytes: Callable[[Block, int, int], int]
+    few_rows: int = 0  # of a thread block for small batches, if that is faster
+
+    def shared(self, block: Block) -> int:
+        """Bytes of shared memory."""
+        return self.shared_bytes(block, self.streams.tiles, self.streams.parts)
+
+
 class Program:
-    """A flow's kernels, and the tables that they work with."""
+    """A flow's kernels, and the tables that they read. Batches are feature-major."""
 
     def __init__(self, shape: FlowShape, offsets: Offsets, device: torch.device, launcher: Launcher) -> None:
         self._shape, self._launcher, self.device = shape, launcher, device
         self._total = offsets.parameters[-1]
-        self._ways = ways_of(shape, offsets.networks, self._total, device)
-        self._blocks = Blocks(shape, launcher)
-        self._packer = Packer(shape, offsets, self._ways, device, launcher)
+        # Inside a group, warps are busy with their rows; otherwise a block takes as long for four rows as for eight.
+        few_rows = 4 if shape.group.degrees > 1 else 0
+        networks, reverse = offsets.networks, offsets.networks[::-1]
+        self._forward = self._plan(forward_stages(shape), networks, shape.forward_shared)
+        self._backward = self._plan(backward_stages(shape), reverse, shape.backward_shared)
+        self._inverse = self._plan(inverse_stages(shape), reverse, shape.inverse_shared)._replace(few_rows=few_rows)
+        plans = (self._forward, self._backward, self._inverse)
+        self._packer = Packer(shape, offsets, [plan.streams for plan in plans], device, launcher)
         self.pack, self.pack_inverse = self._packer.pack, self._packer.pack_inverse
         layers = shape.plan.layers
-        self._jobs = gradient_jobs(layers).to(device)
-        self._reach = self._table([reach for layer in layers for reach in layer.reach])
-        self._ends = self._table(layers[0].rows[: shape.features])  # all hidden layers have the same degrees
-        self._wave_offsets = self._table(offsets.waves)
-        self._weight_offsets = self._table([n.weights for n in offsets.networks])
-        self._bias_offsets = self._table([n.biases for n in offsets.networks])
+        tables: dict[str, Any] = {
+            "jobs": gradient_jobs(layers),
+            "reach": [reach for layer in layers for reach in layer.reach],
+            "ends": layers[0].rows[: shape.features],  # all hidden layers have the same degrees
+            "offsets": offsets.waves,
+            "weight_offsets": [n.weights for n in networks],
+            "bias_offsets": [n.biases for n in networks],
+        }
+        self._tables = {name: torch.tensor(t, dtype=torch.int32, device=device) for name, t in tables.items()}
 
-    def fits(self) -> bool:
-        """Whether the kernels can do this flow on this GPU."""
-        return self._packer.fits() and all(self._blocks.fit(way) for way in self._ways)
-
-    def _table(self, numbers: Any) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.int32, device=self.device)
+    def _plan(
+        self, stages: list[Stage], networks: list[NetworkOffsets], shared_bytes: Callable[[Block, int, int], int]
+    ) -> ExecutionPlan:
+        found = streams(stages, networks, zero=self._total)
+        tables = {name: getattr(found, name).to(self.device) for name in ("gather", "starts", "tables")}
+        return ExecutionPlan(found._replace(**tables), shared_bytes)
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, device=self.device, dtype=torch.float32)
 
-    # ---------------------------------------------------------------- data to noise
+    # ---------------------------------------------------------------- launch configuration
+
+    def fits(self) -> bool:
+        """Whether the kernels support this flow on this GPU."""
+        plans = (self._forward, self._backward, self._inverse)
+        return self._packer.fits() and all(self._block(plan, 8) is not None for plan in plans)
+
+    def _run(self, name: str, plan: ExecutionPlan, batch: int, values: dict[str, Any]) -> None:
+        if not batch:
+            return
+        block = self._block_for(plan, batch)
+        grid = (-(-batch // (block.live or block.rows)),)
+        values = {**plan.streams._asdict(), "batch": batch, **values}
+        self._launcher.launch(name, block, grid, LANES * WARPS, plan.shared(block), values)
+
+    def _block_for(self, plan: ExecutionPlan, batch: int) -> Block:
+        """Few rows to a block while there are idle multiprocessors, more when weights are read too often."""
+        block = self._block(plan, 8)
+        assert block is not None
+        if plan.few_rows and batch <= plan.few_rows * self._launcher.processors:
+            return replace(block, live=plan.few_rows)
+        for rows in (16, 32):
+            larger = self._block(plan, rows)
+            if larger is None or batch <= block.rows * self._launcher.processors:
+                break
+            block = larger
+        return block
+
+    def _block(self, plan: ExecutionPlan, rows: int) -> Block | None:
+        """The fastest block of so many rows that fits in shared memory."""
+        # Splitting stored activations costs memory traffic, and saves work only where they are rectified when loaded.
+        splits = (True, False) if self._shape.streams else (False,)
+        blocks = [Block(rows, split, slots) for slots in (4, 3, 2) for split in splits]
+        return next((block for block in blocks if plan.shared(block) <= self._launcher.shared_bytes), None)
+
+    # ---------------------------------------------------------------- kernels
 
     def forward(
         self, packed: Packed, x: Tensor, context: Tensor | None, keep: bool, dropout: Dropout | None = None
     ) -> Scored:
-        """Score a batch of shape (D, B)."""
+        """z, log-determinant and log-density of a batch; with ``keep``, also the activations."""
         batch = x.shape[-1]
-        z, ladj, log_density = torch.empty_like(x), self._empty(batch), self._empty(batch)
-        activations = self._room(batch) if keep else None
-        arguments = ForwardArguments(
-            x=x,
-            context=context,
-            weights=packed.weights,
-            biases=packed.biases,
-            waves=packed.waves,
-            affine=packed.affine,
-            z=z,
-            ladj=ladj,
-            log_density=log_density,
-            kept_inputs=activations and activations.inputs,
-            kept_hidden=activations and activations.hidden,
-            kept_outputs=activations and activations.outputs,
-            kept_x=activations and activations.x,
-            seed=dropout and dropout.seed,
-            drop_below=dropout.threshold if dropout else 0,
-            keep_scale=dropout.scale if dropout else 1.0,
-            batch=batch,
-            **self._ways.forward.arguments(),
-        )
-        self._blocks.run("flow_forward", self._ways.forward, batch, arguments)
-        return Scored(z, ladj, log_density, activations)
+        activations = self._activations(batch) if keep else None
+        scored = Scored(torch.empty_like(x), self._empty(batch), self._empty(batch), activations)
+        values = {
+            **packed._asdict(),
+            **scored._asdict(),
+            **(activations._asdict() if activations else dict.fromkeys(Activations._fields)),
+            "x": x,
+            "context": context,
+            "seed": dropout and dropout.seed,
+            "drop_below": dropout.threshold if dropout else 0,
+            "keep_scale": dropout.scale if dropout else 1.0,
+        }
+        self._run("flow_forward", self._forward, batch, values)
+        return scored
 
-    def _room(self, batch: int) -> Activations:
+    def _activations(self, batch: int) -> Activations:
         shape = self._shape
         networks, depth = shape.networks, len(shape.hidden)
         return Activations(
@@ -124,8 +172,6 @@ class Program:
             self._empty(networks, batch, shape.head) if shape.conditional else None,
             self._empty(networks if shape.conditional else shape.blocks * shape.scales, shape.features, batch),
         )
-
-    # ---------------------------------------------------------------- gradients
 
     def backward(
         self,
@@ -140,109 +186,69 @@ class Program:
     ) -> Gradients:
         """The chain rule through :meth:`forward`, with the same dropout.
 
-        Without ``grad_z`` and ``grad_ladj``, of minus the log-densities, times ``nll_scale``. The gradient
-        of the parameters goes to ``out``, if it is given: it must have zeros where weights are masked.
+        Without ``grad_z`` and ``grad_ladj``, of minus the sum of log-densities, times ``nll_scale``. The gradient of
+        the parameters is written to ``out``, if given: it must have zeros where weights are masked.
         """
-        shape, batch = self._shape, z.shape[-1]
-        grad_x = torch.empty_like(z)
-        grad_context = self._empty(shape.context, batch) if shape.context else None
-        grad_values = None if shape.conditional else torch.empty_like(activations.x)
-        gradient = torch.zeros(self._total, device=self.device, dtype=torch.float32) if out is None else out
-        parts = self._backward_parts(batch)
+        shape, batch, parts = self._shape, z.shape[-1], self._backward_parts(z.shape[-1])
         most = max(upper - lower for lower, upper in parts)
-        grad_outputs = self._empty(most, batch, shape.head)
-        grad_hidden = self._empty(most, len(shape.hidden), batch, shape.units)
+        gradient = torch.zeros(self._total, device=self.device, dtype=torch.float32) if out is None else out
+        grads = Gradients(torch.empty_like(z), self._empty(shape.context, batch) if shape.context else None, gradient)
+        values = {
+            **self._tables,
+            **packed._asdict(),
+            **activations._asdict(),
+            "weights": packed.transposed,
+            "z": z,
+            "grad_z": grad_z,
+            "grad_ladj": grad_ladj,
+            "nll_scale": nll_scale,
+            "keep_scale": dropout.scale if dropout else 1.0,
+            "grad_x": grads.x,
+            "grad_context": grads.context,
+            "grad_outputs": self._empty(most, batch, shape.head),
+            "grad_hidden": self._empty(most, len(shape.hidden), batch, shape.units),
+            "grad_values": None if shape.conditional else torch.empty_like(activations.saved_x),
+            "gradient": gradient,
+            "batch": batch,
+        }
+        jobs = len(self._tables["jobs"])
         for lower, upper in parts:
-            chain = BackwardArguments(
-                z=z,
-                grad_z=grad_z,
-                grad_ladj=grad_ladj,
-                weights=packed.transposed,
-                waves=packed.waves,
-                affine=packed.affine,
-                kept_inputs=activations.inputs,
-                kept_hidden=activations.hidden,
-                kept_outputs=activations.outputs,
-                kept_x=activations.x,
-                grad_x=grad_x,
-                grad_context=grad_context,
-                grad_outputs=grad_outputs,
-                grad_hidden=grad_hidden,
-                grad_values=grad_values,
-                nll_scale=nll_scale,
-                keep_scale=dropout.scale if dropout else 1.0,
-                batch=batch,
-                lower=lower,
-                upper=upper,
-                **self._ways.backward.arguments(),
-            )
-            self._blocks.run("flow_backward", self._ways.backward, batch, chain)
-            weights = WeightArguments(
-                kept_inputs=activations.inputs,
-                kept_hidden=activations.hidden,
-                grad_outputs=grad_outputs,
-                grad_hidden=grad_hidden,
-                jobs=self._jobs,
-                reach=self._reach,
-                weight_offsets=self._weight_offsets,
-                bias_offsets=self._bias_offsets,
-                gradient=gradient,
-                batch=batch,
-                lower=lower,
-            )
-            grid = (len(self._jobs), upper - lower)
-            self._launcher.launch("weight_gradients", ANY_BLOCK, grid, _WEIGHT_THREADS, 0, weights)
+            values |= {"lower": lower, "upper": upper}
+            self._run("flow_backward", self._backward, batch, values)
+            self._launcher.launch("weight_gradients", ANY_BLOCK, (jobs, upper - lower), _GRADIENT_THREADS, 0, values)
         if not shape.conditional:
-            waves = WaveArguments(
-                free=packed.free,
-                waves=packed.waves,
-                affine=packed.affine,
-                kept_x=activations.x,
-                grad_values=grad_values,
-                z=z,
-                grad_z=grad_z,
-                grad_ladj=grad_ladj,
-                offsets=self._wave_offsets,
-                gradient=gradient,
-                nll_scale=nll_scale,
-                batch=batch,
-            )
-            jobs = (shape.blocks * shape.scales + 1) * shape.features
-            self._launcher.launch("wave_gradients", ANY_BLOCK, (-(-jobs // 4),), _WAVE_THREADS, 0, waves)
-        return Gradients(grad_x, grad_context, gradient)
+            grid = (-(-(shape.blocks * shape.scales + 1) * shape.features // 4),)
+            self._launcher.launch("wave_gradients", ANY_BLOCK, grid, _GRADIENT_THREADS, 0, values)
+        return grads
 
     def _backward_parts(self, batch: int) -> list[tuple[int, int]]:
-        """Networks that go together; with many rows, in two parts, which need half the memory."""
+        """Networks that go together; with many rows, in two parts, which take half the memory."""
         networks = self._shape.networks
         half = networks // 4 * 2  # whole blocks of an upper and a lower shift
         return [(half, networks), (0, half)] if batch >= _MANY_ROWS and half else [(0, networks)]
 
-    # ---------------------------------------------------------------- noise to data
-
     def inverse(self, packed: Packed, z: Tensor, context: Tensor | None, limit: int) -> Inverse:
-        """Invert a batch of shape (D, B), with a certificate for every layer."""
+        """The inverse, with a certificate for every layer."""
         shape, batch = self._shape, z.shape[-1]
         layers = shape.networks if shape.conditional else 3 * shape.blocks + 1
-        found = Inverse(
+        result = Inverse(
             torch.empty_like(z),
             self._empty(batch),
             torch.empty((layers, batch), dtype=torch.int32, device=self.device),
             self._empty(layers, batch),
             torch.empty((layers, batch), dtype=torch.bool, device=self.device),
         )
-        arguments = InverseArguments(
-            z=z,
-            context=context,
-            weights=packed.weights,
-            inner=packed.inner,
-            ends=self._ends,
-            biases=packed.biases,
-            waves=packed.waves,
-            affine=packed.affine,
-            batch=batch,
-            limit=limit,
-            **self._ways.inverse.arguments(),
-            **found._asdict(),
-        )
-        self._blocks.run("flow_inverse", self._ways.inverse, batch, arguments)
-        return found
+        values = {**self._tables, **packed._asdict(), **result._asdict(), "z": z, "context": context, "limit": limit}
+        self._run("flow_inverse", self._inverse, batch, values)
+        return result
+
+
+def gradient_jobs(layers: tuple[Layer, ...]) -> list[list[int]]:
+    """The tiles of one network's weight gradients that are not masked altogether: layer, row, column."""
+    jobs = []
+    for i, layer in enumerate(layers):
+        for row in range(0, len(layer.reach), _GRADIENT_TILE):
+            reach = layer.reach[min(row + _GRADIENT_TILE, len(layer.reach)) - 1]
+            # The first tile of a row always exists: it also computes the gradient of the bias.
+            jobs += [[i, row, column, 0] for column in range(0, max(1, reach), _GRADIENT_TILE)]
+    return jobs

@@ -1,14 +1,14 @@
-// The inverse of one sinusoidal transformer, certified. Formulas as in solvers/newton.py.
+// Certified inverse of one sinusoidal transformer, as in solvers/newton.py.
 
 constexpr float EPSILON = 1.1920929e-07f, SLOW = 0.1f;
 
-// A bracketed search for tau(x) = target, with the local parabola; all threads of a group hold the same state.
+// Bracketed search for tau(x) = target by Halley-like steps; all lanes of a group hold the same state.
 struct Search {
     float x, target, low, high, lowest, last, residual, slope;
     int used;
     bool done;
 
-    // centre and radius: tau(x) - x is within centre +- radius. tilt: the slope of slow waves at 0.
+    // tau(x) - x is within centre +- radius; `tilt` is the slope of the slow waves at 0.
     __device__ __forceinline__ void begin(float goal, float shift, float centre, float radius, float tilt, float least) {
         target = goal;
         const float middle = goal - centre, slack = 16.0f * EPSILON * (fabsf(middle) + fabsf(goal) + radius);
@@ -21,18 +21,18 @@ struct Search {
         used = 0;
         done = false;
     }
-    // Take in the function at x, and go on; whether there is anything left to do.
-    __device__ __forceinline__ bool step(const Value& found, int limit) {
-        const float gap = found.value - target;
+    // Update by the value at x; false when finished.
+    __device__ __forceinline__ bool step(const Value& result, int limit) {
+        const float gap = result.value - target;
         used++;
         residual = fabsf(gap);
-        slope = found.slope;
+        slope = result.slope;
         done = residual <= 8.0f * EPSILON * fmaxf(fabsf(x), fabsf(target));
         if (done || residual != residual || used >= limit) return false;
         const float highest = 2.0f - lowest, near = x - gap / highest, far = x - gap / lowest;
         low = fmaxf(low, gap > 0 ? far : near);
         high = fminf(high, gap > 0 ? near : far);
-        float divisor = slope + sqrtf(fabsf(slope * slope - 2.0f * gap * found.curvature));
+        float divisor = slope + sqrtf(fabsf(slope * slope - 2.0f * gap * result.curvature));
         divisor = fminf(fmaxf(divisor, 2.0f * lowest), 2.0f * highest);
         const float next = x - 2.0f * gap / divisor;
         x = next >= low && next <= high && residual <= 0.5f * last ? next : 0.5f * (low + high);
@@ -41,7 +41,7 @@ struct Search {
     }
 };
 
-// Invert one transformer. All groups of lanes in a warp go on until the last of them has finished.
+// Invert one transformer. The groups of a warp iterate until the last of them has finished.
 template <int LANES>
 __device__ __forceinline__ void find(Search& search, const Waves<LANES>& waves, float target, int limit) {
     float centre = 0.0f, radius = 0.0f, tilt = 0.0f, spread = 0.0f;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void find(Search& search, const Waves<LANES>& waves, 
     search.begin(target, waves.shift, centre, lane_sum<LANES>(radius), 1.0f - lane_sum<LANES>(tilt),
                  1.0f - fminf(lane_sum<LANES>(spread), ALPHA_LARGEST));
     for (bool more = true; LANES == 1 ? more : __any_sync(~0u, more);) {
-        const Value found = waves.at(search.x);
-        if (more) more = search.step(found, limit);
+        const Value result = waves.at(search.x);
+        if (more) more = search.step(result, limit);
     }
 }

@@ -1,4 +1,4 @@
-"""What is compiled into the kernels of a flow."""
+"""Constants that are compiled into the kernels of a flow, and the shared memory that these take."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ WARPS = 16
 LANES = 32
 #: Rows and columns of a tile of weights.
 TILE = 16
-#: Units of a layer that the lanes of a row can take, and weights for which there is room.
-_MOST_UNITS, _MOST_INNER = 64, 7168
-#: Weights of a first layer for which there is room.
-_MOST_DIRECT = 4096
+#: Of a group: units of a layer, and weights. Of a first layer without products: weights.
+_MOST_UNITS, _MOST_INNER, _MOST_DIRECT = 64, 7168, 4096
 
 
 @dataclass(frozen=True)
 class FlowShape:
-    """A flow of equal networks, but for its numbers."""
+    """The shape of a flow whose networks are all alike."""
 
     features: int
     context: int
@@ -35,7 +33,7 @@ class FlowShape:
 
     @property
     def outputs(self) -> int:
-        """Of a network, for each feature."""
+        """Outputs of a network per feature."""
         return 2 + self.scales * (3 * self.waves + 1) if self.conditional else 1
 
     @property
@@ -45,48 +43,48 @@ class FlowShape:
 
     @property
     def blocks(self) -> int:
-        """Of an upper shift, its scales and a lower shift."""
+        """LDU blocks: an upper shift, scales and a lower shift."""
         return self.networks // 2
 
     @property
     def inputs(self) -> int:
-        """Numbers that a network sees, in groups of sixteen."""
+        """Inputs of a network, padded to a multiple of 16."""
         return round_up(self.context + self.features, 16)
 
     @property
     def units(self) -> int:
-        """Of a hidden layer, in groups of sixteen."""
+        """Units of a hidden layer, padded."""
         return round_up(self.hidden[0], 16)
 
     @property
     def head(self) -> int:
-        """Numbers that a network puts out, in groups of sixteen."""
+        """Outputs of a network, padded."""
         return round_up(self.features * self.outputs, 16)
 
     @property
     def biases(self) -> int:
-        """Of one network."""
+        """Biases of one network."""
         return len(self.hidden) * self.units + self.head
 
     @property
     def source_bits(self) -> int:
-        """Of the 32 bits that say where a number is, those that count inside of one parameter."""
+        """Of the 32 bits of a packed index, those for the offset within one parameter."""
         parameters = 2 * self.networks * (len(self.hidden) + 1) + (0 if self.conditional else 5 * self.blocks + 2)
         return 32 - parameters.bit_length()  # there is also a zero
 
     @property
     def streams(self) -> bool:
-        """Whether a hidden layer adds what was two layers before it."""
+        """Whether hidden layers have skip connections."""
         return self.residual and len(self.hidden) > 2
 
     @property
     def paired(self) -> bool:
-        """Whether two warps share two rows of tiles of a hidden layer: with many rows, one each is even enough."""
+        """Whether pairs of warps share pairs of rows of tiles in hidden layers, where rows are few."""
         return self.units < 2 * TILE * WARPS
 
     @property
-    def wave_numbers(self) -> int:
-        """Of one block, as WAVE_NUMBERS in common.cuh."""
+    def wave_size(self) -> int:
+        """Floats of one block's waves, WAVE_SIZE in common.cuh."""
         return 0 if self.conditional else round_up(self.scales * (4 * self.waves + 1) * self.features, 4)
 
     def defines(self, block: Block) -> dict[str, str]:
@@ -123,7 +121,7 @@ class FlowShape:
         """Bytes that flow_forward takes."""
         operands = 2 * block.operand(self.units) + block.operand(self.inputs)
         each = (self.head if self.conditional else 16 * parts) + 2 * self.features + self._exchange
-        constants = 2 * (self.biases + self.wave_numbers)
+        constants = 2 * (self.biases + self.wave_size)
         stages = len(self.hidden) + 1
         return 4 * (block.ring + operands + block.rows * each + constants + _tables(stages, stages, tiles))
 
@@ -133,7 +131,7 @@ class FlowShape:
         each = 16 * parts + self.features + self.context + 1 + self._exchange
         stages = len(self.hidden) + 1
         tables = _tables(stages, stages, tiles)
-        return 4 * (block.ring + operands + block.rows * each + self.wave_numbers + tables)
+        return 4 * (block.ring + operands + block.rows * each + self.wave_size + tables)
 
     def inverse_shared(self, block: Block, tiles: int, parts: int) -> int:
         """Bytes that flow_inverse takes."""
@@ -144,7 +142,7 @@ class FlowShape:
         copies = 4 if block.rows == 8 else 2  # halves, also of the next group where that overlaps
         known = copies * (depth * group.unit_stride + group.output_stride + 4) if group.degrees > 1 else residual
         each = 16 * parts + 4 * self.features + 1 + (self.outputs if self.conditional else 0) + known
-        constants = 2 * (self.biases + self.inner_numbers) + self.wave_numbers + round_up(self.features, 4)
+        constants = 2 * (self.biases + self.inner_numbers) + self.wave_size + round_up(self.features, 4)
         groups = len(group.ranges(self.features))
         stages = 2 * groups - 1 if group.degrees > 1 else groups * (depth + 1 - self.direct)
         tables = _tables(stages, stages * (depth + 1) if group.degrees > 1 else stages, tiles)
@@ -158,7 +156,7 @@ class FlowShape:
     def direct(self) -> bool:
         """Whether the inverse computes first layers without products: with single degrees and few inputs.
 
-        Before conditional waves it would save little, and shared memory is scarce there.
+        With conditional waves it would save little, and take scarce shared memory.
         """
         return (
             not self.conditional
@@ -168,37 +166,37 @@ class FlowShape:
 
     @property
     def inner_numbers(self) -> int:
-        """Weights that the inverse reads one by one, of a group or of a first layer."""
+        """Weights of a group, or of a first layer, that the inverse reads one by one."""
         return round_up(self.units * (self.context + self.features), 4) if self.direct else self.group.numbers
 
     @property
     def _most_units(self) -> int:
-        """Of one degree, in a hidden layer."""
+        """The most units of one degree in a hidden layer."""
         hidden = self.plan.hidden[0].rows
         return max(hidden[m] - below(hidden, m) for m in range(self.features))
 
     @property
     def far_warps(self) -> range:
-        """Warps that need not take any of four rows through a group."""
+        """Warps that are idle while four warps solve a group."""
         return range(4, WARPS)
 
     @cached_property
     def group(self) -> Group:
-        """The largest group of degrees that the lanes of a warp can take for the inverse."""
-        found = Group(1, 0, 0, 0, 0)
+        """The largest group of degrees that the inverse can solve by one warp per row."""
+        group = Group(1, 0, 0, 0, 0)
         for degrees in range(2, min(self.features, LANES) + 1):  # a lane for every feature
             hidden = self.plan.hidden[0].rows
             counts = [hidden[end - 1] - below(hidden, begin) for begin, end in _ranges(self.features, degrees)]
-            group = Group(degrees, max(counts), self._most_units, len(self.hidden), degrees * self.outputs)
-            if group.units > _MOST_UNITS or group.units_of_degree > LANES or group.numbers > _MOST_INNER:
+            larger = Group(degrees, max(counts), self._most_units, len(self.hidden), degrees * self.outputs)
+            if larger.units > _MOST_UNITS or larger.units_of_degree > LANES or larger.numbers > _MOST_INNER:
                 break
-            found = group
-        return found
+            group = larger
+        return group
 
 
 @dataclass(frozen=True)
 class Group:
-    """Degrees that ordered substitution takes together; the strides are those of inverse.cu."""
+    """Degrees that the inverse solves together; strides as in groups.cuh."""
 
     degrees: int
     units: int  # of a layer, at most
@@ -216,7 +214,7 @@ class Group:
 
     @property
     def numbers(self) -> int:
-        """Weights between the numbers of a group."""
+        """Weights within a group."""
         if self.degrees == 1:
             return 0
         between = (self.depth - 1) * self.rows * self.unit_stride
@@ -224,7 +222,7 @@ class Group:
 
     @property
     def rows(self) -> int:
-        """Of a matrix between units of the group, with as many zeros at its end as a degree has units."""
+        """Rows of a matrix between units of the group, padded by the units of one degree."""
         return self.units + self.units_of_degree
 
     def ranges(self, features: int) -> list[tuple[int, int]]:
@@ -238,21 +236,25 @@ def _ranges(features: int, size: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Block:
-    """How a block of threads works."""
+    """The launch configuration of a thread block."""
 
-    rows: int  # of the batch
-    split: bool  # whether activations are stored as two tf32 numbers
-    slots: int  # tiles that a warp has room for
-    live: int = 0  # rows that it takes, if not all for which there is room
+    rows: int  # of the batch, for which there is memory
+    split: bool  # whether activations are stored as two TF32 numbers
+    slots: int  # tiles that a warp prefetches
+    live: int = 0  # rows in use, if not all
 
     @property
     def ring(self) -> int:
-        """Numbers that travel."""
+        """Floats of prefetched tiles."""
         return WARPS * self.slots * TILE * TILE
 
     def operand(self, numbers: int) -> int:
-        """Room for so many activations of every row."""
+        """Floats of an operand with so many activations per row."""
         return numbers * self.rows * (2 if self.split else 1)
+
+
+#: For kernels that do not go through a flow row by row.
+ANY_BLOCK = Block(8, True, 4)
 
 
 def _tables(stages: int, matrices: int, tiles: int) -> int:

@@ -1,19 +1,19 @@
-// The sinusoidal transformers of one feature of one row. Formulas as in ops/waves.py.
+// Sinusoidal transformers of one feature of one row, as in ops/waves.py.
 //
-// LANES neighbouring threads can share a transformer: each has every LANES-th wave, and they add up what
-// they find, so that all hold the same result.
+// LANES neighbouring lanes can share a transformer: each has every LANES-th wave, and reductions give all the same
+// result.
 
 __host__ __device__ constexpr int lanes_for(int count) { return count <= 1 ? 1 : count <= 2 ? 2 : count <= 4 ? 4 : count <= 8 ? 8 : count <= 16 ? 16 : 32; }
 __host__ __device__ constexpr int spare_lanes(int most, int rows) { return most == 1 || FEATURES * rows * most <= THREADS ? most : spare_lanes(most / 2, rows); }
 
-// Lanes to an element, where all features of all rows are at hand: as many as there are threads for.
+// Lanes per element if all features of all rows are available: as many as there are threads for.
 constexpr int SPREAD = spare_lanes(lanes_for(WAVES), ROWS), LIVE_SPREAD = spare_lanes(lanes_for(WAVES), LIVE);
-// Where only one feature is, a warp takes one row.
+// Lanes per element if a warp takes one row.
 constexpr int TOGETHER = lanes_for(WAVES);
 static_assert(WAVES <= 32, "a lane for every wave");
 
-// All features of all rows (or the first TAKEN of them), a group of lanes for each: `use` gets the element, and whether this lane is the
-// one that stores its results. Whole warps come along, because they exchange numbers.
+// Call `use` for all features of all rows (or the first TAKEN), by a group of lanes each, with the element and whether
+// this lane stores its results. Whole warps participate in the reductions.
 template <int LANES, int TAKEN = ROWS, class Use>
 __device__ __forceinline__ void each_element(Use use) {
     constexpr int COUNT = FEATURES * TAKEN;
@@ -27,13 +27,13 @@ struct Value {
     float value, slope, curvature;
 };
 
-// Constrained waves, wherever they come from: frequencies a, 1 / a, and p, q = alpha w (cos 2b, sin 2b).
+// Constrained parameters: frequencies a, 1 / a, and p, q = alpha w (cos 2b, sin 2b).
 template <int LANES>
 struct Waves {
     static constexpr int COUNT = (WAVES + LANES - 1) / LANES;
     float a[COUNT], inverse[COUNT], p[COUNT], q[COUNT], shift;
 
-    // The number of a lane's i-th wave, and whether there is one.
+    // The index of a lane's i-th wave, and whether it exists.
     static __device__ __forceinline__ int number(int i) { return threadIdx.x % LANES + LANES * i; }
     static __device__ __forceinline__ bool exists(int i) { return WAVES % LANES == 0 || number(i) < WAVES; }
 
@@ -56,22 +56,22 @@ struct Waves {
 // Shared waves, stored as [scale][a_1.. 1 / a_1.. p_1.. q_1.. d][feature].
 template <int LANES>
 __device__ __forceinline__ Waves<LANES> shared_waves(const float* waves, int scale, int feature) {
-    Waves<LANES> found;
-    const float* at = waves + scale * SCALE_NUMBERS + feature;
+    Waves<LANES> result;
+    const float* at = waves + scale * SCALE_SIZE + feature;
 #pragma unroll
-    for (int i = 0; i < found.COUNT; i++) {
-        const bool exists = found.exists(i);
-        const float* mine = at + (exists ? found.number(i) : 0) * FEATURES;
-        found.a[i] = mine[0];
-        found.inverse[i] = mine[WAVES * FEATURES];
-        found.p[i] = exists ? mine[2 * WAVES * FEATURES] : 0.0f;
-        found.q[i] = exists ? mine[3 * WAVES * FEATURES] : 0.0f;
+    for (int i = 0; i < result.COUNT; i++) {
+        const bool exists = result.exists(i);
+        const float* mine = at + (exists ? result.number(i) : 0) * FEATURES;
+        result.a[i] = mine[0];
+        result.inverse[i] = mine[WAVES * FEATURES];
+        result.p[i] = exists ? mine[2 * WAVES * FEATURES] : 0.0f;
+        result.q[i] = exists ? mine[3 * WAVES * FEATURES] : 0.0f;
     }
-    found.shift = at[4 * WAVES * FEATURES];
-    return found;
+    result.shift = at[4 * WAVES * FEATURES];
+    return result;
 }
 __device__ __forceinline__ void store_waves(float* waves, int scale, int feature, const Waves<1>& from) {
-    float* at = waves + scale * SCALE_NUMBERS + feature;
+    float* at = waves + scale * SCALE_SIZE + feature;
     for (int k = 0; k < WAVES; k++) {
         at[k * FEATURES] = from.a[k];
         at[(WAVES + k) * FEATURES] = from.inverse[k];
@@ -81,13 +81,13 @@ __device__ __forceinline__ void store_waves(float* waves, int scale, int feature
     at[4 * WAVES * FEATURES] = from.shift;
 }
 
-// Free numbers of one scale, from which its waves follow.
+// Unconstrained parameters of one scale.
 template <int LANES>
 struct FreeWaves {
     static constexpr int COUNT = Waves<LANES>::COUNT;
-    float frequency[COUNT], share[COUNT], sine[COUNT], cosine[COUNT], strength;  // share: softmax; strength: tanh
+    float frequency[COUNT], share[COUNT], sine[COUNT], cosine[COUNT], strength;  // share: softmax of the weights; strength: after tanh
 
-    // `get` gives the frequency (0), phase (1) or weight (2) of a wave.
+    // `get` returns the frequency (0), phase (1) or weight (2) of a wave.
     template <class Get>
     __device__ __forceinline__ void load(Get get, float free_strength) {
         strength = tanhf(free_strength);
@@ -110,25 +110,25 @@ struct FreeWaves {
     }
 
     __device__ __forceinline__ Waves<LANES> constrained(float shift) const {
-        Waves<LANES> found;
+        Waves<LANES> result;
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             const float size = ALPHA_LARGEST * strength * share[i];
-            found.a[i] = softplus(frequency[i]) + LEAST_FREQUENCY;
-            found.inverse[i] = 1.0f / found.a[i];
-            found.p[i] = size * cosine[i];
-            found.q[i] = size * sine[i];
+            result.a[i] = softplus(frequency[i]) + LEAST_FREQUENCY;
+            result.inverse[i] = 1.0f / result.a[i];
+            result.p[i] = size * cosine[i];
+            result.q[i] = size * sine[i];
         }
-        found.shift = shift;
-        return found;
+        result.shift = shift;
+        return result;
     }
 };
 
-// The parameters of a feature as a network puts them out: d, s, all frequencies, phases, weights, strengths.
+// Outputs of a network for a feature: d, s, all frequencies, phases, weights, strengths.
 __device__ __forceinline__ constexpr int output_of(int kind, int scale, int k) { return 2 + (kind * SCALES + scale) * WAVES + k; }
 __device__ __forceinline__ constexpr int strength_of(int scale) { return 2 + 3 * SCALES * WAVES + scale; }
 
-// `get` gives a parameter.
+// `get` reads an output.
 template <int LANES, class Get>
 __device__ __forceinline__ FreeWaves<LANES> conditional_free(int scale, Get get) {
     FreeWaves<LANES> free;
@@ -141,7 +141,7 @@ __device__ __forceinline__ Waves<LANES> conditional_waves(int scale, Get get) {
 }
 __device__ __forceinline__ float log_scale_from(float output) { return 2.0f * tanhf(0.5f * output); }
 
-// The gradients of a transformer's parameters at x, given those of its value and its slope.
+// Gradients of constrained parameters at x, given those of value and slope.
 template <int LANES>
 struct WaveGradients {
     static constexpr int COUNT = Waves<LANES>::COUNT;
@@ -168,7 +168,7 @@ struct WaveGradients {
     }
 };
 
-// From the gradients of constrained waves to those of the free numbers.
+// From the gradients of constrained parameters to those of unconstrained ones.
 template <int LANES>
 struct FreeGradients {
     static constexpr int COUNT = Waves<LANES>::COUNT;

@@ -1,1 +1,1 @@
-"""CUDA kernels for the PixelCNNs of image flows: one block takes one image through a network."""
+"""CUDA kernels for PixelCNN: a thread block takes one image through a network."""

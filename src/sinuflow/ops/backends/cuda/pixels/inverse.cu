@@ -1,2 +1,2 @@
-// Pixels in single precision.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_inverse(const PixelInverseArguments p) { unshift(p); }
+// Float32 images.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_inverse(const PixelInverseArguments p) { solve(p); }

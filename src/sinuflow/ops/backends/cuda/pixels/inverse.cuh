@@ -1,27 +1,28 @@
-// x from z = x + c(x), or from z = exp(s(x)) (x + c(x)), by ordered substitution: one block takes one image.
+// x from z = x + c(x), or from z = exp(s(x)) (x + c(x)), by substitution: one thread block takes one image.
 //
-// The pixels of a front, those of equal 4 row + column, do not depend on each other (see solvers/wavefront.py). Front by
-// front, all maps first take in what lies before the pixels; then, channel by channel, the units of the pixels
-// themselves follow layer by layer, and at last the channel.
+// The pixels of a front, those of equal 4 row + column, are independent of each other. Front by front, all maps first
+// accumulate the pixels before; then, channel by channel, the units of the front's pixels follow layer by layer, and
+// finally the channel itself.
 //
-// Sums are in the precision of the pixels, and units single, as in the forward map of the same precision: of a double sum,
-// its parts are not rounded before all of them are there.
+// Sums have the dtype of the pixels; hidden units are float32, as in the forward pass of the same dtype: a float64 sum
+// is rounded only when complete.
 
 template <class Number>
 struct InverseArguments {
-    const Number* z;        // [NUMBERS][batch]
+    const Number* z;        // [FEATURES][batch]
     const float* matrices;  // of the layers, row by row
     const float* biases;
     const float* added;     // by the context, [batch][ADDED]; or null
-    Number* x;              // [NUMBERS][batch]
+    Number* x;              // [FEATURES][batch]
     int batch;
 };
 using PixelInverseArguments = InverseArguments<float>;
-using PixelFineInverseArguments = InverseArguments<double>;
+using PixelFloat64InverseArguments = InverseArguments<double>;
 
 constexpr int SKEW = 4, FRONTS = WIDTH + SKEW * (HEIGHT - 1), FRONT = padded((WIDTH + SKEW - 1) / SKEW, 8);
 
-// A row of a matrix in shared memory, such that four rows can be read at once, four numbers each.
+// Padded row length of a matrix in shared memory, such that four rows can be read at once as float4 without bank
+// conflicts.
 __host__ __device__ constexpr int stride_of(int columns) { return padded(columns, 4) % 16 ? padded(columns, 4) : padded(columns, 4) + 4; }
 constexpr int BEFORE = (FAR_PLACES - 1) * CHANNELS, FIRST_COLUMNS = 8 * FIRST_STEPS, LOOK_COLUMNS = NEAR_PLACES * NARROW;
 constexpr int FIRST_STRIDE = stride_of(FIRST_COLUMNS), WIDE_STRIDE = stride_of(WIDE), LOOK_STRIDE = stride_of(LOOK_COLUMNS), NARROW_STRIDE = stride_of(NARROW);
@@ -29,17 +30,17 @@ constexpr int BLOCK_MATRICES = NARROW * WIDE_STRIDE + NARROW * LOOK_STRIDE + WID
 constexpr int MATRICES = WIDE * FIRST_STRIDE + BLOCKS * BLOCK_MATRICES + HEADS * WIDE_STRIDE;
 constexpr int BIASES = WIDE + BLOCKS * (2 * NARROW + WIDE) + HEAD;
 
-// The maps of a channel, out of so many: the first of them.
+// The first of a channel's maps.
 __device__ __forceinline__ int first_of(int channel, int maps) { return (channel * maps + CHANNELS - 1) / CHANNELS; }
 
 __device__ __forceinline__ float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 __device__ __forceinline__ double multiply_add(double a, double b, double c) { return fma(a, b, c); }
 
-// z without its scale, of which the head says a free number: s = 2 tanh(r / 2), as in ops/pixel_affine.py.
+// z without its scale, given the free log-scale: s = 2 tanh(r / 2), as in ops/pixel_affine.py.
 __device__ __forceinline__ float unscaled(float z, float free) { return z * expf(-float(LOG_SCALE_MAX) * tanhf(free / float(LOG_SCALE_MAX))); }
 __device__ __forceinline__ double unscaled(double z, double free) { return z * exp(-LOG_SCALE_MAX * tanh(free / LOG_SCALE_MAX)); }
 
-// The product of a row with a column of numbers, one for each pixel of the front.
+// The product of a row with one column per pixel of the front.
 template <class Number, class Other>
 __device__ __forceinline__ Number dot(const float* row, const Other* column, int count) {
     Number even = 0, odd = 0;
@@ -53,22 +54,22 @@ __device__ __forceinline__ Number dot(const float* row, const Other* column, int
 }
 
 template <class Number>
-__device__ __forceinline__ void unshift(const InverseArguments<Number>& p) {
+__device__ __forceinline__ void solve(const InverseArguments<Number>& p) {
     DYNAMIC_SHARED(memory);
     Number* x = reinterpret_cast<Number*>(memory);
-    Number* now = x + padded(CHANNELS * X_PLANE, 2);               // from here on, of the pixels of a front: themselves
+    Number* now = x + padded(CHANNELS * X_PLANE, 2);               // the front's pixels; likewise below
     Number* wide = now + CHANNELS * FRONT;                         // [maps][FRONT]
-    Number* seen = wide + WIDE * FRONT;                            // what lies before, block by block
-    float* active = reinterpret_cast<float*>(seen + BLOCKS * NARROW * FRONT);  // wide maps, before every block and the head
+    Number* seen = wide + WIDE * FRONT;                            // contributions of pixels before, by block
+    float* active = reinterpret_cast<float*>(seen + BLOCKS * NARROW * FRONT);  // wide maps after activation, by block and for the head
     float* small = active + (BLOCKS + 1) * WIDE * FRONT;
     float* inner = small + BLOCKS * NARROW * FRONT;
     float* matrices = inner + BLOCKS * NARROW * FRONT;
-    float* narrow = matrices + MATRICES;                           // what is looked at, block by block, of all pixels
-    float* biases = narrow + BLOCKS * NARROW * NARROW_PLANE;       // with what the context adds
+    float* narrow = matrices + MATRICES;                           // inputs of the 3x3 convolutions, by block, of all pixels
+    float* biases = narrow + BLOCKS * NARROW * NARROW_PLANE;       // including what the context adds
     int* far = reinterpret_cast<int*>(biases + BIASES);
     const int image = blockIdx.x;
 
-    // Matrices with longer rows.
+    // Copy a matrix with padded rows.
     auto load = [&](float*& to, const float*& from, int rows, int columns, int stride) {
         for (int e = threadIdx.x; e < rows * columns; e += THREADS) to[e / columns * stride + e % columns] = from[e];
         to += rows * stride, from += rows * columns;
@@ -101,16 +102,16 @@ __device__ __forceinline__ void unshift(const InverseArguments<Number>& p) {
     const float* of_head = of_blocks + BLOCKS * BLOCK_MATRICES;
 #pragma unroll 1
     for (int front = 0; front < FRONTS; front++) {
-        // Its pixels, one in each of neighbouring rows.
+        // The front's pixels, one in each of consecutive rows.
         const int first = max(0, (front - WIDTH + SKEW) / SKEW), last = min(HEIGHT - 1, front / SKEW);
-        if (last < first) continue;  // a narrow image has fronts without pixels
+        if (last < first) continue;  // narrow images have fronts without pixels
         auto exists = [&](int q) { return first + q <= last; };
         auto pixel_of = [&](int q) {
             const int row = min(first + q, last);
             return row * WIDTH + front - SKEW * row;
         };
 
-        // What lies before.
+        // Contributions of the pixels before.
         for (int e = threadIdx.x; e < (WIDE + BLOCKS * NARROW) * FRONT; e += THREADS) {
             const int map = e / FRONT, q = e % FRONT, pixel = pixel_of(q);
             Number even = 0, odd = 0;
@@ -123,7 +124,7 @@ __device__ __forceinline__ void unshift(const InverseArguments<Number>& p) {
                     odd = multiply_add(Number(row[k + 1]), at[far[k + 1]], odd);
                 }
                 const Number value = biases[map] + (even + odd);
-                const float unit = value;  // of the first channel, that is all
+                const float unit = value;  // complete for the first channel
                 wide[e] = map < first_of(1, 2 * MAPS) ? unit : value;
                 active[e] = rectified(unit);
             } else {
@@ -144,7 +145,7 @@ __device__ __forceinline__ void unshift(const InverseArguments<Number>& p) {
 
 #pragma unroll 1
         for (int channel = 0; channel < CHANNELS; channel++) {
-            const int w = first_of(channel, 2 * MAPS), known = first_of(channel + 1, 2 * MAPS);  // its wide maps, and their end
+            const int w = first_of(channel, 2 * MAPS), known = first_of(channel + 1, 2 * MAPS);  // the channel's wide maps
             const int n = first_of(channel, MAPS), few = first_of(channel + 1, MAPS);
             if (channel) {
                 for (int e = w * FRONT + threadIdx.x; e < known * FRONT; e += THREADS) {
@@ -178,10 +179,10 @@ __device__ __forceinline__ void unshift(const InverseArguments<Number>& p) {
             }
             for (int q = threadIdx.x; q < FRONT; q += THREADS) {
                 const int pixel = pixel_of(q);
-                const long at = number_of(channel, pixel, false) * p.batch + image;
-                auto said = [&](int head) { return biases[BIASES - HEAD + head] + dot<Number>(of_head + head * WIDE_STRIDE, active + BLOCKS * WIDE * FRONT + q, known); };
-                const Number shift = said(channel);
-                const Number value = (OUTPUTS > 1 ? unscaled(p.z[at], said(CHANNELS + channel)) : p.z[at]) - shift;
+                const long at = feature_index(channel, pixel, false) * p.batch + image;
+                auto output = [&](int head) { return biases[BIASES - HEAD + head] + dot<Number>(of_head + head * WIDE_STRIDE, active + BLOCKS * WIDE * FRONT + q, known); };
+                const Number shift = output(channel);
+                const Number value = (OUTPUTS > 1 ? unscaled(p.z[at], output(CHANNELS + channel)) : p.z[at]) - shift;
                 now[channel * FRONT + q] = value;
                 if (!exists(q)) continue;
                 x[channel * X_PLANE + x_place(pixel)] = value;

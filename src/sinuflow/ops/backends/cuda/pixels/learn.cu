@@ -1,35 +1,34 @@
-// What a network tells of a batch of images, and all that the gradients need: by tensor cores, if eleven bits of every
-// number are enough.
+// Outputs for a batch of images, and the activations for the backward pass; with TF32 by tensor cores.
 
-struct RoughWay {
+struct Tf32Arithmetic {
     using Number = float;
     static constexpr int LOOK_ONCE = AT_ONCE;
-    Kept* kept;  // of this image
+    Activation* saved;  // of this image
 
-    __device__ __forceinline__ float seen(float pixel) const { return rounded(pixel); }
-    __device__ __forceinline__ float unit(float sum, bool) const { return rounded(sum); }
-    __device__ __forceinline__ float active(float sum) const { return rounded(rectified(sum)); }
+    __device__ __forceinline__ float seen(float pixel) const { return to_tf32(pixel); }
+    __device__ __forceinline__ float unit(float sum, bool) const { return to_tf32(sum); }
+    __device__ __forceinline__ float active(float sum) const { return to_tf32(rectified(sum)); }
     template <int TALL, int STEPS, int COUNT, class Load>
     __device__ __forceinline__ void multiply(float (&sum)[COUNT][TALL][4], const float* weights, Load load) const {
-        ::multiply<TALL, STEPS, ROUGH_ONES>(sum, weights, load);
+        ::multiply<TALL, STEPS, TF32_PRODUCTS>(sum, weights, load);
     }
     template <int TALL>
     __device__ __forceinline__ void keep(int maps, const Tiles& tiles, const float (&sum)[AT_ONCE][TALL][4]) const {
-        ::keep(kept + maps * KEPT_PLANE, tiles, sum);
+        ::keep(saved + maps * SAVED_PLANE, tiles, sum);
     }
 };
 
-__device__ __forceinline__ void shift_roughly(const PixelForwardArguments& p) {
+__device__ __forceinline__ void forward_tf32(const PixelForwardArguments& p) {
     DYNAMIC_SHARED(memory);
     float *narrow = memory + WIDE * WIDE_PLANE, *x = narrow + NARROW * NARROW_PLANE;
-    RoughWay way{p.kept + static_cast<long>(blockIdx.x) * KEPT_MAPS * KEPT_PLANE};
-    walk(way, Maps<float>{memory, narrow, x, reinterpret_cast<int*>(x + CHANNELS * X_PLANE)}, p);
+    Tf32Arithmetic arithmetic{p.saved + static_cast<long>(blockIdx.x) * SAVED_MAPS * SAVED_PLANE};
+    forward_tensor_cores(arithmetic, Maps<float>{memory, narrow, x, reinterpret_cast<int*>(x + CHANNELS * X_PLANE)}, p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_learn(const PixelForwardArguments p) {
-#if ROUGH
-    shift_roughly(p);
+#if TF32
+    forward_tf32(p);
 #else
-    shift_exactly<LEARN>(p);
+    forward_float32<LEARN>(p);
 #endif
 }

@@ -1,10 +1,10 @@
-// A network's parameters, from where PyTorch has them to where the kernels want them, and their gradients back.
+// Packing of a network's parameters, and reduction of their gradients.
 
 struct PixelPackArguments {
-    const float* parameters;  // all of them, one after the other
-    const int* source;        // for every packed number, which parameter it is; -1: none, it is zero
+    const float* parameters;  // concatenated
+    const int* source;        // index of the parameter for every packed element; -1: zero
     float* packed;
-    int count, rough;  // so many of the first are rounded, for tensor cores
+    int count, tf32;          // the first `tf32` elements are rounded
 };
 
 extern "C" __global__ void __launch_bounds__(256) pixel_pack(const PixelPackArguments p) {
@@ -12,17 +12,17 @@ extern "C" __global__ void __launch_bounds__(256) pixel_pack(const PixelPackArgu
     if (i >= p.count) return;
     const int at = __ldg(p.source + i);
     const float value = at < 0 ? 0.0f : __ldg(p.parameters + at);
-    p.packed[i] = i < p.rough ? rounded(value) : value;
+    p.packed[i] = i < p.tf32 ? to_tf32(value) : value;
 }
 
 struct PixelSumArguments {
     const float* parts;  // [rows][columns]
-    const int* to;       // for every column, which parameter's gradient it is; -1: none
-    float* gradient;     // of all parameters; those that no column belongs to are zero already
+    const int* to;       // index of the parameter for every column; -1: none
+    float* gradient;     // of all parameters, initially zero
     int rows, columns;
 };
 
-// A block adds up 32 columns: eight warps take every eighth row each, always in the same order.
+// A thread block sums 32 columns: each of eight warps takes every eighth row, in a fixed order.
 extern "C" __global__ void __launch_bounds__(256) pixel_sum(const PixelSumArguments p) {
     DYNAMIC_SHARED(memory);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = blockIdx.x * 32 + lane;

@@ -1,4 +1,4 @@
-"""What is compiled into the kernels of a PixelCNN; names as in ``network.cuh``."""
+"""Constants that are compiled into the kernels of a PixelCNN, named as in network.cuh, and their shared memory."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Any, ClassVar
 from ....conditional_waves import LOG_SCALE_MAX
 from ..shape import round_up
 
-#: Places that the first convolution sees, row by row up to the centre, and those of the bottlenecks.
+#: Places that the first convolution sees, up to the centre in raster order, and that a residual block sees.
 FAR_PLACES, NEAR_PLACES = 25, 5
-#: Columns of the first convolution's kernel, and how far they are from the centre.
+#: Width of the first convolution's kernel, and its reach.
 FAR_SIDE, FAR = 7, 3
-#: Pixels of a front are one row and this many columns apart.
+#: Pixels of a front are one row and so many columns apart.
 SKEW = 4
-#: Warps to a block, and turns that they take where they add up.
+#: Warps of a thread block, and the turns that they take in sums over pixels.
 WARPS, TURNS = 16, 4
 
 
 @dataclass(frozen=True)
 class PixelShape:
-    """A PixelCNN, but for its numbers."""
+    """The shape of a PixelCNN."""
 
     channels: int
     height: int
     width: int
-    maps: int  # of a bottleneck
+    maps: int  # inside a residual block
     blocks: int
     tf32: bool = False  # in training
-    outputs: int = 1  # a shift; or a shift, and free numbers of a scale
+    outputs: int = 1  # a shift; or a shift and a free log-scale
     groups: ClassVar[int] = 1  # of the head's rows, which are those of all outputs together
 
     def defines(self, _: Any = None) -> dict[str, str]:
@@ -40,7 +40,7 @@ class PixelShape:
             "MAPS": self.maps,
             "BLOCKS": self.blocks,
             "OUTPUTS": self.outputs,
-            "ROUGH": int(self.tf32),
+            "TF32": int(self.tf32),
         }
         return {name: str(value) for name, value in values.items()} | {"LOG_SCALE_MAX": repr(LOG_SCALE_MAX)}
 
@@ -50,47 +50,42 @@ class PixelShape:
 
     @property
     def narrow(self) -> int:
-        """Maps inside a bottleneck, in groups of sixteen."""
+        """Maps inside a residual block, padded to a multiple of 16."""
         return round_up(self.maps, 16)
 
     @property
     def wide(self) -> int:
-        """Maps outside of it."""
+        """Maps between blocks, padded."""
         return round_up(2 * self.maps, 16)
 
     @property
     def head(self) -> int:
-        """Rows of the last layer."""
+        """Outputs of a pixel, padded."""
         return round_up(self.heads, 16)
 
     @property
     def heads(self) -> int:
-        """What is said of a pixel."""
+        """Outputs of a pixel."""
         return self.outputs * self.channels
 
     @property
     def columns(self) -> int:
-        """Of the first convolution: [place][channel]."""
+        """Columns of the first convolution, [place][channel], padded."""
         return round_up(FAR_PLACES * self.channels, 8)
 
     @property
     def stripe(self) -> int:
-        """Rows of its transpose, for one row of its kernel: [column][channel]."""
+        """Rows of its transpose for one kernel row, [column][channel], padded."""
         return round_up(FAR_SIDE * self.channels, 16)
 
     @property
-    def kept(self) -> tuple[int, int]:
-        """Maps of an image that are kept for the gradients, and words of each: of two numbers, with TF32."""
+    def saved(self) -> tuple[int, int]:
+        """Saved maps of an image, and float32 words of each; with TF32, a word holds two halves."""
         tiles = -(-self.pixels // 8)
         mine = -(-tiles // WARPS)
         at_once = mine if mine < 3 else 4
-        numbers = round_up(mine, at_once) * WARPS * 8
-        return self.blocks * (self.wide + 2 * self.narrow) + self.wide, numbers // 2 if self.tf32 else numbers
-
-    @property
-    def added(self) -> int:
-        """Numbers that a context adds to the maps of an image."""
-        return self.wide + self.blocks * self.narrow
+        pixels = round_up(mine, at_once) * WARPS * 8
+        return self.blocks * (self.wide + 2 * self.narrow) + self.wide, pixels // 2 if self.tf32 else pixels
 
     # ---------------------------------------------------------------- shared memory, as the kernels lay it out
 
@@ -111,7 +106,7 @@ class PixelShape:
         return self._planes_bytes(self.channels)
 
     @property
-    def _fine_x_bytes(self) -> int:
+    def _float64_x_bytes(self) -> int:
         return 2 * self._image_bytes + 4 * self.columns
 
     @property
@@ -120,16 +115,16 @@ class PixelShape:
         return self._wide_bytes + self._narrow_bytes + self._x_bytes
 
     @property
-    def fine_shared(self) -> int:
-        """Bytes that pixel_fine_forward takes."""
-        return self._wide_bytes + self._narrow_bytes + self._fine_x_bytes
+    def float64_shared(self) -> int:
+        """Bytes that pixel_float64_forward takes."""
+        return self._wide_bytes + self._narrow_bytes + self._float64_x_bytes
 
     @property
     def backward_shared(self) -> int:
         """Bytes that pixel_backward takes."""
         stripes = 4 * WARPS * round_up(FAR_SIDE * self.channels * (self.width + 2 * FAR), 2)
-        told = self._planes_bytes(self.heads)  # its gradient, and later the image
-        return self._wide_bytes + max(self._narrow_bytes, stripes) + told + 4 * self.columns
+        outputs = self._planes_bytes(self.heads)  # their gradient, and later the image
+        return self._wide_bytes + max(self._narrow_bytes, stripes) + outputs + 4 * self.columns
 
     @property
     def inverse_shared(self) -> int:
@@ -143,13 +138,13 @@ class PixelShape:
         return single + self._sums_bytes
 
     @property
-    def fine_inverse_shared(self) -> int:
-        """Bytes that pixel_fine_inverse takes."""
+    def float64_inverse_shared(self) -> int:
+        """Bytes that pixel_float64_inverse takes."""
         return self.inverse_shared + self._sums_bytes
 
     @property
     def _sums_bytes(self) -> int:
-        """What the inverse has in the precision of the pixels, if that is single."""
+        """What the inverse holds in the dtype of the pixels, if that is float32."""
         return self._image_bytes + 4 * self._front * (self.channels + self.wide + self.blocks * self.narrow)
 
     @property

@@ -1,12 +1,11 @@
-// The network by ordinary products, which round to nearest: a thread has two pixels at a time, and all of their maps.
-// Tensor cores truncate their sums: with three of their products for each of these, and most sums by ordinary means, z was
-// three times less exact.
+// The network in float32 by FMA, which rounds to nearest: a thread takes two pixels at a time, with all their maps.
+// (With tensor cores, whose sums are truncated, z had three times the error even with three products per product.)
 
-// What a pass is for: what is told alone; the largest unit besides, for who wants to know what rounding to expect; or all that
-// gradients need.
+// Mode of a pass: outputs alone; also the largest hidden unit, for the rounding error to expect; or also the
+// activations for the backward pass.
 enum Purpose { SCORE, CHECK, LEARN };
 
-// Two pixels of a thread, of which the second may not exist: then it repeats the last one, and is not stored.
+// Two pixels of a thread; if the second does not exist, it repeats the last one and is not stored.
 struct Two {
     int pixel[2];
     bool both;
@@ -15,8 +14,8 @@ struct Two {
 };
 constexpr int PAIRS = (PIXELS + 2 * THREADS - 1) / (2 * THREADS);
 
-// Maps of a layer at two pixels, so many that there are registers for: `load` gives what a column is multiplied with
-// (column, which pixel).
+// Accumulate maps of a layer at two pixels, as many as fit in registers; `load` returns the input (column, which
+// pixel).
 template <int MAPS_NOW, int ROWS, int COLUMNS, class Load>
 __device__ __forceinline__ void add_columns(float (&sum)[2][MAPS_NOW], const float* weights, Load load) {
 #pragma unroll 2
@@ -34,38 +33,38 @@ __device__ __forceinline__ void add_columns(float (&sum)[2][MAPS_NOW], const flo
         }
     }
 }
-// Where a pixel is in a map that is kept in full.
-__device__ __forceinline__ int kept_place(int pixel) {
+// The place of a pixel in a saved float32 map.
+__device__ __forceinline__ int saved_place(int pixel) {
     const int tile = pixel / 8, turn = tile / WARPS, set = turn / AT_ONCE * WARPS + tile % WARPS;
-    return (4 * set + pixel % 8 / 2) * KEPT_WORDS + 2 * (turn % AT_ONCE) + pixel % 2;
+    return (4 * set + pixel % 8 / 2) * SAVED_WORDS + 2 * (turn % AT_ONCE) + pixel % 2;
 }
 constexpr int WIDE_NOW = WIDE % 32 ? 16 : 32, HEAD_NOW = padded(HEADS, 4);
 
 template <Purpose WHAT>
-__device__ __forceinline__ void shift_exactly(const PixelForwardArguments& p) {
+__device__ __forceinline__ void forward_float32(const PixelForwardArguments& p) {
     DYNAMIC_SHARED(memory);
-    float* wide = memory;  // before its activation
+    float* wide = memory;  // before activation
     float* narrow = wide + WIDE * WIDE_PLANE;
     float* x = narrow + NARROW * NARROW_PLANE;
     int* far = reinterpret_cast<int*>(x + CHANNELS * X_PLANE);
     const int image = blockIdx.x;
     const float* added = p.added ? p.added + static_cast<long>(image) * ADDED : nullptr;
-    constexpr int KEPT_MAP = KEPT_PLANE * KEPT_WORDS;
-    unsigned* kept = WHAT == LEARN ? p.kept[static_cast<long>(image) * KEPT_MAPS * KEPT_PLANE].word : nullptr;
+    constexpr int SAVED_MAP = SAVED_PLANE * SAVED_WORDS;
+    unsigned* saved = WHAT == LEARN ? p.saved[static_cast<long>(image) * SAVED_MAPS * SAVED_PLANE].word : nullptr;
 
     for (int e = threadIdx.x; e < NARROW * NARROW_PLANE + CHANNELS * X_PLANE; e += THREADS) narrow[e] = 0.0f;
-    note_columns(far);
-    if (WHAT == LEARN)  // what is beyond the last pixel must be a number
-        for (int map = threadIdx.x; map < KEPT_MAPS; map += THREADS)
-            for (int pixel = PIXELS; pixel < 8 * TILES; pixel++) kept[map * KEPT_MAP + kept_place(pixel)] = 0u;
+    store_columns(far);
+    if (WHAT == LEARN)  // padding must be finite
+        for (int map = threadIdx.x; map < SAVED_MAPS; map += THREADS)
+            for (int pixel = PIXELS; pixel < 8 * TILES; pixel++) saved[map * SAVED_MAP + saved_place(pixel)] = 0u;
     __syncthreads();
-    each_number(p.x, p.batch, image, p.reverse, [&](int place, const float* from) { x[place] = *from; });
+    each_feature(p.x, p.batch, image, p.reverse, [&](int place, const float* from) { x[place] = *from; });
     __syncthreads();
 
-    float most = 0.0f;
+    float largest = 0.0f;
     auto keep = [&](int map, int pixel, float value) {
-        if (WHAT == CHECK) most = fmaxf(most, value);
-        if (WHAT == LEARN) kept[map * KEPT_MAP + kept_place(pixel)] = __float_as_uint(rectified(value));
+        if (WHAT == CHECK) largest = fmaxf(largest, value);
+        if (WHAT == LEARN) saved[map * SAVED_MAP + saved_place(pixel)] = __float_as_uint(rectified(value));
     };
 
     const float *weights = p.weights, *bias = p.biases;
@@ -95,7 +94,7 @@ __device__ __forceinline__ void shift_exactly(const PixelForwardArguments& p) {
 
 #pragma unroll 1
     for (int block = 0; block < BLOCKS; block++) {
-        const int maps = block * KEPT_BLOCK + WIDE;  // that are kept before those of this bottleneck
+        const int maps = block * SAVED_BLOCK + WIDE;  // saved maps before those of this block
 #pragma unroll 1
         for (int start = threadIdx.x; start < PIXELS; start += 2 * THREADS) {
             const Two at(start);
@@ -114,7 +113,7 @@ __device__ __forceinline__ void shift_exactly(const PixelForwardArguments& p) {
         weights += WIDE * NARROW, bias += NARROW;
         __syncthreads();
 
-        // All have looked before anybody writes to where they look.
+        // Every thread has read its neighbourhood before any writes.
         float seen[PAIRS][2][NARROW] = {};
 #pragma unroll
         for (int pair = 0; pair < PAIRS; pair++) {
@@ -167,7 +166,7 @@ __device__ __forceinline__ void shift_exactly(const PixelForwardArguments& p) {
             }
         }
         weights += NARROW * WIDE, bias += WIDE;
-        // Nobody waits: all that follows is of the own pixels, until the next block is looked at.
+        // No barrier: what follows concerns a thread's own pixels, until the next 3x3 convolution.
     }
 
 #pragma unroll 1
@@ -180,13 +179,13 @@ __device__ __forceinline__ void shift_exactly(const PixelForwardArguments& p) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 if (i && !at.both) continue;
-                const float said = sum[i][head] + __ldg(bias + head);
-                p.told[told_of(head, at.pixel[i], p.reverse) * p.batch + image] = head < CHANNELS ? x[head * X_PLANE + x_place(at.pixel[i])] + said : said;
+                const float output = sum[i][head] + __ldg(bias + head);
+                p.outputs[output_index(head, at.pixel[i], p.reverse) * p.batch + image] = head < CHANNELS ? x[head * X_PLANE + x_place(at.pixel[i])] + output : output;
             }
     }
     if (WHAT == CHECK) {
 #pragma unroll
-        for (int distance = 16; distance; distance /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, distance));
-        if (threadIdx.x % 32 == 0) p.largest[image * WARPS + threadIdx.x / 32] = most;
+        for (int distance = 16; distance; distance /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
+        if (threadIdx.x % 32 == 0) p.largest[image * WARPS + threadIdx.x / 32] = largest;
     }
 }

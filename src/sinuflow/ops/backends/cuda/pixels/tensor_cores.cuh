@@ -1,46 +1,46 @@
-// What is told of an image by tensor cores, layer by layer. How numbers are multiplied, rounded and kept is told by a `Way`:
+// The network by tensor cores, layer by layer. An `Arithmetic` defines products, rounding and what is saved:
 //
-//     using Number = ...;                            // of pixels and sums
-//     static constexpr int LOOK_ONCE = ...;          // tiles for which the looks' weights are fetched once
-//     Number seen(Number pixel);                     // what a network sees of it
-//     float unit(Number sum, bool exists);           // of a layer that is done, at a pixel that may be one too many
-//     float active(Number sum);                      // the same rectified, at a pixel that exists
+//     using Number = ...;                            // dtype of pixels and sums
+//     static constexpr int LOOK_ONCE = ...;          // tiles that share the 3x3 weights of one load
+//     Number seen(Number pixel);                     // the network's input
+//     float unit(Number sum, bool exists);           // a hidden unit, of a pixel that may not exist
+//     float active(Number sum);                      // the same rectified, of a pixel that exists
 //     void multiply<TALL, STEPS>(sum, weights, load);
-//     void keep(maps, tiles, sum);                   // the units of a layer, after so many maps
+//     void keep(maps, tiles, sum);                   // save the units of a layer, after so many maps
 
-// Where the numbers of an image are in shared memory.
+// An image in shared memory.
 template <class Number>
 struct Maps {
-    float* wide;  // before its activation
+    float* wide;  // before activation
     float* narrow;
     Number* x;
-    int* far;  // where the columns of the first convolution are, from a pixel
+    int* far;  // offsets of the first convolution's columns
 };
 
 constexpr int ALL = CHUNKS * AT_ONCE;  // tiles of a warp
 
-template <class Way, class Number = typename Way::Number>
-__device__ __forceinline__ void walk(Way& way, const Maps<Number>& at, const ForwardArguments<Number>& p) {
+template <class Arithmetic, class Number = typename Arithmetic::Number>
+__device__ __forceinline__ void forward_tensor_cores(Arithmetic& arithmetic, const Maps<Number>& at, const ForwardArguments<Number>& p) {
     const int image = blockIdx.x, member = static_cast<int>(threadIdx.x) % 4;
     const float *weights = p.weights, *bias = p.biases;
     const float* added = p.added ? p.added + static_cast<long>(image) * ADDED : nullptr;
 
     for (int e = threadIdx.x; e < NARROW * NARROW_PLANE; e += THREADS) at.narrow[e] = 0.0f;
     for (int e = threadIdx.x; e < CHANNELS * X_PLANE; e += THREADS) at.x[e] = 0;
-    note_columns(at.far);
+    store_columns(at.far);
     __syncthreads();
-    each_number(p.x, p.batch, image, p.reverse, [&](int place, const Number* from) { at.x[place] = *from; });
+    each_feature(p.x, p.batch, image, p.reverse, [&](int place, const Number* from) { at.x[place] = *from; });
     __syncthreads();
 
     auto exists = [](int pixel) { return PIXELS % 8 == 0 || pixel < PIXELS; };
-    // The wide maps at two pixels, of which the second may be one too many: there is room for it.
+    // Store the wide maps at two pixels; there is room for a second pixel beyond the last.
     auto store_wide = [&](int map, int pixel, Number one, Number two) {
-        *reinterpret_cast<float2*>(at.wide + map * WIDE_PLANE + pixel) = make_float2(way.unit(one, exists(pixel)), way.unit(two, exists(pixel + 1)));
+        *reinterpret_cast<float2*>(at.wide + map * WIDE_PLANE + pixel) = make_float2(arithmetic.unit(one, exists(pixel)), arithmetic.unit(two, exists(pixel + 1)));
     };
     auto store_narrow = [&](int map, int pixel, Number one, Number two) {
         float* to = at.narrow + map * NARROW_PLANE;
-        if (exists(pixel)) to[narrow_place(pixel)] = way.active(one);
-        if (exists(pixel + 1)) to[narrow_place(pixel + 1)] = way.active(two);
+        if (exists(pixel)) to[narrow_place(pixel)] = arithmetic.active(one);
+        if (exists(pixel + 1)) to[narrow_place(pixel + 1)] = arithmetic.active(two);
     };
     auto active = [&](int map, int pixel) { return rectified(at.wide[map * WIDE_PLANE + pixel]); };
 
@@ -52,32 +52,32 @@ __device__ __forceinline__ void walk(Way& way, const Maps<Number>& at, const For
         int place[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) place[i] = tiles.at(i, X_ROW, x_place);
-        way.template multiply<WIDE / 16, FIRST_STEPS>(sum, weights, [&](int step, int half, int i) { return way.seen(at.x[at.far[8 * step + half + member] + place[i]]); });
+        arithmetic.template multiply<WIDE / 16, FIRST_STEPS>(sum, weights, [&](int step, int half, int i) { return arithmetic.seen(at.x[at.far[8 * step + half + member] + place[i]]); });
         more.add_to(sum);
         each_pair(tiles, sum, store_wide);
-        way.keep(0, tiles, sum);
+        arithmetic.keep(0, tiles, sum);
     }
     weights += FIRST_STEPS * WIDE * 8, bias += WIDE;
     __syncwarp();
 
 #pragma unroll 1
     for (int block = 0; block < BLOCKS; block++) {
-        const int maps = block * KEPT_BLOCK + WIDE;  // before those of this bottleneck
+        const int maps = block * SAVED_BLOCK + WIDE;  // saved maps before those of this block
 #pragma unroll 1
         for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const Tiles tiles(chunk);
             const OfRows<NARROW / 16> more([&](int map) { return bias[map]; });
             Number sum[AT_ONCE][NARROW / 16][4] = {};
-            way.template multiply<NARROW / 16, SHRINK_STEPS>(sum, weights, [&](int step, int half, int i) { return active(8 * step + half + member, tiles.loaded(i)); });
+            arithmetic.template multiply<NARROW / 16, SHRINK_STEPS>(sum, weights, [&](int step, int half, int i) { return active(8 * step + half + member, tiles.loaded(i)); });
             more.add_to(sum);
             each_pair(tiles, sum, store_narrow);
-            way.keep(maps, tiles, sum);
+            arithmetic.keep(maps, tiles, sum);
         }
         weights += SHRINK_STEPS * NARROW * 8, bias += NARROW;
         __syncthreads();
 
-        // All warps have looked before anybody writes to where they look.
-        constexpr int ONCE = Way::LOOK_ONCE, PARTS = ALL / ONCE;
+        // Every warp has read its neighbourhood before any writes.
+        constexpr int ONCE = Arithmetic::LOOK_ONCE, PARTS = ALL / ONCE;
         const OfRows<NARROW / 16> more([&](int map) { return bias[map] + (added ? added[WIDE + block * NARROW + map] : 0.0f); });
         Number looked[PARTS][ONCE][NARROW / 16][4] = {};
 #pragma unroll
@@ -86,7 +86,7 @@ __device__ __forceinline__ void walk(Way& way, const Maps<Number>& at, const For
             int place[ONCE];
 #pragma unroll
             for (int i = 0; i < ONCE; i++) place[i] = tiles.at(i, NARROW_ROW, narrow_place) + member * NARROW_PLANE;
-            way.template multiply<NARROW / 16, LOOK_STEPS>(looked[part], weights, [&](int step, int half, int i) {
+            arithmetic.template multiply<NARROW / 16, LOOK_STEPS>(looked[part], weights, [&](int step, int half, int i) {
                 return at.narrow[(8 * step % NARROW + half) * NARROW_PLANE + near_offset(8 * step / NARROW) + place[i]];
             });
         }
@@ -96,7 +96,7 @@ __device__ __forceinline__ void walk(Way& way, const Maps<Number>& at, const For
             const Tiles tiles(part * ONCE / AT_ONCE);
             more.add_to(looked[part]);
             each_pair(tiles, looked[part], store_narrow);
-            way.keep(maps + NARROW, tiles, looked[part]);
+            arithmetic.keep(maps + NARROW, tiles, looked[part]);
         }
         weights += LOOK_STEPS * NARROW * 8, bias += NARROW;
         __syncwarp();
@@ -106,7 +106,7 @@ __device__ __forceinline__ void walk(Way& way, const Maps<Number>& at, const For
             const Tiles tiles(chunk);
             const OfRows<WIDE / 16> more([&](int map) { return bias[map]; });
             Number sum[AT_ONCE][WIDE / 16][4] = {};
-            way.template multiply<WIDE / 16, GROW_STEPS>(sum, weights, [&](int step, int half, int i) {
+            arithmetic.template multiply<WIDE / 16, GROW_STEPS>(sum, weights, [&](int step, int half, int i) {
                 return at.narrow[(8 * step + half + member) * NARROW_PLANE + tiles.at(i, NARROW_ROW, narrow_place)];
             });
             more.add_to(sum);
@@ -115,7 +115,7 @@ __device__ __forceinline__ void walk(Way& way, const Maps<Number>& at, const For
                 one += before.x, two += before.y;
                 store_wide(map, pixel, one, two);
             });
-            way.keep(maps + 2 * NARROW, tiles, sum);
+            arithmetic.keep(maps + 2 * NARROW, tiles, sum);
         }
         weights += GROW_STEPS * WIDE * 8, bias += WIDE;
         __syncwarp();
@@ -126,13 +126,13 @@ __device__ __forceinline__ void walk(Way& way, const Maps<Number>& at, const For
         const Tiles tiles(chunk);
         const OfRows<HEAD / 16> more([&](int head) { return bias[head]; });
         Number sum[AT_ONCE][HEAD / 16][4] = {};
-        way.template multiply<HEAD / 16, HEAD_STEPS>(sum, weights, [&](int step, int half, int i) { return active(8 * step + half + member, tiles.loaded(i)); });
+        arithmetic.template multiply<HEAD / 16, HEAD_STEPS>(sum, weights, [&](int step, int half, int i) { return active(8 * step + half + member, tiles.loaded(i)); });
         more.add_to(sum);
         each_pair(tiles, sum, [&](int head, int pixel, Number one, Number two) {
             if (head >= HEADS) return;
             auto own = [&](int pixel) { return head < CHANNELS ? at.x[head * X_PLANE + x_place(pixel)] : Number(0); };
-            if (pixel < PIXELS) p.told[told_of(head, pixel, p.reverse) * p.batch + image] = own(pixel) + one;
-            if (pixel + 1 < PIXELS) p.told[told_of(head, pixel + 1, p.reverse) * p.batch + image] = own(pixel + 1) + two;
+            if (pixel < PIXELS) p.outputs[output_index(head, pixel, p.reverse) * p.batch + image] = own(pixel) + one;
+            if (pixel + 1 < PIXELS) p.outputs[output_index(head, pixel + 1, p.reverse) * p.batch + image] = own(pixel + 1) + two;
         });
     }
 }

@@ -1,26 +1,26 @@
-// The network with sums in double precision, by tensor cores, on GPUs where these multiply doubles fast.
+// The network with float64 sums by tensor cores, on GPUs where these are fast.
 //
-// Units are rounded to single precision when a layer is done, and pixels are not rounded at all. Before that, sums are next
-// to exact, in whatever order they are taken: the inverse, which takes another one, finds the same units, and so the same
-// shift and scale. What it is off by comes from the rounding of z alone.
+// Hidden units are rounded to float32 when a layer is complete; pixels are not rounded. Float64 sums are next to exact
+// in any order: the inverse, which sums in another order, computes the same units, and so the same shift and scale. Its
+// error comes from the rounding of z alone.
 
 template <bool CHECKS>
-struct FineWay {
+struct Float64Arithmetic {
     using Number = double;
     static constexpr int LOOK_ONCE = ALL;
-    float most = 0.0f;  // of all units, for a check
+    float largest = 0.0f;  // of all hidden units, for the check
 
     __device__ __forceinline__ double seen(double pixel) const { return pixel; }
     __device__ __forceinline__ float unit(double sum, bool exists) {
-        const float found = static_cast<float>(sum);
-        if (CHECKS && exists) most = fmaxf(most, found);
-        return found;
+        const float result = static_cast<float>(sum);
+        if (CHECKS && exists) largest = fmaxf(largest, result);
+        return result;
     }
     __device__ __forceinline__ float active(double sum) { return rectified(unit(sum, true)); }
     template <int TALL, int STEPS, int COUNT, class Load>
     __device__ __forceinline__ void multiply(double (&sum)[COUNT][TALL][4], const float* weights, Load load) const {
         const float4* mine = reinterpret_cast<const float4*>(weights) + threadIdx.x % 32;
-        float4 next[TALL];  // weights are asked for a step early
+        float4 next[TALL];  // prefetched by one step
 #pragma unroll
         for (int m = 0; m < TALL; m++) next[m] = __ldg(mine + m * 32);
 #pragma unroll 2
@@ -44,18 +44,18 @@ struct FineWay {
 };
 
 template <bool CHECKS>
-__device__ __forceinline__ void shift_finely(const PixelFineArguments& p) {
+__device__ __forceinline__ void forward_float64(const PixelFloat64Arguments& p) {
     DYNAMIC_SHARED(memory);
     float *wide = memory + 2 * padded(CHANNELS * X_PLANE, 2), *narrow = wide + WIDE * WIDE_PLANE;
     int* far = reinterpret_cast<int*>(narrow + NARROW * NARROW_PLANE);
-    FineWay<CHECKS> way;
-    walk(way, Maps<double>{wide, narrow, reinterpret_cast<double*>(memory), far}, p);
+    Float64Arithmetic<CHECKS> arithmetic;
+    forward_tensor_cores(arithmetic, Maps<double>{wide, narrow, reinterpret_cast<double*>(memory), far}, p);
     if (CHECKS) {
 #pragma unroll
-        for (int distance = 16; distance; distance /= 2) way.most = fmaxf(way.most, __shfl_xor_sync(~0u, way.most, distance));
-        if (threadIdx.x % 32 == 0) p.largest[blockIdx.x * WARPS + threadIdx.x / 32] = way.most;
+        for (int distance = 16; distance; distance /= 2) arithmetic.largest = fmaxf(arithmetic.largest, __shfl_xor_sync(~0u, arithmetic.largest, distance));
+        if (threadIdx.x % 32 == 0) p.largest[blockIdx.x * WARPS + threadIdx.x / 32] = arithmetic.largest;
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_fine_forward(const PixelFineArguments p) { shift_finely<false>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_fine_check(const PixelFineArguments p) { shift_finely<true>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_float64_forward(const PixelFloat64Arguments p) { forward_float64<false>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_float64_check(const PixelFloat64Arguments p) { forward_float64<true>(p); }
