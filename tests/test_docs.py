@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 #: Links to pages that other changes move or add.
-PENDING = {"../numerics.md#float32-and-float64", "../explanation/kernels.md", "explanation/kernels.md", "kernels.md"}
+PENDING = {"../explanation/kernels.md", "explanation/kernels.md", "kernels.md"}
 #: Replacements that only save time; tests/test_compile.py has the default backend.
 FASTER = {
     "docs/guide.md": {
