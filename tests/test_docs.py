@@ -74,7 +74,8 @@ def test_the_architecture_page_has_the_actual_call_trace():
     result = python(code, env={**os.environ, "SINUFLOW_KERNELS": "plain"})
     assert result.returncode == 0, result.stderr
     page = (folder / "architecture.md").read_text(encoding="utf-8")
-    assert f"```\n{result.stdout.strip()}\n```" in page, result.stdout
+    command = "SINUFLOW_KERNELS=plain python docs/explanation/trace_calls.py docs/explanation/architecture.md"
+    assert f"```\n{result.stdout}```" in page, f"run: {command}"
 
 
 def test_every_promise_names_tests_that_exist():
