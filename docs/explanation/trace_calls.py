@@ -1,14 +1,17 @@
-"""Print the packages that one ``log_prob`` and one ``sample`` pass through, for architecture.md.
+"""Print the packages that one ``log_prob`` and one ``sample`` pass through.
 
-    SINUFLOW_KERNELS=plain python docs/explanation/trace_calls.py
+    SINUFLOW_KERNELS=plain python docs/explanation/trace_calls.py [architecture.md]
 
-A line is a call from one package of ``sinuflow`` into another, indented by its depth; repeated calls are left out.
+With a file, its block of calls is replaced. A line is a call from one package of ``sinuflow`` into another, indented by
+its depth; repeated calls are left out.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -77,13 +80,17 @@ def main() -> None:
     """Trace a flow of two autoregressive layers."""
     flow = sinuflow.SinusoidalFlow(features=2, conditioning="full", blocks=2, hidden=(16,))
     x = torch.randn(5, 2)
-    for title, call in {
-        "flow().log_prob(x)": lambda: flow().log_prob(x),
-        "flow().sample((5,))": lambda: flow().sample((5,)),
-    }.items():
-        with torch.no_grad():
+    calls = {"flow().log_prob(x)": lambda: flow().log_prob(x), "flow().sample((5,))": lambda: flow().sample((5,))}
+    blocks = []
+    with torch.no_grad():
+        for title, call in calls.items():
             call()  # imports modules that are imported at the first use
-            print("\n".join([title, *("  " + line for line in trace(call)), ""]))  # noqa: T201
+            blocks.append("\n".join([title, *("  " + line for line in trace(call))]))
+    text = "\n\n".join(blocks) + "\n"
+    for path in map(Path, sys.argv[1:]):
+        page = path.read_text(encoding="utf-8")
+        path.write_text(re.sub(r"(?s)(?<=```\n)flow\(\)\.log_prob.*?(?=```)", text, page), encoding="utf-8")
+    print(text, end="")  # noqa: T201
 
 
 if __name__ == "__main__":

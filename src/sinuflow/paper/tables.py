@@ -69,18 +69,27 @@ def markdown_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def item_table(item: str, entries: list[Entry]) -> str:
-    """The table of any item without a table of its own."""
-    rows = []
-    for entry in entries:
-        if entry["metric"] not in _SHOWN.get(item, (entry["metric"],)):
-            continue
-        digits = 4 if entry["metric"].endswith("percent") else 3  # shows 99.99 beside 100
-        value = "not finite" if entry["value"] is None else f"{entry['value']:,.{digits}g}"
-        spread = "" if entry["spread"] is None else f" ± {entry['spread']:.2g}"
-        paper = "" if entry["paper"] is None else f"{entry['paper']:g}"
-        seeds = str(len(entry["seeds"]) or "")
-        rows.append([entry["set"], entry["model"], entry["metric"], value + spread, seeds, paper, entry["hardware"]])
-    return markdown_table(("dataset", "model", "metric", "ours", "seeds", "paper", "hardware"), rows)
+    """The table of any item without a table of its own: runs and metrics, the more numerous as rows."""
+    shown = [entry for entry in entries if entry["metric"] in _SHOWN.get(item, (entry["metric"],))]
+    cells = {(f"{entry['set']}, {entry['model']}", entry["metric"]): _value(entry) for entry in shown}
+    runs, metrics = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
+    if len(runs) >= len(metrics):
+        table = markdown_table(["", *metrics], ([r, *(cells.get((r, m), "") for m in metrics)] for r in runs))
+    else:
+        table = markdown_table(["", *runs], ([m, *(cells.get((r, m), "") for r in runs)] for m in metrics))
+    hardware = " and ".join(sorted({entry["hardware"] for entry in shown}))
+    seeds = max(len(entry["seeds"]) for entry in shown)
+    return f"{table}\n\nHardware: {hardware}." + (f" Seeds: {seeds}." if seeds else "")
+
+
+def _value(entry: Entry) -> str:
+    if entry["value"] is None:
+        return "not finite"
+    digits = 4 if entry["metric"].endswith("percent") else 3  # shows 99.99 beside 100
+    value = f"{entry['value']:,.0f}" if abs(entry["value"]) >= 1000 else f"{entry['value']:.{digits}g}"
+    spread = "" if entry["spread"] is None else f" ± {entry['spread']:.2g}"
+    paper = "" if entry["paper"] is None else f" (paper: {entry['paper']:g})"
+    return f"{value}{spread}{paper}"
 
 
 def _comparison_table(
