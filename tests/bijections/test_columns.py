@@ -157,7 +157,7 @@ def test_the_density_of_a_users_map_is_in_the_columns_units():
 def test_a_users_map_can_refuse_a_column():
     with pytest.raises(sinuflow.DataError, match="column 'b' cannot take a Power: it holds values that are"):
         fit_table(frame(), maps={"b": Power}, **QUICK)
-    with pytest.raises(sinuflow.DataError, match="column 'b' cannot take the map 'Power': some of its values"):
+    with pytest.raises(sinuflow.DataError, match=r"column 'b' holds -.*, which is outside of the map 'Power'"):
         fit_table(frame(), maps={"b": Power(0.5)}, **QUICK)
 
 
@@ -174,3 +174,10 @@ def test_only_column_maps_are_built_from_files():
             type(model.preprocessor).from_dict(stored, model.preprocessor.tensors())
     with pytest.raises(ArgumentError, match="lower bound of a logit"):
         make_column_map("logit", {"lower": 1.0, "upper": 1.0})
+
+
+def test_a_run_is_not_resumed_with_other_arguments_of_a_users_map(tmp_path):
+    fit_table(frame(), maps={"a": Power(0.5)}, **QUICK, checkpoint=tmp_path)
+    fit_table(frame(), maps={"a": Power(0.5)}, **QUICK, checkpoint=tmp_path, resume=True)
+    with pytest.raises(sinuflow.TrainingError, match="other data"):
+        fit_table(frame(), maps={"a": Power(0.4)}, **QUICK, checkpoint=tmp_path, resume=True)

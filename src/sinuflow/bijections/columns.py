@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import ArgumentError, StorageError
 from ..registry import Spec, build, register, registered
@@ -19,8 +19,16 @@ _LIMIT = 1e6
 _SKEWED, _ENOUGH = 1.5, 50
 
 
-class DataBijection(Bijection):
-    """A bijection in the units of the data: its buffers stay float64 whatever dtype the flow is converted to."""
+class Float64Module(nn.Module):
+    """A module whose buffers move between devices, but keep their dtype when the flow is converted to another."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Float64Module:
+        super()._apply(lambda t: t.to(fn(t.new_empty(0)).device), recurse)
+        return self
+
+
+class DataBijection(Float64Module, Bijection):
+    """A bijection in the units of the data, with float64 buffers."""
 
     def value(self, x: Tensor) -> Tensor:
         """y of a feature-major batch (D, B)."""
@@ -41,10 +49,6 @@ class DataBijection(Bijection):
     def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
         x = self.inverse_value(z)
         return Inversion.exact(x, -self.log_determinant(x, z))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DataBijection:
-        super()._apply(lambda t: t.to(fn(t.new_empty(0)).device), recurse)
-        return self
 
 
 class ColumnMap(DataBijection):
