@@ -48,7 +48,7 @@ class PixelMap:
     def to_logits(self, u: Tensor) -> Mapped:
         """x of the shape of ``u`` (B, ...), whose values are in [0, 1], and the log-determinant dx/du of shape (B,)."""
         if not u.is_floating_point():
-            raise ArgumentError(f"u must be floating-point numbers between 0 and 1, as of dequantize; got dtype {u.dtype}")
+            raise ArgumentError(f"u must be numbers between 0 and 1, as of dequantize; got dtype {u.dtype}")
         if u.numel() and not bool(((u >= 0) & (u <= 1)).all()):
             raise ArgumentError("u must have values between 0 and 1: dequantize images of bytes first")
         x = self._logit(u)
