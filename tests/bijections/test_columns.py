@@ -79,9 +79,9 @@ def maps(draw):
         lower, width = draw(REAL), draw(POSITIVE)
         return Logit(lower, lower + width), lower + width * share
     if kind == "standardize":
-        return Standardize(draw(REAL), draw(POSITIVE)), 2000 * share - 1000
+        return Standardize(centre=draw(REAL), scale=draw(POSITIVE)), 2000 * share - 1000
     if kind == "tails":
-        return CompressTails(draw(POSITIVE)), 2000 * share - 1000
+        return CompressTails(width=draw(POSITIVE)), 2000 * share - 1000
     return Power(draw(st.floats(0.2, 3))), 100 * share
 
 
@@ -116,7 +116,7 @@ def test_maps_describe_themselves():
 
 
 def test_dtypes_of_the_flow_do_not_reach_the_buffers():
-    layer = Standardize(1e9 + 0.125, 1.0)
+    layer = Standardize(centre=1e9 + 0.125, scale=1.0)
     y, _ = layer.float()(torch.tensor([[1e9]], dtype=torch.float64))
     assert y.item() == -0.125
 
