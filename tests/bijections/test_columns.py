@@ -165,7 +165,7 @@ def test_only_column_maps_are_built_from_files():
     model = fit_table(frame(), maps={"a": Power(0.5)}, **QUICK)
     stored = copy.deepcopy(model.preprocessor.as_dict())
     for name, arguments, message in (
-        ("SinusoidalScale", {"features": 10**9}, "is not a column map"),
+        ("ElementwiseAffine", {"features": 10**9}, "is not a column map"),
         ("Power", {"colour": 1.0}, "does not take its stored arguments"),
         ("nonsense", {}, "is not registered"),
     ):
