@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sinuflow import DataError
 from sinuflow.data import Column, Preprocessor
 from sinuflow.data.inspect import inspect_codes, inspect_numbers
-from sinuflow.data.sources import seeded
+from sinuflow.data.sources import MemoryRows, seeded
 from sinuflow.data.values import to_arrow
 
 RANDOM = np.random.default_rng(0)
@@ -234,11 +234,27 @@ def test_it_survives_json():
 
 def test_buffers_stay_float64_and_copies_move():
     preprocessor = Preprocessor([COLUMNS["log"][0]]).float()
-    assert {t.dtype for t in preprocessor.bijection.buffers()} == {torch.float64}
+    assert {t.dtype for t in preprocessor.buffers()} == {torch.float64, torch.bool}
     other = preprocessor.on(torch.device("meta"))
     assert other.whitening.mean.is_meta
     assert other is preprocessor.on(torch.device("meta"))
     assert preprocessor.on(torch.device("cpu")) is preprocessor
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_rows_are_encoded_to_the_same_values():
+    preprocessor = Preprocessor([replace(column, name=name) for name, (column, _) in COLUMNS.items()])
+    x = torch.tensor([[column.high for column, _ in COLUMNS.values()]] * 9, dtype=torch.float64)
+    here, there = (preprocessor.encode(x.to(device), None, seeded(0)).x for device in ("cpu", "cuda"))
+    torch.testing.assert_close(there.cpu(), here)
+    source = MemoryRows(x, encode=preprocessor.encode).to(torch.device("cuda"))
+    take = source.taker()
+    rows = source.start_epoch(0, 0)
+    first = take(rows).x.clone()
+    assert first.device == rows.device
+    source.start_epoch(1, 0)
+    assert not torch.equal(take(rows).x, first)
 
 
 def test_columns_with_the_same_map_share_a_module():

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import ArgumentError, StorageError
-from ..registry import Spec, build, register, registered
+from ..registry import register, registered
 from ..solvers import Inversion, SolverOptions
 from .base import Bijection
 
@@ -19,8 +19,16 @@ _LIMIT = 1e6
 _SKEWED, _ENOUGH = 1.5, 50
 
 
-class DataBijection(Bijection):
-    """A bijection in the units of the data: its buffers stay float64 whatever dtype the flow is converted to."""
+class Float64Module(nn.Module):
+    """A module whose buffers move between devices, but keep their dtype when the flow is converted to another."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Float64Module:
+        super()._apply(lambda t: t.to(fn(t.new_empty(0)).device), recurse)
+        return self
+
+
+class DataBijection(Float64Module, Bijection):
+    """A bijection in the units of the data, with float64 buffers."""
 
     def value(self, x: Tensor) -> Tensor:
         """y of a feature-major batch (D, B)."""
@@ -41,10 +49,6 @@ class DataBijection(Bijection):
     def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
         x = self.inverse_value(z)
         return Inversion.exact(x, -self.log_determinant(x, z))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DataBijection:
-        super()._apply(lambda t: t.to(fn(t.new_empty(0)).device), recurse)
-        return self
 
 
 class ColumnMap(DataBijection):
@@ -171,9 +175,6 @@ class Standardize(ColumnMap):
     centre: Tensor
     scale: Tensor
 
-    def __init__(self, centre: float | Sequence[float], scale: float | Sequence[float]) -> None:
-        super().__init__(centre=centre, scale=scale)
-
     def value(self, x: Tensor) -> Tensor:
         return ((x - self.centre) / self.scale).clamp(-_LIMIT, _LIMIT)
 
@@ -189,9 +190,6 @@ class CompressTails(ColumnMap):
     """x ↦ t asinh(x / t): the identity near 0, so that a single outlier cannot dominate the mean."""
 
     width: Tensor
-
-    def __init__(self, width: float | Sequence[float]) -> None:
-        super().__init__(width=width)
 
     def value(self, x: Tensor) -> Tensor:
         return self.width * (x / self.width).asinh()
@@ -230,14 +228,13 @@ COLUMN_MAPS: dict[str, type[ColumnMap]] = {"logit": Logit, "log": Log}
 
 def make_column_map(name: str, arguments: Mapping[str, float | Sequence[float]]) -> ColumnMap:
     """The map that is registered under a name, or a :class:`~sinuflow.StorageError`."""
-    if not issubclass(registered(name), ColumnMap):
+    kind = registered(name)
+    if not issubclass(kind, ColumnMap):
         raise StorageError(f"{name[:60]!r} is not a column map")
     try:
-        column_map = build(Spec(name, arguments))
+        return kind(**arguments)
     except TypeError as error:
         raise StorageError(f"the column map {name[:60]!r} does not take its stored arguments: {error}") from error
-    assert isinstance(column_map, ColumnMap)
-    return column_map
 
 
 def _skewness(values: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Images of bytes: to numbers of which a flow can learn the density, and back, exactly."""
+"""The logit map of images: dequantized bytes to real numbers, and back, exactly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEVELS = 256
 
 
 class Mapped(NamedTuple):
-    """What a map makes of a batch, and the logarithm of its absolute Jacobian determinant, row by row."""
+    """Mapped values of a batch, and the log-determinant of every row."""
 
     value: Tensor
     ladj: Tensor
@@ -25,12 +25,11 @@ class Mapped(NamedTuple):
 
 @dataclass(frozen=True)
 class PixelMap:
-    r"""The map from pixels in [0, 1] to all numbers, :math:`x = \operatorname{logit}(\alpha + (1 - 2 \alpha) u)`.
+    r"""The logit of pixels in [0, 1], :math:`x = \operatorname{logit}(\alpha + (1 - 2 \alpha) u)`.
 
-    A flow is a density on all numbers, and pixels are bytes. So a byte y is first spread over its cell,
-    :math:`u = (y + U) / 256` with uniform noise U in [0, 1) (:func:`dequantize`), which turns a density of u into a
-    lower bound for the bytes' own probability; then the logit takes [0, 1] to numbers without
-    bounds, and α > 0 keeps them finite. As in Papamakarios et al. (2017): α is 1e-6 for MNIST and 0.05 for CIFAR-10.
+    A byte y is dequantized, :math:`u = (y + U) / 256` with uniform noise U in [0, 1) (:func:`dequantize`), which turns
+    a density of u into a lower bound of the byte's probability. The logit maps [0, 1] to the real numbers, and α > 0
+    keeps them finite. As in Papamakarios et al. (2017), α is 1e-6 for MNIST and 0.05 for CIFAR-10.
 
     Example:
         >>> pixels = PixelMap(alpha=0.05)
@@ -49,7 +48,7 @@ class PixelMap:
     def to_logits(self, u: Tensor) -> Mapped:
         """x of the shape of ``u`` (B, ...), whose values are in [0, 1], and the log-determinant dx/du of shape (B,)."""
         if not u.is_floating_point():
-            raise ArgumentError(f"u must have numbers between 0 and 1, as dequantize makes them; got dtype {u.dtype}")
+            raise ArgumentError(f"u must be numbers between 0 and 1, as of dequantize; got dtype {u.dtype}")
         if u.numel() and not bool(((u >= 0) & (u <= 1)).all()):
             raise ArgumentError("u must have values between 0 and 1: dequantize images of bytes first")
         x = self._logit(u)
@@ -58,9 +57,7 @@ class PixelMap:
     def from_bytes(
         self, images: Tensor, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """x of images of bytes (N, C, H, W), with noise of its own for each: both steps in one.
-
-        It asks the device for nothing, so that a CUDA graph can record it.
+        """x of images of bytes (N, C, H, W): dequantization and logit, without host synchronization.
 
         Example:
             >>> images = torch.randint(256, (5, 3, 8, 8), dtype=torch.uint8)
@@ -71,21 +68,20 @@ class PixelMap:
         return self._logit(dequantize(images, generator, dtype))
 
     def to_unit(self, x: Tensor) -> Mapped:
-        """The inverse: u, and the log-determinant du/dx. Where ``x`` is beyond the map's range, u leaves [0, 1]."""
+        """The inverse: u, and the log-determinant du/dx. Where ``x`` is outside of the map's range, u leaves [0, 1]."""
         u = (torch.sigmoid(x) - self.alpha) / (1 - 2 * self.alpha)
         return Mapped(u, -self.ladj(x))
 
     def to_bytes(self, x: Tensor) -> Tensor:
-        """The images of bytes in whose cells ``x`` lies, of the same shape; what lies beyond all cells is clamped."""
+        """The bytes in whose cells ``x`` lies, of the same shape; values outside of all cells are clamped."""
         return (LEVELS * self.to_unit(x).value).floor().clamp(0, LEVELS - 1).to(torch.uint8)
 
     def bits_per_dimension(self, log_density: Tensor, x: Tensor) -> Tensor:
-        r"""Bits per dimension of bytes, given the log-density (B,) of ``x`` (B, ...) in nats.
+        r"""Bits per dimension of bytes, from the log-density (B,) of ``x`` (B, ...) in nats.
 
         .. math:: -\frac{\log p(x) + \log |dx/du| - D \log 256}{D \log 2}
 
-        This is the density in the space of pixels from 0 to 256, in which cells have size 1: exact, with the
-        Jacobian of every pixel.
+        This is the density of pixels from 0 to 256, whose cells have size 1, with the log-determinant at every image.
 
         Example:
             >>> x, ladj = PixelMap().to_logits(torch.rand(5, 784))
@@ -103,21 +99,21 @@ class PixelMap:
 
     def ladj(self, x: Tensor) -> Tensor:
         """The log-determinant dx/du at ``x`` (B, ...), of shape (B,)."""
-        # dx/ds = 1 / (s (1 - s)), and s = sigmoid(x): in x, no digits are lost near 0 or 1.
-        of_each = F.softplus(x) + F.softplus(-x) + math.log1p(-2 * self.alpha)
-        return of_each.flatten(1).sum(1)
+        # dx/ds = 1 / (s (1 - s)) with s = sigmoid(x): as a function of x it is accurate near 0 and 1.
+        log_derivative = F.softplus(x) + F.softplus(-x) + math.log1p(-2 * self.alpha)
+        return log_derivative.flatten(1).sum(1)
 
     def _logit(self, u: Tensor) -> Tensor:
         s = self.alpha + (1 - 2 * self.alpha) * u
-        # 1 - s as a sum of its own: with a small alpha, subtracting would lose all digits near u = 1.
+        # 1 - s as a sum of its own: with a small alpha, subtraction would cancel near u = 1.
         rest = self.alpha + (1 - 2 * self.alpha) * (1 - u)
         return s.log() - rest.log()
 
 
 def dequantize(images: Tensor, generator: torch.Generator | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-    r"""Images of bytes (N, C, H, W) as :math:`u = (y + U) / 256` in [0, 1), with uniform noise U of its own for each.
+    r"""Dequantize images of bytes (N, C, H, W): :math:`u = (y + U) / 256` in [0, 1), with uniform noise U.
 
-    The noise is drawn where the generator is, so that one of the CPU gives the same noise for images on any device.
+    The noise is drawn on the generator's device, so that one of the CPU gives the same noise for any device.
 
     Example:
         >>> u = dequantize(torch.full((1, 1, 2, 2), 255, dtype=torch.uint8))
@@ -127,13 +123,13 @@ def dequantize(images: Tensor, generator: torch.Generator | None = None, dtype: 
     check_images(images)
     place = images.device if generator is None else generator.device
     noise = torch.rand(images.shape, generator=generator, dtype=dtype, device=place).to(images.device)
-    # Rounding must not carry a pixel into the cell of the next byte.
+    # Rounding must not move a pixel into the next cell.
     inside = noise.clamp_(max=1 - LEVELS * torch.finfo(dtype).eps)
     return (images + inside) / LEVELS
 
 
 def flip_horizontally(images: Tensor) -> Tensor:
-    """The images (..., C, H, W) with left and right exchanged.
+    """The images (..., C, H, W), flipped horizontally.
 
     Example:
         >>> flip_horizontally(torch.arange(3).view(1, 1, 1, 3)).flatten().tolist()
@@ -143,7 +139,7 @@ def flip_horizontally(images: Tensor) -> Tensor:
 
 
 def check_images(images: Tensor) -> None:
-    """Refuse what is not a batch of images of bytes."""
+    """Refuse anything but a batch of images of bytes."""
     if not isinstance(images, Tensor):
         raise DataError(f"images must be a tensor of shape (N, C, H, W) and dtype uint8; got {type(images).__name__}")
     if images.dtype != torch.uint8:

@@ -59,7 +59,7 @@ class ArrowRows:
                 f"got {len(self._columns)}"
             )
         self._features, self._context = features, context
-        self._encode = encode or (lambda x, c, _: Batch(x.to(dtype), None if c is None else c.to(dtype)))
+        self._encode = encode or (lambda x, context, _: Batch(x, context).map(lambda t: t.to(dtype)))
         self._to_numbers = _numeric_columns if to_numbers is None else to_numbers
         self._keep, self._buffer, self.identity = keep, buffer, identity
         self._device = torch.device("cpu")
@@ -133,8 +133,8 @@ class ArrowRows:
                     yield torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float64))
 
     def _batch(self, rows: Tensor, generator: torch.Generator) -> Batch:
-        x, context = rows[:, : self._features], rows[:, self._features :] if self._context else None
-        return make_batch(x, context, self._encode, generator, self._device)
+        raw = Batch(rows[:, : self._features], rows[:, self._features :] if self._context else None)
+        return make_batch(raw, self._encode, generator, self._device)
 
 
 def _numeric_columns(piece: Any) -> np.ndarray:

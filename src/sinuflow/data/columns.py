@@ -131,11 +131,12 @@ def columns_bijection(columns: Sequence[Column]) -> Chain:
         first = columns[group[0]]
         arguments = {name: [columns[i].arguments[name] for i in group] for name in first.arguments}
         parts.append((group, make_column_map(first.map, arguments)))
-    parts.append(([*range(len(columns))], Standardize([c.centre for c in columns], [c.scale for c in columns])))
+    size = len(columns)
+    standardize = Standardize(centre=[c.centre for c in columns], scale=[c.scale for c in columns])
+    parts.append((list(range(size)), standardize))
     tails = [i for i, c in enumerate(columns) if c.tail]
     if tails:
-        parts.append((tails, CompressTails([columns[i].tail for i in tails])))
-    size = len(columns)
+        parts.append((tails, CompressTails(width=[columns[i].tail for i in tails])))
     return Chain([layer if len(part) == size else SelectedColumns(size, part, layer) for part, layer in parts])
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -22,22 +21,11 @@ _HEAD = 256
 CONTENT_ROWS = 1000
 
 
-@runtime_checkable
-class RawRows(Protocol):
-    """A source that gives access to its rows before encoding.
-
-    An encoding is floating-point arithmetic, and may round differently on another machine or with another number of
-    threads; raw rows do not depend on either.
-    """
-
-    def raw(self) -> Iterator[Tensor]:
-        """All rows in order, in pieces of any size."""
-
-
 def fingerprint(source: RowSource, say: Callable[[str], None] = lambda _: None) -> str:
     """A hash of all rows of a source, in order, or of its ``identity`` if it has one.
 
-    ``say`` receives a message if hashing takes long.
+    Rows are hashed before encoding if the source has a method ``raw``: an encoding may round differently on another
+    machine or with another number of threads. ``say`` receives a message if hashing takes long.
 
     Example:
         >>> from sinuflow.data.sources import MemoryRows
@@ -52,9 +40,8 @@ def fingerprint(source: RowSource, say: Callable[[str], None] = lambda _: None) 
         return hashlib.sha256(identity.encode()).hexdigest()
     if source.rows > _MANY:
         say("hashing all rows, so that a resumed run can detect other data")
-    if isinstance(source, RawRows):
-        return _hash(source.raw())
-    return _hash(part for batch in source.in_order(_ROWS) for part in batch if part is not None)
+    raw = getattr(source, "raw", None)
+    return _hash(raw() if raw else (part for batch in source.in_order(_ROWS) for part in batch if part is not None))
 
 
 def fingerprint_of_head(source: RowSource) -> str:

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from ..bijections.pixels import LEVELS, PixelMap, check_images, flip_horizontally
 from ..errors import ArgumentError
-from .sources import Batch, Taker, seeded
+from .sources import Batch, IndexedRows, Taker, seeded
 
 #: The most images to initialize from, and the most pixel values in a validation batch, to bound memory.
 _HEAD, _VALUES = 1024, 2**21
 
 
-class ImageRows:
+class ImageRows(IndexedRows):
     """Images of bytes, dequantized and mapped to logits batch by batch.
 
     In training, the noise of every pixel is fresh in every epoch. For validation, the noise is always the same, on any
@@ -54,40 +54,22 @@ class ImageRows:
             raise ArgumentError(
                 f"labels must be the flow's context, of shape ({len(images)}, context); got {tuple(labels.shape)}"
             )
-        self.rows = len(images)
+        super().__init__(len(images), images.device, images.device)
         self._images, self._pixels, self._flips, self._dtype = images, pixels, flips, dtype
         self._labels = None if labels is None else labels.to(images.device, dtype)
         self._ladj: float | None = None
 
-    def epoch(self, number: int, batch_size: int, seed: int, skip: int = 0) -> Iterator[Batch]:
-        order = self.start_epoch(number, seed)
-        size = min(batch_size, self.rows)
-        for i in range(skip, self.rows // size):
-            rows = order[i * size : (i + 1) * size]
-            yield self._batch(rows, seeded(seed, number, i, device=self._images.device), self._flips)
-
-    def start_epoch(self, number: int, seed: int) -> Tensor:
-        """The order of an epoch's images; noise is drawn batch by batch."""
-        return torch.randperm(self.rows, generator=seeded(seed, number)).to(self._images.device)
-
     def taker(self) -> Taker:
         """The function that makes batches on the device: noise, flips and logit are part of a captured step."""
-
-        def take(rows: Tensor) -> Batch:
-            x, context = self._batch(rows, None, self._flips)
-            return Batch(x.mT, None if context is None else context.mT)
-
-        return take
+        return lambda rows: self._batch(rows, None, training=True).map(lambda t: t.mT)
 
     def head(self, rows: int) -> Batch:
         count = min(rows, _HEAD, self.rows)
         # Spread over all images, which are often sorted by class.
-        return self._batch(torch.arange(count) * self.rows // count, seeded(0), False)
+        return self._batch(torch.arange(count) * self.rows // count, seeded(0))
 
     def in_order(self, batch_size: int) -> Iterator[Batch]:
-        size = max(1, min(batch_size, _VALUES // self._images[0].numel()))
-        for rows in torch.arange(self.rows).split(size):
-            yield self._batch(rows, seeded(0, int(rows[0])), False)
+        return super().in_order(max(1, min(batch_size, _VALUES // self._images[0].numel())))
 
     def raw(self) -> Iterator[Tensor]:
         """The encoding, as bytes, then the images and the labels."""
@@ -113,10 +95,10 @@ class ImageRows:
         size = self._images[0].numel()
         return ((nll - self._ladj) / size + math.log(LEVELS)) / math.log(2)
 
-    def _batch(self, rows: Tensor, generator: torch.Generator | None, flips: bool) -> Batch:
-        rows = rows.to(self._images.device)
+    def _batch(self, rows: Tensor, generator: torch.Generator | None, training: bool = False) -> Batch:
+        rows = rows.to(self.device)
         images = self._images.index_select(0, rows)
-        if flips:
+        if training and self._flips:
             chance = torch.rand((len(rows), 1, 1, 1), generator=generator, device=images.device)
             images = torch.where(chance < 0.5, flip_horizontally(images), images)
         x = self._pixels.from_bytes(images, generator, self._dtype).flatten(1)

@@ -64,8 +64,12 @@ def inspect_codes(name: str, codes: Array, categories: tuple[Any, ...], type_nam
 
 
 def _refuse_absurd(column: Column, values: Array) -> None:
+    """Refuse values outside of the map, and any so far away that all others would collapse to one point."""
     values = np.append(values, [column.low, column.high])
     mapped = _mapped(column, values)
+    outside = values[~np.isfinite(mapped)]
+    if len(outside):
+        raise DataError(f"column {column.name!r} holds {outside[0]:g}, which is outside of the map {column.map!r}")
     quarter, median, three = (float(q) for q in np.quantile(mapped, [0.25, 0.5, 0.75]))
     distance = np.abs(mapped - median)
     worst = int(distance.argmax())
@@ -133,8 +137,6 @@ def _with_map(column: Column, values: Array, wish: Wish | None) -> Column:
 def _standardized(column: Column, values: Array) -> Column:
     y = _mapped(column, values)
     centre, scale = float(y.mean()), float(y.std())
-    if not math.isfinite(scale):
-        raise DataError(f"column {column.name!r} cannot take the map {column.map!r}: some of its values are outside")
     if float(np.abs(y - centre).max()) > _FAR * scale:
         quarter, median, three = (float(q) for q in np.quantile(y, [0.25, 0.5, 0.75]))
         if three > quarter:

@@ -8,17 +8,17 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..bijections import Chain
 from ..bijections.base import CERTIFIED
-from ..bijections.columns import DataBijection
+from ..bijections.columns import DataBijection, Float64Module
 from ..bijections.whitening import Whitening
-from .columns import Column, columns_bijection
+from .columns import MAP_NAMES, Column, columns_bijection
 from .sources import Batch
 
 
-class Preprocessor(nn.Module):
+class Preprocessor(Float64Module):
     r"""The bijection of the feature columns, with dequantization of their values, and the encoding of context columns.
 
     The bijection is a chain in the table's units: the columns' own maps (:mod:`sinuflow.data.columns`), then whitening,
@@ -49,8 +49,7 @@ class Preprocessor(nn.Module):
         self.maps = columns_bijection(self.features)
         self.whitening = Whitening(len(self.features))
         self.bijection = Chain([*self.maps, self.whitening])
-        numbers = [c for c in self.context_columns if c.kind == "number"]
-        self.context_maps = columns_bijection(numbers) if numbers else None
+        self.context_maps = columns_bijection(self.context_columns) if self.context_columns else None
         grid = [[c.step, c.origin, round((c.high - c.origin) / c.step) if c.rounded else 0.0] for c in self.features]
         for name, values in zip(("step", "origin", "last"), torch.tensor(grid, dtype=torch.float64).T, strict=True):
             self.register_buffer(name, values, persistent=False)
@@ -98,16 +97,13 @@ class Preprocessor(nn.Module):
 
     def context(self, values: Tensor) -> Tensor:
         """The flow's context in float64: numbers standardized, categories one-hot."""
-        numbers = [i for i, c in enumerate(self.context_columns) if c.kind == "number"]
-        standardized = None if self.context_maps is None else iter(self.context_maps(values[:, numbers])[0].unbind(1))
-        parts: list[Tensor] = []
-        for i, column in enumerate(self.context_columns):
-            if column.kind == "number":
-                assert standardized is not None
-                parts.append(next(standardized).unsqueeze(1))
-            else:
-                codes = torch.arange(column.width, device=values.device)
-                parts.append((values[:, i : i + 1] == codes).double())
+        assert self.context_maps is not None
+        standardized, _ = self.context_maps(values)
+        parts = []
+        for i, c in enumerate(self.context_columns):
+            column = values[:, i : i + 1]
+            codes = torch.arange(c.width, device=values.device)
+            parts.append((column == codes).double() if c.kind == "category" else standardized[:, i : i + 1])
         return torch.cat(parts, dim=1)
 
     @torch.no_grad()
@@ -122,7 +118,9 @@ class Preprocessor(nn.Module):
     @property
     def encoding(self) -> str:
         """How :meth:`encode` treats each column, without statistics of the rows, which may round differently."""
-        return json.dumps([[c.name, c.kind, c.role, c.map, c.rounded, c.digits, c.categories] for c in self.columns])
+        fields = [[c.name, c.kind, c.role, c.map, c.rounded, c.digits, c.categories] for c in self.columns]
+        users = [[f"{value:.6g}" for value in c.arguments.values()] for c in self.columns if c.map not in MAP_NAMES]
+        return json.dumps([*fields, *users])
 
     def as_dict(self) -> dict[str, Any]:
         """Everything but the whitening, as JSON."""

@@ -27,6 +27,10 @@ class Batch(NamedTuple):
     x: Tensor
     context: Tensor | None
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """The batch with a function applied to the rows and to their context."""
+        return Batch(function(self.x), None if self.context is None else function(self.context))
+
 
 @runtime_checkable
 class RowSource(Protocol):
@@ -70,7 +74,40 @@ class ResidentRows(Protocol):
 Encoder = Callable[[Tensor, Tensor | None, torch.Generator], Batch]
 
 
-class MemoryRows:
+class IndexedRows:
+    """A source that selects rows by their numbers; subclasses define ``_batch``.
+
+    Args:
+        rows: their number.
+        home: the device of the rows before encoding.
+        device: the device of the batches.
+    """
+
+    def __init__(self, rows: int, home: torch.device, device: torch.device) -> None:
+        self.rows, self.home, self.device = rows, home, device
+
+    def epoch(self, number: int, batch_size: int, seed: int, skip: int = 0) -> Iterator[Batch]:
+        order, size = self._order(number, seed), min(batch_size, self.rows)
+        for i in range(skip, self.rows // size):
+            part = order[i * size : (i + 1) * size]
+            yield self._batch(part, seeded(seed, number, i, device=self.device), training=True)
+
+    def start_epoch(self, number: int, seed: int) -> Tensor:
+        """The order of an epoch's rows, on the device."""
+        return self._order(number, seed)
+
+    def in_order(self, batch_size: int) -> Iterator[Batch]:
+        for rows in torch.arange(self.rows).split(batch_size):
+            yield self._batch(rows, seeded(0, int(rows[0])))
+
+    def _order(self, number: int, seed: int) -> Tensor:
+        return torch.randperm(self.rows, generator=seeded(seed, number)).to(self.home)
+
+    def _batch(self, rows: Tensor, generator: torch.Generator, training: bool = False) -> Batch:
+        raise NotImplementedError
+
+
+class MemoryRows(IndexedRows):
     """Rows that are held in memory, or in that of a GPU if they fit there.
 
     With ``encode``, the dequantization noise of a row is fresh in every epoch. On a CPU, every batch is encoded by
@@ -80,7 +117,7 @@ class MemoryRows:
     Args:
         x: rows of shape (n, features).
         context: of shape (n, context).
-        encode: applied to raw rows, on the device that they are on.
+        encode: applied to raw rows, on the training device.
         device: of the batches.
         identity: identifies these rows and ``encode``, so that a resumed run need not hash all rows.
     """
@@ -93,69 +130,44 @@ class MemoryRows:
         device: torch.device | None = None,
         identity: str = "",
     ) -> None:
-        self.rows, self.identity = len(x), identity
-        self._x, self._context, self._encode = x, context, encode
-        self._device = x.device if device is None else device
+        super().__init__(len(x), x.device, x.device if device is None else device)
+        self.identity = identity
+        self._raw, self._encode = Batch(x, context), encode
         self._resident: Batch | None = None  # encoded and feature-major
-
-    def epoch(self, number: int, batch_size: int, seed: int, skip: int = 0) -> Iterator[Batch]:
-        order = self._order(number, seed)
-        size = min(batch_size, self.rows)
-        for i in range(skip, self.rows // size):
-            yield self._batch(order[i * size : (i + 1) * size], seeded(seed, number, i, device=self._device))
 
     def start_epoch(self, number: int, seed: int) -> Tensor:
         if self._resident is not None and self._encode is not None:
-            self._fill(self._resident, seeded(seed, number, 0, device=self._device))
-        return self._order(number, seed)
+            self._fill(self._resident, seeded(seed, number, 0, device=self.device))
+        return super().start_epoch(number, seed)
 
     def taker(self) -> Taker | None:
-        if self._x.device != self._device:
+        if self.home != self.device:
             return None
         if self._resident is None:
-            x, context = self._batch(slice(0, 1), seeded(0))
-            empty = x.new_empty((x.shape[1], self.rows))
-            self._resident = Batch(empty, None if context is None else context.new_empty((context.shape[1], self.rows)))
+            self._resident = self.head(1).map(lambda t: t.new_empty((t.shape[1], self.rows)))
             if self._encode is None:
                 self._fill(self._resident, seeded(0))
         resident = self._resident
-
-        def take(rows: Tensor) -> Batch:
-            context = None if resident.context is None else resident.context.index_select(1, rows)
-            return Batch(resident.x.index_select(1, rows), context)
-
-        return take
+        return lambda rows: resident.map(lambda t: t.index_select(1, rows))
 
     def head(self, rows: int) -> Batch:
         return self._batch(slice(0, rows), seeded(0))
 
-    def in_order(self, batch_size: int) -> Iterator[Batch]:
-        for start in range(0, self.rows, batch_size):
-            yield self._batch(slice(start, start + batch_size), seeded(0, start))
-
     def raw(self) -> Iterator[Tensor]:
         """The rows before encoding, then their context."""
-        yield self._x
-        if self._context is not None:
-            yield self._context
+        return (t for t in self._raw if t is not None)
 
     def to(self, device: torch.device) -> MemoryRows:
-        x, context = self._x, self._context
-        if self._encode is None or _fit(device, 2 * sum(t.nbytes for t in self.raw())):
-            x, context = x.to(device), None if context is None else context.to(device)
-            device = x.device
-        return MemoryRows(x, context, self._encode, device, self.identity)
+        fit = self._encode is None or _fit(device, 2 * sum(t.nbytes for t in self.raw()))
+        raw = self._raw.map(lambda t: t.to(device)) if fit else self._raw
+        return MemoryRows(*raw, self._encode, raw.x.device if fit else device, self.identity)
 
-    def _order(self, number: int, seed: int) -> Tensor:
-        return torch.randperm(self.rows, generator=seeded(seed, number)).to(self._x.device)
-
-    def _batch(self, rows: Tensor | slice, generator: torch.Generator) -> Batch:
-        context = None if self._context is None else self._context[rows]
-        return make_batch(self._x[rows], context, self._encode, generator, self._device)
+    def _batch(self, rows: Tensor | slice, generator: torch.Generator, training: bool = False) -> Batch:
+        return make_batch(self._raw.map(lambda t: t[rows]), self._encode, generator, self.device)
 
     def _fill(self, resident: Batch, generator: torch.Generator) -> None:
         """Encode all rows into the resident tensors, whose memory a captured step reads."""
-        size = max(1, _VALUES // self._x.shape[1])
+        size = max(1, _VALUES // self._raw.x.shape[1])
         for start in range(0, self.rows, size):
             part = slice(start, start + size)
             for whole, values in zip(resident, self._batch(part, generator), strict=True):
@@ -163,12 +175,10 @@ class MemoryRows:
                     whole[:, part] = values.mT
 
 
-def make_batch(
-    x: Tensor, context: Tensor | None, encode: Encoder | None, generator: torch.Generator, device: torch.device
-) -> Batch:
+def make_batch(raw: Batch, encode: Encoder | None, generator: torch.Generator, device: torch.device) -> Batch:
     """A batch of raw rows, moved to a device and encoded there."""
-    x, context = x.to(device), None if context is None else context.to(device)
-    return Batch(x, context) if encode is None else encode(x, context, generator)
+    raw = raw.map(lambda t: t.to(device))
+    return raw if encode is None else encode(*raw, generator)
 
 
 def seeded(*numbers: int, device: torch.device | str = "cpu") -> torch.Generator:

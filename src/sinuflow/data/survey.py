@@ -9,22 +9,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
+from . import values as cells
 from .columns import MAP_NAMES, Column
 from .inspect import Wish, inspect_codes, inspect_numbers
 from .names import drop_option, quoted_list
 from .tables import Table
-from .values import (
-    Array,
-    distinct_values,
-    is_category,
-    is_number,
-    is_text,
-    parse_number,
-    parse_texts,
-    recode,
-    refuse_unusable,
-    to_floats,
-)
+from .values import Array
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -43,14 +33,14 @@ class ColumnScan:
 
     def __init__(self, name: str, type_name: str, table: str, wish: Wish | None) -> None:
         self.name, self.type, self.wish, self._table = name, type_name, wish, table
-        self.text = is_text(type_name)
+        self.text = cells.is_text(type_name)
         self.missing = 0
         self.low, self.high = np.inf, -np.inf
         self.categories: dict[Any, int] = {}
         self.began_as_numbers = False
         self._parsed = self._bad = 0
         self._first_bad: tuple[int, str] | None = None
-        if not (self.text or is_number(type_name) or is_category(type_name)):
+        if not (self.text or cells.is_number(type_name) or cells.is_category(type_name)):
             raise DataError(
                 f"column {name!r} of {table} holds {type_name}, which is neither number nor text: "
                 f"leave it out with {drop_option(name)}"
@@ -65,24 +55,24 @@ class ColumnScan:
         return numbers
 
     def _numbers(self, array: Any, first_row: int) -> Array:
-        if self.wish == "category" or is_category(self.type) or self._bad:
+        if self.wish == "category" or cells.is_category(self.type) or self._bad:
             return self._codes(array)
         if not self.text:
             numbers = self._floats(array)
         else:
-            numbers, bad = parse_texts(array)
+            numbers, bad = cells.parse_texts(array)
             if bad.any():
                 at = int(bad.argmax())
                 self._first_bad = (first_row + at + 1, str(array[at].as_py()))
                 return self._codes(array)
             self._parsed += int((~np.isnan(numbers)).sum())
             self.began_as_numbers = True
-        refuse_unusable(array, numbers, self.name, first_row, self._table)
+        cells.refuse_unusable(array, numbers, self.name, first_row, self._table)
         return numbers
 
     def _floats(self, array: Any) -> Array:
         try:
-            return to_floats(array)
+            return cells.to_floats(array)
         except Exception as error:  # Arrow raises many types, and does not name the column
             reason = str(error).splitlines()[0][:120]
             raise DataError(
@@ -91,10 +81,10 @@ class ColumnScan:
             ) from error
 
     def _codes(self, array: Any) -> Array:
-        values, codes = distinct_values(array)
+        values, codes = cells.distinct_values(array)
         if self.text and self.wish != "category":
             counts = np.bincount(codes[~np.isnan(codes)].astype(np.int64), minlength=len(values))
-            numeric = np.array([parse_number(value) is not None for value in values], dtype=bool)
+            numeric = np.array([cells.parse_number(value) is not None for value in values], dtype=bool)
             self._parsed, self._bad = self._parsed + counts[numeric].sum(), self._bad + counts[~numeric].sum()
         known = [np.nan if v is None else self.categories.setdefault(v, len(self.categories)) for v in values]
         if len(self.categories) > _MOST_CATEGORIES:
@@ -103,7 +93,7 @@ class ColumnScan:
                 f"column {self.name!r} of {self._table} holds more than {_MOST_CATEGORIES} different texts: "
                 f"leave it out with {drop_option(self.name)}"
             )
-        return recode(codes, known)
+        return cells.recode(codes, known)
 
     def refuse_mixed(self) -> None:
         """Refuse a column of numbers in which some strings are not numbers."""

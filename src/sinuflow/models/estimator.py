@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ except ImportError:
     ) from None
 
 
+@dataclass(eq=False, repr=False)
 class SinusoidalDensity(DensityMixin, BaseEstimator):
     """Density estimation with a Sinusoidal Flow.
 
@@ -61,38 +63,21 @@ class SinusoidalDensity(DensityMixin, BaseEstimator):
         ((60,), (3, 2))
     """
 
-    def __init__(
-        self,
-        conditioning: str = "full",
-        *,
-        blocks: int | None = None,
-        scales: int | None = None,
-        waves: int | None = None,
-        hidden: Sequence[int] | None = None,
-        dropout: float | None = None,
-        steps: int | None = None,
-        batch_size: int | None = None,
-        learning_rate: float | None = None,
-        weight_decay: float | None = None,
-        patience: int | None = None,
-        device: str = "auto",
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        self.conditioning = conditioning
-        self.blocks = blocks
-        self.scales = scales
-        self.waves = waves
-        self.hidden = hidden
-        self.dropout = dropout
-        self.steps = steps
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.patience = patience
-        self.device = device
-        self.random_state = random_state
-        self.verbose = verbose
+    conditioning: str = "full"
+    _: KW_ONLY
+    blocks: int | None = None
+    scales: int | None = None
+    waves: int | None = None
+    hidden: Sequence[int] | None = None
+    dropout: float | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    weight_decay: float | None = None
+    patience: int | None = None
+    device: str = "auto"
+    random_state: Any = None
+    verbose: bool = False
 
     def fit(self, X: ArrayLike, y: Any = None) -> SinusoidalDensity:
         """Learn the density of the rows of X; y is ignored."""

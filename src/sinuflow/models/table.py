@@ -153,19 +153,16 @@ class TableModel(FittedModel):
         """
         import pyarrow
 
-        batches = list(self.sample_batches(count, given, seed, certify))
-        return pyarrow.Table.from_batches(batches) if batches else self._empty()
-
-    def sample_batches(
-        self, count: int, given: Mapping[str, Any] | None, seed: int | None, certify: Certify = "layers"
-    ) -> Iterator[Any]:
-        """The rows of :meth:`sample`, a record batch at a time."""
-        return (batch for batch, _ in self.draw_batches(count, given, seed, certify))
+        batches = [drawn.values for drawn in self.draw_batches(count, given, seed, certify)]
+        if not batches:  # the types are those of a row
+            context = {c.name: c.categories[0] if c.categories else c.low for c in self.preprocessor.context_columns}
+            return self.sample(1, context, 0).slice(0, 0)
+        return pyarrow.Table.from_batches(batches)
 
     def draw_batches(
         self, count: int, given: Mapping[str, Any] | None, seed: int | None, certify: Certify = "layers"
     ) -> Iterator[Drawn]:
-        """Record batches as :meth:`sample_batches`, each with its largest end-to-end residual if that is certified."""
+        """The record batches of :meth:`sample`, each with its largest end-to-end residual if that is certified."""
         import pyarrow
 
         check_certify(certify)
@@ -190,11 +187,6 @@ class TableModel(FittedModel):
                     values[column.name] = np.full(size, number)
             arrays = [to_arrow(column, values[column.name]) for column in self.preprocessor.columns]
             yield Drawn(pyarrow.record_batch(arrays, names=self.columns), residual)
-
-    def _empty(self) -> Any:
-        columns = self.preprocessor.context_columns
-        given = {c.name: c.categories[0] if c.categories else c.low for c in columns}
-        return next(self.sample_batches(1, given, 0)).slice(0, 0)
 
     def _context(self, given: Mapping[str, Any]) -> Tensor | None:
         """The flow's context for values of the context columns, in one row."""
