@@ -71,19 +71,11 @@ class SinusoidalFlow(Flow):
             features, context, conditioning, blocks, scales, waves, hidden, residual, activation, dropout, squash
         )
         assert config.blocks is not None
-        layer: dict[str, Any] = {
-            "features": config.features,
-            "context": config.context,
-            "scales": config.scales,
-            "waves": config.waves,
-        }
-        network: dict[str, Any] = {
-            "hidden": config.hidden,
-            "residual": config.residual,
-            "activation": config.activation,
-            "dropout": config.dropout,
-            "squash_width": config.squash or None,
-        }
+        layer, network = (
+            {name: getattr(config, name) for name in names}
+            for names in (("features", "context", "scales", "waves"), ("hidden", "residual", "activation", "dropout"))
+        )
+        network["squash_width"] = config.squash or None
         layers: list[Bijection]
         if conditioning == "full":
             layers = [AutoregressiveWaves(**layer, reverse=bool(i % 2), **network) for i in range(config.blocks)]
