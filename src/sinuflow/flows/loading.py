@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from torch.nn.modules import module as hooks
 from torch.overrides import TorchFunctionMode
 
 from ..errors import ArgumentError, StorageError
-from ..flow_config import Size, flow_config, total
+from ..flow_config import flow_config
 from ..registry import Spec, build
 from .flow import Flow
 from .sinusoidal import SinusoidalFlow
@@ -98,10 +98,7 @@ def _try(path: Path, flow: Flow) -> None:
 
 
 #: Functions that create tensors of any size.
-_FACTORIES = {
-    "arange", "empty", "eye", "full", "linspace", "logspace", "new_empty", "new_full", "new_ones", "new_zeros", "ones",
-    "rand", "randint", "randn", "randperm", "zeros",
-}  # fmt: skip
+_FACTORIES = {"empty", "full", "ones", "rand", "randn", "zeros"}
 
 
 class _WithoutValues(TorchFunctionMode):
@@ -118,7 +115,7 @@ class _WithoutValues(TorchFunctionMode):
         self._dtype = dtypes.pop() if len(dtypes) == 1 else None
         self._thread = threading.get_ident()
         self._hooks: list[Any] = []
-        self._registered = Size(0, 0)
+        self._elements = self._registered = 0
 
     def __enter__(self) -> _WithoutValues:
         registries = ("parameter", "buffer", "module")
@@ -136,10 +133,10 @@ class _WithoutValues(TorchFunctionMode):
         """Limit parameters, buffers such as masks, and modules."""
         if value is None or threading.get_ident() != self._thread:
             return
-        elements = value.numel() if isinstance(value, Tensor) else 0
-        self._registered = total([self._registered, Size(elements, 1)])
-        (elements, count), (parameters, tensors) = self._registered, self._size
-        if elements > 4 * parameters + 100_000 or count > 10 * tensors + 2000:
+        self._elements += value.numel() if isinstance(value, Tensor) else 0
+        self._registered += 1
+        parameters, tensors = self._size
+        if self._elements > 4 * parameters + 100_000 or self._registered > 10 * tensors + 2000:
             raise TooLargeError
 
     def __torch_function__(
@@ -147,16 +144,16 @@ class _WithoutValues(TorchFunctionMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(function, "__name__", "")
-        if name in ("empty", "ones", "zeros"):
-            kwargs["dtype"] = kwargs.get("dtype") or self._dtype
         if name in _FACTORIES:
-            meta = function(*args, **{k: v for k, v in kwargs.items() if k != "generator"} | {"device": "meta"})
-            if meta.numel() > 2 * self._size.parameters + 100_000:
+            size = kwargs.get("size", args[0] if args and isinstance(args[0], (tuple, list)) else args)
+            if math.prod(size) > 2 * self._size.parameters + 100_000:
                 raise TooLargeError
+            if name in ("empty", "ones", "zeros"):
+                kwargs["dtype"] = dtype = kwargs.get("dtype") or self._dtype or torch.get_default_dtype()
             if name == "zeros":  # by the operating system, when they are written
-                flat = torch.from_numpy(np.zeros(meta.numel() * meta.element_size(), dtype=np.uint8))
-                return flat.view(meta.dtype).view(meta.shape).requires_grad_(meta.requires_grad)
-        if re.search("[^_]_$", name) and name != "requires_grad_":  # in place
+                flat = torch.from_numpy(np.zeros(math.prod(size) * dtype.itemsize, dtype=np.uint8))
+                return flat.view(dtype).view(tuple(size)).requires_grad_(kwargs.get("requires_grad", False))
+        if name[-1:] == "_" != name[-2:-1] and name != "requires_grad_":  # in place
             target = args[0] if args else kwargs.get("tensor")
             if isinstance(target, nn.Parameter):
                 return target
