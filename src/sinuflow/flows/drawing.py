@@ -11,7 +11,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
@@ -95,10 +95,10 @@ def draw(flow: Flow) -> Drawing:
     context = f" · context of {flow.context}" if flow.context else ""
     summary = f"{_count(flow.features, 'feature')}{context} · base: {base}"
     canvas = _Canvas(width, panel + depth + 56, f"{name}: {summary}")
-    canvas.text(_MARGIN, 36, name, 20, anchor="start", bold=True)
-    canvas.text(_MARGIN, 58, summary, 13, _MUTED, "start")
-    canvas.text(width - _MARGIN, 36, "density: data to noise  ⟶", 13, _MUTED, "end")
-    canvas.text(width - _MARGIN, 58, "sampling: noise to data  ⟵", 13, _MUTED, "end")
+    canvas.text(_MARGIN, 36, name, 20, text_anchor="start", font_weight="bold")
+    canvas.text(_MARGIN, 58, summary, 13, _MUTED, text_anchor="start")
+    canvas.text(width - _MARGIN, 36, "density: data to noise  ⟶", 13, _MUTED, text_anchor="end")
+    canvas.text(width - _MARGIN, 58, "sampling: noise to data  ⟵", 13, _MUTED, text_anchor="end")
     _strip(canvas, blocks)
     canvas.box(_MARGIN, panel, width - 2 * _MARGIN, depth, _PANEL, radius=10)
     for i, layer in enumerate(cards):
@@ -106,7 +106,7 @@ def draw(flow: Flow) -> Drawing:
         left = (width - min(columns, len(cards) - row * columns) * (_CARD + _GAP) + _GAP) / 2
         _card(canvas, layer, left + column * (_CARD + _GAP), panel + _GAP + row * (_HEIGHT + _GAP))
     more = f"; {len(kinds) - len(cards)} further layers not shown" if len(kinds) > len(cards) else ""
-    canvas.text(width / 2, panel + depth + 34, _parameter_sum(flow, blocks) + more, 15, bold=True)
+    canvas.text(width / 2, panel + depth + 34, _parameter_sum(flow, blocks) + more, 15, font_weight="bold")
     return Drawing(canvas.svg())
 
 
@@ -117,11 +117,9 @@ def _layer(bijection: Bijection) -> _Layer:
     if spec.name in _KINDS and (spec.arguments.get("reverse") or spec.arguments.get("order") == "reverse"):
         symbol, title = symbol.replace("L", "U"), f"{title}, reversed"
         formula, form = formula.replace("<", ">"), "upper"
-    hidden = {"features", "context", "reverse"} | (
-        {"hidden"} if form == "diagonal" and not bijection.context else set()
-    )
-    arguments = {k.replace("_", " "): v for k, v in spec.arguments.items() if k not in hidden and v}
-    shown = ", ".join(f"{k} {_argument(v)}" for k, v in arguments.items())
+    unused = ["hidden"] if form == "diagonal" and not bijection.context else []
+    arguments = {k: v for k, v in spec.arguments.items() if v and k not in ("features", "context", "reverse", *unused)}
+    shown = ", ".join(f"{k} {_argument(v)}" for k, v in arguments.items()).replace("_", " ")
     return _Layer(bijection, symbol, title, formula, form, shown, sum(p.numel() for p in bijection.parameters()))
 
 
@@ -146,15 +144,15 @@ def _parameter_sum(flow: Flow, blocks: Sequence[Sequence[_Layer]]) -> str:
 
 def _strip(canvas: _Canvas, blocks: list[list[_Layer]]) -> None:
     """All blocks in a row, from x to z; the middle of a long chain is left out."""
-    cells = [(str(i), block) for i, block in enumerate(blocks, 1)]
-    if len(cells) > _MOST_BLOCKS:
-        cells = [*cells[: _MOST_BLOCKS - 3], ("…", []), *cells[-2:]]
-    cells = [("x", []), *cells, ("z", [])]
+    shown = [(str(i), block) for i, block in enumerate(blocks, 1)]
+    if len(shown) > _MOST_BLOCKS:
+        shown[_MOST_BLOCKS - 3 : -2] = [("…", [])]
+    cells = [("x", []), *shown, ("z", [])]
     sizes, gap, height = [max(28 * len(block), 34) for _, block in cells], 24, 46
     x = (canvas.width - sum(sizes) - gap * (len(cells) - 1)) / 2
     for i, ((label, block), size) in enumerate(zip(cells, sizes, strict=True)):
         if i:
-            canvas.arrow(x - gap + 3, x - 3, _STRIP + height / 2)
+            canvas.text(x - gap / 2, _STRIP + height / 2 + 6, "→", 18, _MUTED)
         for j, layer in enumerate(block):
             (strong, pale), each = _COLOURS[layer.form], size / len(block)
             canvas.box(x + j * each, _STRIP, each, height, pale, strong, 3)
@@ -168,23 +166,22 @@ def _card(canvas: _Canvas, layer: _Layer, x: float, y: float) -> None:
     (strong, pale), left, top = _COLOURS[layer.form], x + (_CARD - _PICTURE) / 2, y + 70
     canvas.box(x, y, _CARD, _HEIGHT, _PAPER, strong, 8)
     canvas.box(x + 1, y + 1, _CARD - 2, 32, pale, radius=7)
-    canvas.text(x + 12, y + 23, layer.symbol, 17, strong, "start", bold=True)
-    canvas.text(x + _CARD - 12, y + 22, textwrap.shorten(layer.title, 28), 13, anchor="end", bold=True)
-    canvas.text(x + _CARD / 2, y + 56, textwrap.shorten(layer.formula, 44, placeholder=" …"), formula=True)
+    canvas.text(x + 12, y + 23, layer.symbol, 17, strong, text_anchor="start", font_weight="bold")
+    canvas.text(x + _CARD - 12, y + 22, textwrap.shorten(layer.title, 28), 13, text_anchor="end", font_weight="bold")
+    canvas.text(x + _CARD / 2, y + 56, textwrap.shorten(layer.formula, 44, placeholder=" …"))
     if layer.form == "diagonal":
         canvas.curves(left, top, _curves(layer.bijection), strong)
     elif layer.form:
         count = min(layer.bijection.features, _MOST_CELLS)
         cell = min(24.0, _PICTURE / count)
         left, top = left + (_PICTURE - count * cell) / 2, top + (_PICTURE - count * cell) / 2
-        for i in range(count):  # rows are outputs, columns are inputs
-            for j in range(count):
-                fill = strong if i == j else pale if (j < i) == (layer.form == "lower") else _FAINT
-                canvas.box(left + j * cell + 1, top + i * cell + 1, cell - 2, cell - 2, fill, radius=2)
+        for i, j in product(range(count), repeat=2):  # rows are outputs, columns are inputs
+            fill = strong if i == j else pale if (j < i) == (layer.form == "lower") else _FAINT
+            canvas.box(left + j * cell + 1, top + i * cell + 1, cell - 2, cell - 2, fill, radius=2)
     lines = textwrap.wrap(layer.arguments, 38)[:3] + ["with context"] * bool(layer.bijection.context)
     for i, line in enumerate(lines):
         canvas.text(x + _CARD / 2, y + 210 + 16 * i, line, 12, _MUTED)
-    canvas.text(x + _CARD / 2, y + _HEIGHT - 12, _count(layer.parameters, "parameter"), 13, strong, bold=True)
+    canvas.text(x + _CARD / 2, y + _HEIGHT - 12, _count(layer.parameters, "parameter"), 13, strong, font_weight="bold")
 
 
 def _curves(layer: Bijection) -> list[list[float]]:
@@ -194,8 +191,7 @@ def _curves(layer: Bijection) -> list[list[float]]:
     exact = copy.deepcopy(layer).double()
     with torch.no_grad():
         z, _ = exact(x, like.new_zeros(layer.context) if layer.context else None)
-    curves: list[list[float]] = z[:, :_MOST_CURVES].T.nan_to_num().tolist()
-    return curves
+    return [list(map(float, curve)) for curve in z[:, :_MOST_CURVES].T.nan_to_num()]
 
 
 def _count(number: int, noun: str) -> str:
@@ -213,18 +209,12 @@ class _Canvas:
 
     def svg(self) -> str:
         size = f'width="{self.width:g}" height="{self.height:g}" viewBox="0 0 {self.width:g} {self.height:g}"'
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family="{_FONT}">'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family="{_FONT}" text-anchor="middle">'
         page = f'<rect x="0" y="0" width="{self.width:g}" height="{self.height:g}" fill="{_PAPER}"/>'
         return "\n".join([head, f"<title>{escape(self.title)}</title>", page, *self.elements, "</svg>"]) + "\n"
 
-    def box(
-        self, x: float, y: float, width: float, height: float, fill: str, line: str = "none", radius: float = 0
-    ) -> None:
-        self._add("rect", x=x, y=y, width=width, height=height, rx=radius, fill=fill, stroke=line)
-
-    def arrow(self, start: float, end: float, y: float) -> None:
-        self._add("polyline", points=f"{start:g},{y:g} {end - 4:g},{y:g}", fill="none", stroke=_MUTED)
-        self._add("polygon", points=f"{end:g},{y:g} {end - 8:g},{y - 4:g} {end - 8:g},{y + 4:g}", fill=_MUTED)
+    def box(self, x: float, y: float, wide: float, high: float, fill: str, line: str = "none", radius: int = 0) -> None:
+        self._add("rect", x=x, y=y, width=wide, height=high, rx=radius, fill=fill, stroke=line)
 
     def curves(self, x: float, y: float, curves: list[list[float]], colour: str) -> None:
         """Functions of a common variable in a square."""
@@ -235,27 +225,12 @@ class _Canvas:
             points = " ".join(f"{x + 4 + size * s:.1f},{y + _PICTURE - 4 - size * v:.1f}" for s, v in steps)
             self._add("polyline", points=points, fill="none", stroke=colour)
 
-    def text(
-        self, x: float, y: float, words: str, size: float = 12, colour: str = _INK, anchor: str = "middle",
-        bold: bool = False, formula: bool = False,
-    ) -> None:  # fmt: skip
-        """Text whose baseline is at y; in a formula, ``_i`` and ``_{<i}`` are subscripts."""
-        content = escape(words)
-        if formula:
-            subscript = (
-                rf'<tspan dy="{0.25 * size:g}" font-size="{0.72 * size:g}">\1\2</tspan><tspan dy="{-0.25 * size:g}">'
-            )
-            content = re.sub(r"_(?:\{([^}]*)\}|(\w))", subscript, content) + "</tspan>" * content.count("_")
-        self._add(
-            "text",
-            content,
-            x=x,
-            y=y,
-            font_size=size,
-            fill=colour,
-            text_anchor=anchor,
-            font_weight="bold" if bold else "normal",
-        )
+    def text(self, x: float, y: float, words: str, size: float = 12, fill: str = _INK, **attributes: str) -> None:
+        """Text whose baseline is at y; ``_i`` and ``_{<i}`` are subscripts."""
+        down, small = 0.25 * size, 0.72 * size
+        subscript = rf'<tspan dy="{down:g}" font-size="{small:g}">\1\2</tspan><tspan dy="{-down:g}">'
+        content, count = re.subn(r"_(?:\{([^}]*)\}|(\w))", subscript, escape(words))
+        self._add("text", content + "</tspan>" * count, x=x, y=y, font_size=size, fill=fill, **attributes)
 
     def _add(self, tag: str, content: str = "", /, **attributes: object) -> None:
         listed = " ".join(f"{name.replace('_', '-')}={quoteattr(str(value))}" for name, value in attributes.items())

@@ -55,3 +55,6 @@ class ImageFlow(SinusoidalFlow):
         options = {name: value for name, value in vars(config).items() if name != "shape"}
         Flow.__init__(self, image_chain(config.shape, **options))
         self.hyperparameters = config
+
+
+SinusoidalFlow.image = ImageFlow

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..bijections import AutoregressiveWaves, Bijection, Chain, ElementwiseAffine, LDUBlock, SinusoidalLayer
-from ..flow_config import Conditioning, FlowConfig, ImageConditioning, ImageFlowConfig, flow_config
+from ..flow_config import Conditioning, FlowConfig, ImageFlowConfig, flow_config
 from ..registry import register
 from .flow import Flow
 
@@ -50,6 +50,8 @@ class SinusoidalFlow(Flow):
     format_version: ClassVar[int] = 1
     bijection: Chain
     hyperparameters: FlowConfig | ImageFlowConfig
+    #: ``SinusoidalFlow.image(...)`` is an :class:`~sinuflow.ImageFlow`.
+    image: ClassVar[type[ImageFlow]]
 
     def __init__(
         self,
@@ -69,19 +71,11 @@ class SinusoidalFlow(Flow):
             features, context, conditioning, blocks, scales, waves, hidden, residual, activation, dropout, squash
         )
         assert config.blocks is not None
-        layer: dict[str, Any] = {
-            "features": config.features,
-            "context": config.context,
-            "scales": config.scales,
-            "waves": config.waves,
-        }
-        network: dict[str, Any] = {
-            "hidden": config.hidden,
-            "residual": config.residual,
-            "activation": config.activation,
-            "dropout": config.dropout,
-            "squash_width": config.squash or None,
-        }
+        layer, network = (
+            {name: getattr(config, name) for name in names}
+            for names in (("features", "context", "scales", "waves"), ("hidden", "residual", "activation", "dropout"))
+        )
+        network["squash_width"] = config.squash or None
         layers: list[Bijection]
         if conditioning == "full":
             layers = [AutoregressiveWaves(**layer, reverse=bool(i % 2), **network) for i in range(config.blocks)]
@@ -98,28 +92,6 @@ class SinusoidalFlow(Flow):
     def config(self) -> dict[str, Any]:
         """The constructor's arguments, with the defaults filled in: what is stored beside the weights."""
         return self.hyperparameters.as_dict()
-
-    @staticmethod
-    def image(
-        shape: Sequence[int] = (1, 28, 28),
-        context: int = 0,
-        blocks: int = 12,
-        scales: int = 4,
-        waves: int = 4,
-        channels: int = 16,
-        residual_blocks: int = 2,
-        conditioning: ImageConditioning = "shift",
-    ) -> ImageFlow:
-        """An image flow; the arguments are those of :class:`~sinuflow.ImageFlow`.
-
-        Example:
-            >>> flow = SinusoidalFlow.image(shape=(1, 8, 8), blocks=2)
-            >>> flow().sample((3,)).view(-1, 1, 8, 8).shape
-            torch.Size([3, 1, 8, 8])
-        """
-        from .image import ImageFlow
-
-        return ImageFlow(shape, context, blocks, scales, waves, channels, residual_blocks, conditioning)
 
     @staticmethod
     def from_config(config: dict[str, Any]) -> SinusoidalFlow:
