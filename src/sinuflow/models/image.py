@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ _SCHEMA = model_schema(
 )
 
 
+@dataclass(eq=False, repr=False)
 class ImageModel(FittedModel):
     """The density of 8-bit images.
 
@@ -65,22 +67,14 @@ class ImageModel(FittedModel):
         torch.Size([5, 1, 4, 4])
     """
 
+    flow: SinusoidalFlow
+    pixels: PixelMap
+    classes: list[str] | None
+    counts: list[int] | None
+    quantiles: Tensor
+    history: list[dict[str, Any]]
+    facts: dict[str, Any]
     kind, description, schema = "images", "model of images", _SCHEMA
-
-    def __init__(
-        self,
-        flow: SinusoidalFlow,
-        pixels: PixelMap,
-        classes: list[str] | None,
-        counts: list[int] | None,
-        quantiles: Tensor,
-        history: list[dict[str, Any]],
-        facts: dict[str, Any],
-    ) -> None:
-        super().__init__(flow, quantiles, history, facts)
-        self.pixels = pixels
-        self.classes = classes
-        self.counts = counts
 
     @property
     def shape(self) -> tuple[int, int, int]:
