@@ -11,11 +11,9 @@ from pathlib import Path
 import typer
 
 from ..errors import StorageError
-from ..files import locked
-from ..models.image import ImageModel
-from ..models.table import TableModel
+from ..models.fitted import FittedModel
 from ..signals import shielded
-from ..training.checkpoint import RUN_LOCK, CheckpointFolder
+from ..training.checkpoint import CheckpointFolder
 from .signals import Stopped
 from .terminal import echo
 
@@ -32,7 +30,7 @@ class Run:
     def has_checkpoint(self) -> bool:
         return CheckpointFolder(self.folder).exists()
 
-    def finish(self, model: TableModel | ImageModel) -> None:
+    def finish(self, model: FittedModel) -> None:
         """Write the model and remove the folder; a signal takes effect before both or after both."""
         with shielded():
             model.save(self.output)
@@ -42,7 +40,7 @@ class Run:
 
     def remove(self) -> None:
         """Remove the folder, unless another process is using it."""
-        with shielded(), locked(self.folder / RUN_LOCK, self.folder):
+        with shielded(), CheckpointFolder(self.folder).locked():
             shutil.rmtree(self.folder)
 
     def remove_unused(self) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from ..errors import ArgumentError
@@ -22,13 +24,21 @@ class Recipe:
 
     flow: dict[str, Any]
     training: dict[str, Any]
+    #: Another recipe, whose training time replaces the number of steps in ``training``.
+    as_long_as: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """Identifies the recipe."""
+        content = json.dumps([self.flow, self.training, self.as_long_as], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:12]
 
     def override(
         self, flow: Mapping[str, Any] | None, training: Mapping[str, Any] | None, steps: int | None = None
     ) -> Recipe:
         """The recipe with other values for some of the arguments."""
         more = {} if steps is None else {"steps": steps}
-        return Recipe({**self.flow, **(flow or {})}, {**self.training, **(training or {}), **more})
+        return replace(self, flow={**self.flow, **(flow or {})}, training={**self.training, **(training or {}), **more})
 
 
 def table_recipe(rows: int, features: int, conditioning: str = "full") -> Recipe:

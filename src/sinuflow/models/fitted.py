@@ -30,20 +30,16 @@ class FittedModel(ABC):
         facts: provenance: data, seed, steps, seconds, versions.
     """
 
+    flow: SinusoidalFlow
+    quantiles: Tensor
+    history: list[dict[str, Any]]
+    facts: dict[str, Any]
     #: The kind of model file, and what it is called in messages.
     kind: ClassVar[str]
     description: ClassVar[str]
     #: The schema of its configuration, and the names of its tensors by group.
     schema: ClassVar[Check]
     tensor_names: ClassVar[dict[str, set[str]]] = {}
-
-    def __init__(
-        self, flow: SinusoidalFlow, quantiles: Tensor, history: list[dict[str, Any]], facts: dict[str, Any]
-    ) -> None:
-        self.flow = flow
-        self.quantiles = quantiles
-        self.history = history
-        self.facts = facts
 
     @abstractmethod
     def log_prob(self, *args: Any, **kwargs: Any) -> Any:

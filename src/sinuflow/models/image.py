@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..bijections.pixels import PixelMap
-from ..checks import flag, integer, items, number, optional, text
+from ..checks import flag, integer, items, number, optional, text, whole
 from ..data.image_files import as_images
 from ..data.labels import listed, numbers_of
-from ..errors import ArgumentError, DataError
+from ..errors import DataError
 from ..flow_config import FlowConfig, ImageFlowConfig
 from ..flows.distribution import check_temperature
 from ..flows.inversion import Certify, Drawn, check_certify, inverse_with_fallback
@@ -43,6 +44,7 @@ _SCHEMA = model_schema(
 )
 
 
+@dataclass(eq=False, repr=False)
 class ImageModel(FittedModel):
     """The density of 8-bit images.
 
@@ -65,22 +67,14 @@ class ImageModel(FittedModel):
         torch.Size([5, 1, 4, 4])
     """
 
+    flow: SinusoidalFlow
+    pixels: PixelMap
+    classes: list[str] | None
+    counts: list[int] | None
+    quantiles: Tensor
+    history: list[dict[str, Any]]
+    facts: dict[str, Any]
     kind, description, schema = "images", "model of images", _SCHEMA
-
-    def __init__(
-        self,
-        flow: SinusoidalFlow,
-        pixels: PixelMap,
-        classes: list[str] | None,
-        counts: list[int] | None,
-        quantiles: Tensor,
-        history: list[dict[str, Any]],
-        facts: dict[str, Any],
-    ) -> None:
-        super().__init__(flow, quantiles, history, facts)
-        self.pixels = pixels
-        self.classes = classes
-        self.counts = counts
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -179,8 +173,7 @@ class ImageModel(FittedModel):
     ) -> Drawn:
         """The images of :meth:`sample`, and the largest end-to-end residual if that is certified."""
         check_certify(certify)
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ArgumentError(f"count must be an integer of at least 1; got {count!r}")
+        count = whole("count", count, least=1)
         check_temperature(temperature)
         generator = torch.Generator().manual_seed(seed)
         context = self._context(self._labels(count, label, generator), count)

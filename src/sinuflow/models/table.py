@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -47,6 +48,7 @@ _SCHEMA = model_schema(
 )
 
 
+@dataclass(eq=False, repr=False)
 class TableModel(FittedModel):
     """The density of a table, in the units of its columns: base ∘ flow ∘ preprocessing.
 
@@ -59,21 +61,14 @@ class TableModel(FittedModel):
         facts: the provenance: table, rows, seed, steps, seconds, versions.
     """
 
+    flow: SinusoidalFlow
+    preprocessor: Preprocessor
+    split: Split
+    quantiles: Tensor
+    history: list[dict[str, Any]]
+    facts: dict[str, Any]
     kind, description, schema = "table", "model of a table", _SCHEMA
     tensor_names: ClassVar = {"preprocessing": {"mean", "factor"}, "split": {"validation", "test", "unused"}}
-
-    def __init__(
-        self,
-        flow: SinusoidalFlow,
-        preprocessor: Preprocessor,
-        split: Split,
-        quantiles: Tensor,
-        history: list[dict[str, Any]],
-        facts: dict[str, Any],
-    ) -> None:
-        super().__init__(flow, quantiles, history, facts)
-        self.preprocessor = preprocessor
-        self.split = split
 
     @property
     def columns(self) -> list[str]:

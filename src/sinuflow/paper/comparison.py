@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..files import write_atomically
+from ..models.defaults import Recipe
 from .items import Options
-from .recipes import Recipe
 from .record import Result, read_record
 from .tables import TABLES
 from .training import Score, Trained, chosen_models

@@ -16,10 +16,11 @@ from ..bijections.pixels import PixelMap
 from ..data.image_sets import Bytes, ImageSplits, image_set
 from ..errors import ArgumentError
 from ..flows.sinusoidal import SinusoidalFlow
+from ..models.defaults import Recipe
 from ..training import ImageRows
 from .image_data import is_present, load, load_test, shape_of
 from .items import Options
-from .recipes import Recipe, recipes
+from .recipes import recipes
 from .record import Result, hardware, results
 from .training import (
     Trained,

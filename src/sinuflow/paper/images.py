@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from ..data.image_sets import IMAGE_SETS, ImageSplits
+from ..models.defaults import Recipe
 from ..models.image_baseline import histogram_bits
 from .comparison import Comparison, Evaluation
 from .image_data import is_present, load
 from .image_runs import TrainedImages, train_images
 from .items import Options
-from .recipes import Recipe, recipes
+from .recipes import recipes
 from .record import Result, results
 from .training import Score
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..data.benchmarks import BENCHMARKS, Splits, load_benchmark, rows_present
 from ..errors import ArgumentError
+from ..models.defaults import Recipe
 from .comparison import Comparison, Evaluation
 from .items import Options
-from .recipes import Recipe
 from .record import hardware, read_record
 from .training import PEERS, Score, as_tensor, steps_for, train
 

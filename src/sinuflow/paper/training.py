@@ -23,10 +23,11 @@ from ..errors import ArgumentError, StorageError, TrainingError
 from ..files import write_atomically
 from ..flows.sinusoidal import SinusoidalFlow
 from ..flows.zuko import ZukoFlow
+from ..models.defaults import Recipe
 from ..training import fit
 from ..training.schedules import Plateau
 from .items import Options
-from .recipes import Recipe, recipes
+from .recipes import recipes
 from .record import hardware
 
 #: Files of a finished run: its settings and outcome, and the weights.

@@ -19,8 +19,6 @@ from ..flows.storage import Model, grouped, read_model, write_model
 from .history import RECORD
 
 _KIND = "checkpoint"
-#: The lock file in the folder of a run.
-RUN_LOCK = ".lock"
 #: The hashes of the data in a fingerprint, and what differs if they do.
 _DATA = {"train": "other data", "val": "other validation data"}
 
@@ -62,7 +60,7 @@ class CheckpointFolder:
 
     def locked(self) -> AbstractContextManager[None]:
         """Lock the folder against other processes."""
-        return locked(self.folder / RUN_LOCK, self.folder)
+        return locked(self.folder / ".lock", self.folder)
 
     def exists(self) -> bool:
         return self.file.exists()

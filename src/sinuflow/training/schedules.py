@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from ..checks import is_number, whole
 from ..errors import ArgumentError
 
 Name = Literal["constant", "cosine", "exponential", "plateau"]
@@ -34,10 +35,9 @@ class Plateau:
     patience: int = 5
 
     def __post_init__(self) -> None:
-        if isinstance(self.factor, bool) or not isinstance(self.factor, (int, float)) or not 0 < self.factor < 1:
+        if not is_number(self.factor) or not 0 < self.factor < 1:
             raise ArgumentError(f"factor must be between 0 and 1; got {self.factor!r}")
-        if isinstance(self.patience, bool) or not isinstance(self.patience, int) or self.patience < 1:
-            raise ArgumentError(f"patience must be an integer of at least 1; got {self.patience!r}")
+        whole("patience", self.patience, least=1)
 
 
 #: The argument ``schedule`` of :func:`sinuflow.fit`.

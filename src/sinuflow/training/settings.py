@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from ..checks import is_integer, is_number
 from ..errors import ArgumentError
 from .schedules import ScheduleName
 
@@ -43,7 +44,7 @@ class Settings:
             value = getattr(self, name)
             if value is None and expected.endswith("None"):
                 continue
-            if isinstance(value, bool) or not isinstance(value, kind) or not (abs(value) < math.inf and valid(value)):
+            if not (kind(value) and abs(value) < math.inf and valid(value)):
                 raise ArgumentError(f"{name} must be {expected}; got {value!r}")
         least = -(-self.steps // MOST_RECORDS)
         if self.validate_every < least:
@@ -62,17 +63,17 @@ class Settings:
 
 
 #: For each numeric setting its type, further conditions, and both in words.
-_RULES: dict[str, tuple[Any, Callable[[float], bool], str]] = {
-    "steps": (int, lambda v: v >= 1, "an integer of at least 1"),
-    "batch_size": (int, lambda v: v >= 1, "an integer of at least 1"),
-    "validate_every": (int, lambda v: v >= 1, "an integer of at least 1"),
-    "warmup": (int, lambda v: v >= 0, "an integer of at least 0"),
-    "seed": (int, lambda v: True, "an integer"),
-    "patience": (int, lambda v: v >= 1, "an integer of at least 1, or None"),
-    "learning_rate": ((int, float), lambda v: v > 0, "above 0"),
-    "weight_decay": ((int, float), lambda v: v >= 0, "0 or more"),
-    "clip": ((int, float), lambda v: v > 0, "above 0, or None"),
-    "ema": ((int, float), lambda v: 0 < v < 1, "between 0 and 1, or None"),
-    "decay": ((int, float), lambda v: 0 < v <= 1, "above 0 and at most 1, or None"),
-    "stability": ((int, float), lambda v: v > 0, "above 0, or None"),
+_RULES: dict[str, tuple[Callable[[Any], bool], Callable[[float], bool], str]] = {
+    "steps": (is_integer, lambda v: v >= 1, "an integer of at least 1"),
+    "batch_size": (is_integer, lambda v: v >= 1, "an integer of at least 1"),
+    "validate_every": (is_integer, lambda v: v >= 1, "an integer of at least 1"),
+    "warmup": (is_integer, lambda v: v >= 0, "an integer of at least 0"),
+    "seed": (is_integer, lambda v: True, "an integer"),
+    "patience": (is_integer, lambda v: v >= 1, "an integer of at least 1, or None"),
+    "learning_rate": (is_number, lambda v: v > 0, "above 0"),
+    "weight_decay": (is_number, lambda v: v >= 0, "0 or more"),
+    "clip": (is_number, lambda v: v > 0, "above 0, or None"),
+    "ema": (is_number, lambda v: 0 < v < 1, "between 0 and 1, or None"),
+    "decay": (is_number, lambda v: 0 < v <= 1, "above 0 and at most 1, or None"),
+    "stability": (is_number, lambda v: v > 0, "above 0, or None"),
 }

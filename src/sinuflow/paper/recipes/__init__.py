@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 from ...errors import ArgumentError
+from ...models.defaults import Recipe
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Arguments of :class:`sinuflow.SinusoidalFlow` (or of a peer's flow) and of :func:`sinuflow.fit`."""
-
-    flow: dict[str, Any]
-    training: dict[str, Any]
-    #: A model with the same training time; it replaces the number of steps in ``training``.
-    as_long_as: str | None = None
-
-    @property
-    def digest(self) -> str:
-        """Identifies the recipe."""
-        content = json.dumps([self.flow, self.training, self.as_long_as], sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
 def recipes(dataset: str) -> dict[str, Recipe]:
