@@ -1,6 +1,6 @@
 """Held-out log-likelihood of `sinuflow fit` with its defaults, of a Gaussian, and of zuko's MAF and NSF.
 
-All methods use the same preprocessed and dequantised columns of the same rows, and log-densities are in the units of
+All methods use the same preprocessed and dequantized columns of the same rows, and log-densities are in the units of
 the table. zuko's flows have zuko's default architectures, and the training loop, settings and processor time of ours.
 Tables under 2,000 rows are split ten times, and differences are paired.
 
@@ -92,11 +92,11 @@ def one_split(table: np.ndarray, seed: int) -> dict[str, np.ndarray]:
     columns = [int(c.name[1:]) for c in model.preprocessor.features]
     rows = torch.from_numpy(np.asarray(table, dtype=np.float64)[:, columns])
     train, val, test = (rows[torch.from_numpy(ids)] for ids in model.split)
-    dequantised = model.preprocessor.dequantize(test, seeded(seed, 2))
-    prepared, ladj = model.preprocessor.prepare(dequantised)
+    dequantized = model.preprocessor.dequantize(test, seeded(seed, 2))
+    prepared, ladj = model.preprocessor.prepare(dequantized)
     train_prepared, _ = model.preprocessor.prepare(model.preprocessor.dequantize(train, seeded(seed, 1)))
     results = {
-        "sinuflow": model.score_numbers(dequantised, None).numpy(),
+        "sinuflow": model.score_numbers(dequantized, None).numpy(),
         "Gaussian": gaussian_log_density(train_prepared.numpy(), prepared.numpy()) + ladj.numpy(),
         "seconds": np.array([seconds]),
     }
@@ -176,8 +176,8 @@ def main() -> None:
             done = pool.map(run_task, tasks, chunksize=1)
     else:
         done = [run_task(task) for task in tasks]
-    found = dict(zip(tasks, done, strict=True))
-    lines = [summarize(name, tables[name], [run for task, run in found.items() if task[0] == name]) for name in sets]
+    results = dict(zip(tasks, done, strict=True))
+    lines = [summarize(name, tables[name], [run for task, run in results.items() if task[0] == name]) for name in sets]
     if arguments.json:
         record = {
             "command": "python tabular_defaults.py --data DIR",

@@ -80,10 +80,10 @@ class Comparison:
                 write_atomically(options.out / f"{self.item}.md", table.encode())
 
     def _available(self, options: Options) -> list[str]:
-        found = [name for name in self.datasets if self.is_present(name, options)]
-        if not found:
+        present = [name for name in self.datasets if self.is_present(name, options)]
+        if not present:
             self.load(next(iter(self.paper)), options)
-        missing = [name for name in self.paper if name not in found]
+        missing = [name for name in self.paper if name not in present]
         if missing:
             options.say(f"not found, and left out: {', '.join(missing)}; see `sinuflow data list`")
-        return found
+        return present

@@ -137,16 +137,16 @@ def trained_flows(default: Iterable[str], options: Options) -> list[TrainedImage
     names = list(options.datasets or default)
     for name in names:
         chosen_models(name, (), options)  # refuses unknown models
-    found = {name: _stored(name, options) for name in names}
+    stored = {name: _stored(name, options) for name in names}
     if options.size == "smoke":
         model, seed = (*options.models, "today")[0], options.seeds[0]
-        return [run or train_images(name, model, load(name, options), seed, options) for name, run in found.items()]
-    missing = [name for name, run in found.items() if run is None]
-    if missing and (options.datasets or len(missing) == len(found)):
+        return [run or train_images(name, model, load(name, options), seed, options) for name, run in stored.items()]
+    missing = [name for name, run in stored.items() if run is None]
+    if missing and (options.datasets or len(missing) == len(stored)):
         raise ArgumentError(_how_to_train(missing[0], options))
     for name in missing:
         options.say(f"{name} is left out: {_how_to_train(name, options)}")
-    runs = [run for run in found.values() if run is not None]
+    runs = [run for run in stored.values() if run is not None]
     for run in runs:
         if not is_present(run.dataset, options):
             load(run.dataset, options)  # fails before anything is computed
