@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from ..bijections.pixels import PixelMap
-from ..data.image_sets import Bytes, ImageSplits, image_set
+from ..data.datasets import Splits
+from ..data.image_sets import Bytes, image_set
 from ..errors import ArgumentError
 from ..flows.sinusoidal import SinusoidalFlow
 from ..training import ImageRows
-from .image_data import is_present, load, load_test, shape_of
+from .image_data import load, load_test, shape_of
 from .items import Options
 from .recipes import Recipe, recipes
 from .record import Result, hardware, results
@@ -26,6 +27,7 @@ from .training import (
     chosen_models,
     digest,
     is_finished,
+    is_present,
     read_run,
     run_folder,
     train_or_read,
@@ -102,7 +104,7 @@ def recipe_of(name: str, model: str, options: Options) -> Recipe:
     return Recipe(recipe.flow | _FLOWS[options.size], training)
 
 
-def train_images(name: str, model: str, images: ImageSplits, seed: int, options: Options) -> TrainedImages:
+def train_images(name: str, model: str, images: Splits, seed: int, options: Options) -> TrainedImages:
     """Train a flow on images, or read its finished run from ``options.runs``."""
     recipe, dataset = recipe_of(name, model, options), image_set(name)
     shape = images.train.shape[1:]
@@ -148,7 +150,7 @@ def trained_flows(default: Iterable[str], options: Options) -> list[TrainedImage
         options.say(f"{name} is left out: {_how_to_train(name, options)}")
     runs = [run for run in stored.values() if run is not None]
     for run in runs:
-        if not is_present(run.dataset, options):
+        if not is_present(image_set(run.dataset), options):
             load(run.dataset, options)  # fails before anything is computed
     return runs
 
