@@ -4,7 +4,7 @@ All methods use the same preprocessed and dequantized columns of the same rows, 
 the table. zuko's flows have zuko's default architectures, and the training loop, settings and processor time of ours.
 Tables under 2,000 rows are split ten times, and differences are paired.
 
-    python tabular_defaults.py [--data DIR] [--sets NAME ...] [--workers N] [--json FILE]
+    python tabular_defaults.py [--data DIR] [--datasets NAME ...] [--workers N] [--json FILE]
 
 DIR holds gas-small, hepmass-small, miniboone-small and power as folders of .npy files; without it only scikit-learn's
 datasets are used. Each of N worker processes uses one thread.
@@ -156,19 +156,19 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--sets", nargs="*")
+    parser.add_argument("--datasets", nargs="*")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    sets = arguments.sets or [*OWN, *(PACK if arguments.data else ())]
+    names = arguments.datasets or [*OWN, *(PACK if arguments.data else ())]
     print("Mean held-out log-density in nats (worst row); after the semicolon, the gain of Sinuflow.\n")
     print("| table (rows x columns) | splits | s | Sinuflow | Gaussian | zuko MAF | zuko NSF |")
     print("|---|---|---|---|---|---|---|")
-    tables = {name: load(name, arguments.data) for name in sets}
+    tables = {name: load(name, arguments.data) for name in names}
     tasks = [
         (name, arguments.data, seed)
-        for name in sorted(sets, key=lambda name: -len(tables[name]))  # the longest first
+        for name in sorted(names, key=lambda name: -len(tables[name]))  # the longest first
         for seed in range(SPLITS if len(tables[name]) < SMALL else 1)
     ]
     if arguments.workers > 1:
@@ -177,7 +177,8 @@ def main() -> None:
     else:
         done = [run_task(task) for task in tasks]
     results = dict(zip(tasks, done, strict=True))
-    lines = [summarize(name, tables[name], [run for task, run in results.items() if task[0] == name]) for name in sets]
+    runs = {name: [run for task, run in results.items() if task[0] == name] for name in names}
+    lines = [summarize(name, tables[name], runs[name]) for name in names]
     if arguments.json:
         record = {
             "command": "python tabular_defaults.py --data DIR",
