@@ -154,23 +154,23 @@ def targets(quick: bool) -> list[dict[str, Any]]:
         compile_seconds = {"log_prob": first_call(score), "sample": first_call(draw)}
         assert bool(draw()), "an inverse was not certified"
         error = errors(flow, x)
-        found: dict[str, float] = {"log_prob": replayed(score)}
+        times: dict[str, float] = {"log_prob": replayed(score)}
         if "sample" in wanted:
-            found["sample"] = replayed(draw)
+            times["sample"] = replayed(draw)
         if "step" in wanted:
-            found["step"] = step_time(make_flow(name, rows)[0], rows)
+            times["step"] = step_time(make_flow(name, rows)[0], rows)
         floor = floors(options, rows)
-        for kind, value in found.items():
+        for kind, value in times.items():
             reach, aim = next(((r, a) for _, f, _, k, r, a in TARGETS if (f, k) == (name, kind)), (None, None))
             records.append({
                 "flow": name, "rows": rows, "what": kind, "ms": value, "must_reach": reach, "aim": aim,
                 "floor_ms": floor[kind], "first_call_s": compile_seconds.get(kind), **error,
             })  # fmt: skip
-        if "sample" in found:
+        if "sample" in times:
             records.append({
-                "flow": name, "rows": rows, "what": "sample / log_prob", "ratio": found["sample"] / found["log_prob"],
+                "flow": name, "rows": rows, "what": "sample / log_prob", "ratio": times["sample"] / times["log_prob"],
             })  # fmt: skip
-        print_records(records[-len(found) - 1 :])
+        print_records(records[-len(times) - 1 :])
         if quick:
             break
     return records
@@ -207,8 +207,8 @@ def print_records(records: list[dict[str, Any]]) -> None:
         if "ratio" in record:
             print(f"| {record['flow']} | {record['rows']:,} | {record['what']} | {record['ratio']:.2f} | | | | |")
             continue
-        numbers = [record[key] for key in ("must_reach", "aim", "floor_ms")]
-        shown = [f"{value:.3g}" if value is not None else "" for value in numbers]
+        values = [record[key] for key in ("must_reach", "aim", "floor_ms")]
+        shown = [f"{value:.3g}" if value is not None else "" for value in values]
         print(
             f"| {record['flow']} | {record['rows']:,} | {record['what']} | {record['ms']:.3f} | {' | '.join(shown)} | "
             f"{record['error_max']:.1e} / {record['error_mean']:.1e} |",
@@ -281,9 +281,11 @@ def memory() -> list[dict[str, Any]]:
             loss.backward()
             peak = torch.cuda.max_memory_allocated() - base
         units = sum(len(layer.reach) for net in networks(flow) for layer in net.conditioner.plan.layers)
-        kept = 4 * rows * (units + len(networks(flow)) * 2 * flow.features)
-        records.append({"flow": name, "rows": rows, "what": "memory", "ratio": peak / kept})
-        print(f"| {name} | {rows:,} | memory of a step / activations | {peak / kept:.2f} | at most 2 |", flush=True)
+        activations = 4 * rows * (units + len(networks(flow)) * 2 * flow.features)
+        records.append({"flow": name, "rows": rows, "what": "memory", "ratio": peak / activations})
+        print(
+            f"| {name} | {rows:,} | memory of a step / activations | {peak / activations:.2f} | at most 2 |", flush=True
+        )
     return records
 
 

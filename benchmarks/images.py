@@ -73,14 +73,14 @@ def measure(name: str, weights: Path | None) -> list[dict[str, Any]]:
         exact = copy.deepcopy(flow).double()
         truth = exact(validate_args=False).log_prob(x.double())
         off = (flow(validate_args=False).log_prob(x).double() - truth).abs() / flow.features / 0.6931472
-        found = flow.invert(noise, on_failure="return")
-        far = (found.x.double() - exact.invert(noise.double(), on_failure="return").x).abs()
-        again = (flow.bijection(found.x)[0] - noise).abs()
+        inverse = flow.invert(noise, on_failure="return")
+        sample_error = (inverse.x.double() - exact.invert(noise.double(), on_failure="return").x).abs()
+        round_trip = (flow.bijection(inverse.x)[0] - noise).abs()
     errors = {
         "log_prob_error_bits_per_dimension": float(off.max()),
-        "sample_error_max": float(far.max()),
-        "round_trip_max": float(again.max()),
-        "certified": bool(found.converged.all()),
+        "sample_error_max": float(sample_error.max()),
+        "round_trip_max": float(round_trip.max()),
+        "certified": bool(inverse.converged.all()),
     }
     score, draw = scoring(flow, x, validate_args=False), sampling(flow, IMAGES)
     times = {"log_prob": replayed(score, 20), "sample": replayed(draw, 10)}
@@ -140,9 +140,9 @@ def main() -> None:
             cells += [f"{r['round_trip_max']:.1e}", r["certified"]]
         print("| " + " | ".join(map(str, cells)) + " |")
     if arguments.json:
-        given = "".join(f" {name}" for name in arguments.flows)
-        given += "".join(f" --{name} MODEL" for name in FLOWS if getattr(arguments, name))
-        write_record(arguments.json, f"python images.py{given}", start, records)
+        chosen = "".join(f" {name}" for name in arguments.flows)
+        chosen += "".join(f" --{name} MODEL" for name in FLOWS if getattr(arguments, name))
+        write_record(arguments.json, f"python images.py{chosen}", start, records)
 
 
 if __name__ == "__main__":

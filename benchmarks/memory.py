@@ -14,8 +14,8 @@ def peak_of(work: Callable[[], object]) -> int:
         work()
     events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
     events.sort(key=lambda e: e.start_ns())
-    now = peak = 0
+    current = peak = 0
     for event in events:
-        now += event.nbytes()
-        peak = max(peak, now)
+        current += event.nbytes()
+        peak = max(peak, current)
     return peak

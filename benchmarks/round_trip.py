@@ -1,6 +1,6 @@
 """Round-trip errors of a trained image flow on test images, in float32 and float64.
 
-    python benchmarks/round_trip.py SET WEIGHTS DATA [--model NAME] [--images N] [--exact M] [--device D]
+    python benchmarks/round_trip.py DATASET WEIGHTS DATA [--model NAME] [--images N] [--exact M] [--device D]
                                                       [--json FILE]
 
 WEIGHTS is the state of a flow, stored by `sinuflow reproduce images` (weights.safetensors), NAME its recipe (today),
@@ -98,7 +98,7 @@ def measure(flow: sinuflow.SinusoidalFlow, pixels: PixelMap, x: torch.Tensor, ex
 def main() -> None:
     """Print the errors, and add them to a record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("set")
+    parser.add_argument("dataset")
     parser.add_argument("weights", type=Path)
     parser.add_argument("data", type=Path)
     parser.add_argument("--model", default="today")
@@ -107,21 +107,21 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    start, about = time.perf_counter(), image_set(arguments.set)
-    flow = sinuflow.SinusoidalFlow.image(about.shape, **recipes(arguments.set)[arguments.model].flow)
+    start, about = time.perf_counter(), image_set(arguments.dataset)
+    flow = sinuflow.SinusoidalFlow.image(about.shape, **recipes(arguments.dataset)[arguments.model].flow)
     flow.load_state_dict(load_file(arguments.weights))
-    images = torch.from_numpy(load_image_set(arguments.set, arguments.data).test[: arguments.images])
+    images = torch.from_numpy(load_image_set(arguments.dataset, arguments.data).test[: arguments.images])
     pixels = PixelMap(about.alpha)
     x = torch.cat([batch.x for batch in ImageRows(images, pixels).in_order(1000)])
     errors = measure(flow.eval().to(arguments.device), pixels, x.to(arguments.device), arguments.exact)
-    print(arguments.set, errors)
+    print(arguments.dataset, errors)
     if arguments.json:
         record = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
-        words = [f"python benchmarks/round_trip.py {arguments.set} WEIGHTS DATA --exact {arguments.exact}"]
+        words = [f"python benchmarks/round_trip.py {arguments.dataset} WEIGHTS DATA --exact {arguments.exact}"]
         words += [f"--model {arguments.model}"] if arguments.model != "today" else []
         words += [f"--images {arguments.images}"] if arguments.images else []
         words += [f"--device {arguments.device}"] if arguments.device != "cpu" else []
-        names = [arguments.set, arguments.model if arguments.model != "today" else "", arguments.device]
+        names = [arguments.dataset, arguments.model if arguments.model != "today" else "", arguments.device]
         record[", ".join(name for name in names if name not in ("", "cpu"))] = {
             "command": " ".join(words),
             "seed": 0,

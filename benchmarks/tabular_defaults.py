@@ -1,10 +1,10 @@
 """Held-out log-likelihood of `sinuflow fit` with its defaults, of a Gaussian, and of zuko's MAF and NSF.
 
-All methods use the same preprocessed and dequantised columns of the same rows, and log-densities are in the units of
+All methods use the same preprocessed and dequantized columns of the same rows, and log-densities are in the units of
 the table. zuko's flows have zuko's default architectures, and the training loop, settings and processor time of ours.
 Tables under 2,000 rows are split ten times, and differences are paired.
 
-    python tabular_defaults.py [--data DIR] [--sets NAME ...] [--workers N] [--json FILE]
+    python tabular_defaults.py [--data DIR] [--datasets NAME ...] [--workers N] [--json FILE]
 
 DIR holds gas-small, hepmass-small, miniboone-small and power as folders of .npy files; without it only scikit-learn's
 datasets are used. Each of N worker processes uses one thread.
@@ -92,11 +92,11 @@ def one_split(table: np.ndarray, seed: int) -> dict[str, np.ndarray]:
     columns = [int(c.name[1:]) for c in model.preprocessor.features]
     rows = torch.from_numpy(np.asarray(table, dtype=np.float64)[:, columns])
     train, val, test = (rows[torch.from_numpy(ids)] for ids in model.split)
-    dequantised = model.preprocessor.dequantize(test, seeded(seed, 2))
-    prepared, ladj = model.preprocessor.prepare(dequantised)
+    dequantized = model.preprocessor.dequantize(test, seeded(seed, 2))
+    prepared, ladj = model.preprocessor.prepare(dequantized)
     train_prepared, _ = model.preprocessor.prepare(model.preprocessor.dequantize(train, seeded(seed, 1)))
     results = {
-        "sinuflow": model.score_numbers(dequantised, None).numpy(),
+        "sinuflow": model.score_numbers(dequantized, None).numpy(),
         "Gaussian": gaussian_log_density(train_prepared.numpy(), prepared.numpy()) + ladj.numpy(),
         "seconds": np.array([seconds]),
     }
@@ -156,19 +156,19 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--sets", nargs="*")
+    parser.add_argument("--datasets", nargs="*")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    sets = arguments.sets or [*OWN, *(PACK if arguments.data else ())]
+    names = arguments.datasets or [*OWN, *(PACK if arguments.data else ())]
     print("Mean held-out log-density in nats (worst row); after the semicolon, the gain of Sinuflow.\n")
     print("| table (rows x columns) | splits | s | Sinuflow | Gaussian | zuko MAF | zuko NSF |")
     print("|---|---|---|---|---|---|---|")
-    tables = {name: load(name, arguments.data) for name in sets}
+    tables = {name: load(name, arguments.data) for name in names}
     tasks = [
         (name, arguments.data, seed)
-        for name in sorted(sets, key=lambda name: -len(tables[name]))  # the longest first
+        for name in sorted(names, key=lambda name: -len(tables[name]))  # the longest first
         for seed in range(SPLITS if len(tables[name]) < SMALL else 1)
     ]
     if arguments.workers > 1:
@@ -176,8 +176,9 @@ def main() -> None:
             done = pool.map(run_task, tasks, chunksize=1)
     else:
         done = [run_task(task) for task in tasks]
-    found = dict(zip(tasks, done, strict=True))
-    lines = [summarize(name, tables[name], [run for task, run in found.items() if task[0] == name]) for name in sets]
+    results = dict(zip(tasks, done, strict=True))
+    runs = {name: [run for task, run in results.items() if task[0] == name] for name in names}
+    lines = [summarize(name, tables[name], runs[name]) for name in names]
     if arguments.json:
         record = {
             "command": "python tabular_defaults.py --data DIR",

@@ -69,7 +69,7 @@ def test_algorithm_1_with_too_few_iterations_is_wrong_and_does_not_converge() ->
 
 
 def test_unknown_datasets_and_models_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="no set 'moons'"):
+    with pytest.raises(ArgumentError, match="no dataset 'moons'"):
         list(run(Options(tmp_path, "smoke", datasets=("moons",))))
     with pytest.raises(ArgumentError, match="no model '3 LDU blocks'"):
         list(run(Options(tmp_path, "smoke", models=("3 LDU blocks",))))

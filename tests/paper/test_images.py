@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from sinuflow import ArgumentError, DataError
-from sinuflow.data.image_sets import IMAGE_SETS, ImageSplits
+from sinuflow.data.datasets import Splits
+from sinuflow.data.image_sets import IMAGE_SETS
 from sinuflow.paper import Options, image_runs, reproduce
 from sinuflow.paper.image_data import downsample, load, shape_of, synthetic
 from sinuflow.paper.image_runs import trained_flows
-from sinuflow.paper.images import comparable
+from sinuflow.paper.images import COMPARISON
 from sinuflow.paper.page import page
 from sinuflow.paper.reconstruction import round_trip
 from sinuflow.paper.record import Result, write_record
@@ -61,7 +62,7 @@ def test_flows_beat_the_histogram_baseline(name: str, model: str, options: Optio
     assert ours["standard_error_over_images"]["0"] < 0.1
     assert ours["rows"] == 200
     assert ours["paper"] is None
-    assert ours["comparable"] == "no: a smaller run, on synthetic images"
+    assert ours["comparable"] == "no: a smaller run"
 
 
 def test_the_score_is_that_of_the_density_in_float64(options: Options) -> None:
@@ -181,7 +182,7 @@ def test_inconsistent_options_are_refused(options: Options, tmp_path: Path) -> N
     assert "one --seed" in refused("samples", replace(other, seeds=(0, 1)), ArgumentError)
     assert "no recipe glow" in refused("samples", replace(other, models=("glow",)), ArgumentError)
     assert "no recipe glow" in refused("images", replace(other, models=("glow",)), ArgumentError)
-    assert "no set of images 'power'" in refused("images", replace(other, datasets=("power",)), ArgumentError)
+    assert "no dataset 'power'" in refused("images", replace(other, datasets=("power",)), ArgumentError)
     with pytest.raises(ArgumentError, match="cannot be downsampled"):
         downsample(synthetic(1, (1, 28, 28)), (1, 8, 8))
 
@@ -191,7 +192,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A few images where MNIST should be."""
     folder = tmp_path_factory.mktemp("sets")
     (folder / "mnist").mkdir()
-    for seed, split in enumerate(ImageSplits._fields):
+    for seed, split in enumerate(Splits._fields):
         np.save(folder / "mnist" / f"{split}.npy", synthetic(70, (1, 28, 28), seed).numpy())
     return folder
 
@@ -202,7 +203,7 @@ def test_a_quick_run_trains_on_images_of_half_the_size(
     monkeypatch.setitem(image_runs._STEPS, "quick", 2)
     chosen = Options(tmp_path, "quick", device="cpu", data=data, runs=tmp_path / "runs", progress=False)
     alone, ours = reproduce("images", replace(chosen, models=("today",)))
-    assert ours["comparable"] == alone["comparable"] == "no: a smaller run, on images of half the size"
+    assert ours["comparable"] == alone["comparable"] == "no: a smaller run"
     assert ours["rows"] == 70
     (flow,) = trained_flows(IMAGE_SETS, chosen)  # CIFAR-10 is left out
     assert flow.shape == shape_of("mnist", chosen) == (1, 14, 14)
@@ -210,16 +211,14 @@ def test_a_quick_run_trains_on_images_of_half_the_size(
 
 
 def test_results_on_other_images_are_not_comparable(data: Path) -> None:
-    full = Options(Path("out"), data=data)
+    full, comparable = Options(Path("out"), data=data), COMPARISON.comparable
     few = load("mnist", full)
-    whole = ImageSplits(*(np.broadcast_to(few.train[:1], (n, 1, 28, 28)) for n in IMAGE_SETS["mnist"].sizes))
+    whole = Splits(*(np.broadcast_to(few.train[:1], (n, 1, 28, 28)) for n in IMAGE_SETS["mnist"].sizes))
     assert comparable("mnist", "paper", few, full) == "no: other images than the published ones"
     assert comparable("mnist", "paper", whole, full) == IMAGE_SETS["mnist"].comparable
     assert comparable("mnist", "today", whole, full).endswith("; other training settings")
-    larger = "; a larger flow, affine conditioning, other training settings"
-    assert comparable("mnist", "best", whole, full).endswith(larger)
-    as_large = "; affine conditioning, other training settings"
-    assert comparable("mnist", "affine", whole, full).endswith(as_large)
+    for model in ("best", "affine"):
+        assert comparable("mnist", model, whole, full).endswith("; other architecture and training settings")
 
 
 def test_algorithm_1_that_diverges_does_not_converge(options: Options) -> None:

@@ -1,4 +1,4 @@
-"""A report's content that no model made."""
+"""Synthetic content of a report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def column(name: str, kind: str, data: Any, samples: Any, map: str = "standardis
 
 
 def content(rows: int = 2000, **changes: Any) -> ReportContent:
-    """Six columns of several kinds, plausible numbers everywhere."""
+    """Six columns of all kinds, with plausible values."""
     rng = np.random.default_rng(7)
 
     def normals(n: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What a report says of a real model."""
+"""The content of a report on a fitted model."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def test_the_scores_are_those_of_the_test_rows_and_the_lead_is_paired(model):
     x = rows.dequantize(torch.from_numpy(test), seeded(0, 1))
     ours = model.score_numbers(x, None).numpy()
     assert content.model.nll == pytest.approx(-ours.mean())
-    known, _ = rows.prepare(rows.dequantize(torch.from_numpy(train), seeded(0, 2)))
+    prepared_train, _ = rows.prepare(rows.dequantize(torch.from_numpy(train), seeded(0, 2)))
     prepared, ladj = rows.prepare(x)
-    gaussian = gaussian_log_density(known.numpy(), prepared.numpy()) + ladj.numpy()
-    found = content.baselines[0]
-    assert found.nll == pytest.approx(-gaussian.mean())
-    assert found.lead_error == pytest.approx((ours - gaussian).std(ddof=1) / np.sqrt(len(ours)))
+    gaussian = gaussian_log_density(prepared_train.numpy(), prepared.numpy()) + ladj.numpy()
+    baseline = content.baselines[0]
+    assert baseline.nll == pytest.approx(-gaussian.mean())
+    assert baseline.lead_error == pytest.approx((ours - gaussian).std(ddof=1) / np.sqrt(len(ours)))
 
 
-def test_another_table_is_recognised_whatever_it_is_called(model):
+def test_another_table_is_recognized_by_its_rows(model):
     content = collect(model, make_frame(seed=1))
     assert content.inverted == 400
     assert content.baselines == []

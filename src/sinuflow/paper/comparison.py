@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ..data.datasets import Dataset, Splits, find
 from ..files import write_atomically
 from ..models.defaults import Recipe
 from .items import Options
+from .recipes import recipes
 from .record import Result, read_record
 from .tables import TABLES
-from .training import Score, Trained, chosen_models
+from .training import PEERS, Score, Trained, chosen_models, is_present
 
 
 class Evaluation(NamedTuple):
@@ -31,59 +33,72 @@ class Comparison:
     Attributes:
         item: its name.
         metric: of the test split.
-        examples: "rows" or "images".
         paper: the paper's values by dataset.
-        datasets: names of all datasets.
-        is_present: whether a dataset can be loaded.
-        load: the splits of a dataset, or an error that says where to get them.
+        datasets: all datasets by name.
+        load: the splits of a dataset for the size of the run, or an error that says where to get them.
         evaluate: trains a model on a dataset with a seed, and scores it.
-        comparable: whether a model's result on a dataset is comparable with the paper's: "yes" or "no", with a reason.
-        baselines: results that need no training.
+        baseline: the metric of independent pixels, for images.
     """
 
     item: str
     metric: str
-    examples: str
     paper: Mapping[str, float]
-    datasets: Collection[str]
-    is_present: Callable[[str, Options], bool]
-    load: Callable[[str, Options], Any]
-    evaluate: Callable[[str, str, Recipe, Any, int, Options], Evaluation]
-    comparable: Callable[[str, str, Any, Options], str]
-    baselines: Callable[[str, Any, Options], Iterable[Result]] = lambda *_: ()
+    datasets: Mapping[str, Dataset]
+    load: Callable[[str, Options], Splits]
+    evaluate: Callable[[str, str, Recipe, Splits, int, Options], Evaluation]
+    baseline: Callable[[Splits], float] | None = None
 
     def run(self, options: Options) -> Iterator[Result]:
         """Yield the result of every run; those of several seeds are merged in the record."""
         models = {}
         for name in options.datasets or self._available(options):
+            dataset = find(self.datasets, name, "dataset")
             models[name] = chosen_models(name, None, options)
-            if not self.is_present(name, options):
+            if not is_present(dataset, options):
                 self.load(name, options)  # fails before anything is trained
         for name, chosen in models.items():
             splits = self.load(name, options)
-            yield from self.baselines(name, splits, options)
+            rows = len(splits.test)
+            if self.baseline is not None:
+                model, value = "independent pixels", self.baseline(splits)
+                reason, size = self.comparable(name, model, splits, options), {"size": options.size}
+                yield Result(name, self.metric, model, {None: value}, rows=rows, comparable=reason, extra=size)
             for (model, recipe), seed in itertools.product(chosen.items(), options.seeds):
                 trained, followed, validation, test = self.evaluate(name, model, recipe, splits, seed, options)
                 by_seed = {
                     "validation": validation,
                     "best_step": trained.best_step,
-                    f"standard_error_over_{self.examples}": test.standard_error,
+                    f"standard_error_over_{self.datasets[name].examples}": test.standard_error,
                     "float32_error_max": test.float32_max,
                     "float32_error_mean": test.float32_mean,
                 }
                 extra = {field: {str(seed): value} for field, value in by_seed.items()}
-                comparable = self.comparable(name, model, splits, options)
-                paper = self.paper.get(name) if comparable.startswith("yes") else None
-                fields = trained.fields(options, followed, comparable, **extra)
-                yield Result(name, self.metric, model, {seed: test.mean}, paper, len(splits.test), **fields)
+                reason = self.comparable(name, model, splits, options)
+                paper = self.paper.get(name) if reason.startswith("yes") else None
+                fields = trained.fields(options, followed, reason, **extra)
+                yield Result(name, self.metric, model, {seed: test.mean}, paper, rows, **fields)
                 table = TABLES[self.item](read_record(options.out / f"{self.item}.json"))
                 write_atomically(options.out / f"{self.item}.md", table.encode())
 
     def _available(self, options: Options) -> list[str]:
-        found = [name for name in self.datasets if self.is_present(name, options)]
-        if not found:
+        present = [name for name, dataset in self.datasets.items() if is_present(dataset, options)]
+        if not present:
             self.load(next(iter(self.paper)), options)
-        missing = [name for name in self.paper if name not in found]
+        missing = [name for name in self.paper if name not in present]
         if missing:
             options.say(f"not found, and left out: {', '.join(missing)}; see `sinuflow data list`")
-        return found
+        return present
+
+    def comparable(self, name: str, model: str, splits: Splits, options: Options) -> str:
+        """Whether a result is comparable with the paper's: "yes" or "no", and a qualification."""
+        dataset, known = self.datasets[name], recipes(name)
+        if options.size != "full":
+            return "no: a smaller run"
+        if model in PEERS or model not in known:
+            return "no: another model"
+        if tuple(len(part) for part in splits) != dataset.sizes:
+            return f"no: other {dataset.examples} than the published ones"
+        if model == "paper" or not dataset.comparable.startswith("yes"):
+            return dataset.comparable
+        same = known["paper"].flow | known[model].flow == known["paper"].flow
+        return f"{dataset.comparable}; other {'' if same else 'architecture and '}training settings"

@@ -93,7 +93,7 @@ def run(options: Options) -> Iterator[Result]:
     """Train flows of a few depths; measure their constants, and both solvers."""
     depths = {f"{blocks} LDU blocks": blocks for blocks in options.of(full=(4, 16), quick=(4,), smoke=(2,))}
     models, datasets = options.models or tuple(depths), options.datasets or DATASETS
-    for what, chosen, known in (("set", datasets, DATASETS), ("model", models, tuple(depths))):
+    for what, chosen, known in (("dataset", datasets, DATASETS), ("model", models, tuple(depths))):
         unknown = [name for name in chosen if name not in known]
         if unknown:
             raise ArgumentError(f"there is no {what} {unknown[0]!r} here; choose of {', '.join(known)}")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..data.benchmarks import Splits
+from ..data.datasets import Splits
 from ..data.toys import COUNT, REACH, Toy, toy
 from .items import Options
 from .plotting import OTHER, OURS, TRUE, saved_figure

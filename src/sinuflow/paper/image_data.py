@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.image_sets import ImageSplits, image_set, images_present, load_image_set
+from ..data.datasets import Splits
+from ..data.image_sets import image_set
 from ..errors import ArgumentError
 from .items import Options
 
@@ -30,29 +31,23 @@ def shape_of(name: str, options: Options) -> tuple[int, int, int]:
     return channels, height, width
 
 
-def is_present(name: str, options: Options) -> bool:
-    """Whether the images of a run can be loaded."""
-    image_set(name)
-    return options.size == "smoke" or (options.data is not None and images_present(name, options.data) is not None)
-
-
-def load(name: str, options: Options) -> ImageSplits:
+def load(name: str, options: Options) -> Splits:
     """All images of a run."""
     shape = shape_of(name, options)
     if options.size == "smoke":
-        return ImageSplits(*(synthetic(n, shape, seed).numpy() for seed, n in enumerate(_COUNTS["smoke"])))
-    splits = load_image_set(name, options.data)
+        return Splits(*(synthetic(n, shape, seed).numpy() for seed, n in enumerate(_COUNTS["smoke"])))
+    splits = image_set(name).load(options.data)
     if options.size == "full":
         return splits
     parts = zip(splits, _COUNTS[options.size], strict=True)
-    return ImageSplits(*(downsample(torch.from_numpy(part[:n]), shape).numpy() for part, n in parts))
+    return Splits(*(downsample(torch.from_numpy(part[:n]), shape).numpy() for part, n in parts))
 
 
 def load_test(name: str, shape: Sequence[int], options: Options) -> Tensor:
     """Test images of a shape."""
     if options.size == "smoke":
         return torch.from_numpy(load(name, options).test)
-    return downsample(torch.from_numpy(load_image_set(name, options.data).test), shape)
+    return downsample(torch.from_numpy(image_set(name).load(options.data).test), shape)
 
 
 def downsample(images: Tensor, shape: Sequence[int]) -> Tensor:

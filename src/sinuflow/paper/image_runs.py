@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from ..bijections.pixels import PixelMap
-from ..data.image_sets import Bytes, ImageSplits, image_set
+from ..data.datasets import Splits
+from ..data.image_sets import Bytes, image_set
 from ..errors import ArgumentError
 from ..flows.sinusoidal import SinusoidalFlow
 from ..models.defaults import Recipe
 from ..training import ImageRows
-from .image_data import is_present, load, load_test, shape_of
+from .image_data import load, load_test, shape_of
 from .items import Options
 from .recipes import recipes
 from .record import Result, hardware, results
@@ -27,6 +28,7 @@ from .training import (
     chosen_models,
     digest,
     is_finished,
+    is_present,
     read_run,
     run_folder,
     train_or_read,
@@ -103,7 +105,7 @@ def recipe_of(name: str, model: str, options: Options) -> Recipe:
     return Recipe(recipe.flow | _FLOWS[options.size], training)
 
 
-def train_images(name: str, model: str, images: ImageSplits, seed: int, options: Options) -> TrainedImages:
+def train_images(name: str, model: str, images: Splits, seed: int, options: Options) -> TrainedImages:
     """Train a flow on images, or read its finished run from ``options.runs``."""
     recipe, dataset = recipe_of(name, model, options), image_set(name)
     shape = images.train.shape[1:]
@@ -138,18 +140,18 @@ def trained_flows(default: Iterable[str], options: Options) -> list[TrainedImage
     names = list(options.datasets or default)
     for name in names:
         chosen_models(name, (), options)  # refuses unknown models
-    found = {name: _stored(name, options) for name in names}
+    stored = {name: _stored(name, options) for name in names}
     if options.size == "smoke":
         model, seed = (*options.models, "today")[0], options.seeds[0]
-        return [run or train_images(name, model, load(name, options), seed, options) for name, run in found.items()]
-    missing = [name for name, run in found.items() if run is None]
-    if missing and (options.datasets or len(missing) == len(found)):
+        return [run or train_images(name, model, load(name, options), seed, options) for name, run in stored.items()]
+    missing = [name for name, run in stored.items() if run is None]
+    if missing and (options.datasets or len(missing) == len(stored)):
         raise ArgumentError(_how_to_train(missing[0], options))
     for name in missing:
         options.say(f"{name} is left out: {_how_to_train(name, options)}")
-    runs = [run for run in found.values() if run is not None]
+    runs = [run for run in stored.values() if run is not None]
     for run in runs:
-        if not is_present(run.dataset, options):
+        if not is_present(image_set(run.dataset), options):
             load(run.dataset, options)  # fails before anything is computed
     return runs
 

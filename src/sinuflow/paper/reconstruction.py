@@ -48,8 +48,8 @@ def run(options: Options) -> Iterator[Result]:
     runs = trained_flows(IMAGE_SETS, options)
     shown = {}
     for flow in runs:
-        shown[flow.dataset] = found = reconstruct(flow, options)
-        yield from flow.results(found.metrics, options, "no: the paper shows a picture")
+        shown[flow.dataset] = result = reconstruct(flow, options)
+        yield from flow.results(result.metrics, options, "no: the paper shows a picture")
     _plot(shown, figure_path("reconstruction", [flow.model for flow in runs], options.out))
 
 
@@ -59,12 +59,13 @@ def reconstruct(flow: TrainedImages, options: Options) -> Reconstruction:
     images = flow.test_images(options)[:many]
     x = flow.logits(images)
     shown, curve, same = {"original": images[:_COLUMNS]}, dict[int, float](), dict[int, float]()
+    algorithm_1 = {"solver": "fixed_point", "rtol": 0, "atol": 0}
     for limit in _ITERATIONS[options.size]:
-        again, _ = round_trip(flow, x[:few], options.device, solver="fixed_point", rtol=0, atol=0, max_iterations=limit)
-        curve[limit] = _l2(flow, again, x[:few])
-        same[limit] = _indistinguishable(flow.images(again), images[:few])
+        solution, _ = round_trip(flow, x[:few], options.device, **algorithm_1, max_iterations=limit)
+        curve[limit] = _l2(flow, solution, x[:few])
+        same[limit] = _indistinguishable(flow.images(solution), images[:few])
         if limit in _SHOWN[options.size]:
-            shown["1 iteration" if limit == 1 else f"{limit} iterations"] = flow.images(again[:_COLUMNS])
+            shown["1 iteration" if limit == 1 else f"{limit} iterations"] = flow.images(solution[:_COLUMNS])
     single, converged = round_trip(flow, x, options.device)
     double, _ = round_trip(flow, x[:exact].double(), options.device)
     shown["certified"] = flow.images(single[:_COLUMNS])
@@ -105,8 +106,8 @@ def _l2(flow: TrainedImages, solution: Tensor, x: Tensor) -> float:
 
 def _pixel_error(flow: TrainedImages, solution: Tensor, x: Tensor) -> Tensor:
     """The error of pixels between 0 and 1; NaN counts as black."""
-    found, true = (flow.pixels.to_unit(part.nan_to_num(nan=-torch.inf)).value for part in (solution, x))
-    return found - true
+    values, true = (flow.pixels.to_unit(part.nan_to_num(nan=-torch.inf)).value for part in (solution, x))
+    return values - true
 
 
 def _indistinguishable(images: Tensor, originals: Tensor) -> float:
@@ -120,12 +121,12 @@ def _plot(shown: dict[str, Reconstruction], path: Path) -> None:
         left, right = halves
         curves = left.subplots()
         grids: Any = right.subplots(len(shown), 1, squeeze=False)[:, 0]
-        for axes, (name, found) in zip(grids, shown.items(), strict=True):
-            curves.plot(*zip(*found.curve.items(), strict=True), "o-", color=_COLOURS[name], markersize=3, label=name)
-            curves.axhline(found.certified, color=_COLOURS[name], **DASHED | {"linewidth": 1})
-            height = show_images(axes, torch.cat(list(found.images.values())), len(found.images["original"]), name)
-            rows = len(found.images)
-            axes.set_yticks([height * (row + 0.5) / rows for row in range(rows)], found.images)
+        for axes, (name, result) in zip(grids, shown.items(), strict=True):
+            curves.plot(*zip(*result.curve.items(), strict=True), "o-", color=_COLOURS[name], markersize=3, label=name)
+            curves.axhline(result.certified, color=_COLOURS[name], **DASHED | {"linewidth": 1})
+            height = show_images(axes, torch.cat(list(result.images.values())), len(result.images["original"]), name)
+            rows = len(result.images)
+            axes.set_yticks([height * (row + 0.5) / rows for row in range(rows)], result.images)
             axes.tick_params(length=0, labelsize=8)
         curves.plot([], [], color="black", label="certified", **DASHED | {"linewidth": 1})
         curves.set(xlabel="iterations of Algorithm 1 in each layer", ylabel=r"mean $\ell_2$ error", yscale="log")

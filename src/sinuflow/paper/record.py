@@ -161,13 +161,13 @@ def _finite(value: Any) -> Any:
 
 def versions() -> dict[str, str]:
     """Versions of Sinuflow, Python and the libraries in use."""
-    found = {"sinuflow": __version__, "python": platform.python_version()}
+    known = {"sinuflow": __version__, "python": platform.python_version()}
     for name in ("torch", "numpy", "zuko"):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
+            known[name] = metadata.version(name)
     if torch.version.cuda is not None:
-        found["cuda"] = torch.version.cuda
-    return found
+        known["cuda"] = torch.version.cuda
+    return known
 
 
 def hardware(device: str) -> str:

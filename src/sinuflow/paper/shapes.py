@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.benchmarks import Splits
+from ..data.datasets import Splits
 from ..data.toys import TOYS, Toy, toy
 from ..errors import ArgumentError
 from .items import Options

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.benchmarks import BENCHMARKS, Splits, load_benchmark, rows_present
+from ..data.benchmarks import BENCHMARKS
+from ..data.datasets import Splits
 from ..errors import ArgumentError
 from ..models.defaults import Recipe
 from .comparison import Comparison, Evaluation
 from .items import Options
 from .record import hardware, read_record
-from .training import PEERS, Score, as_tensor, steps_for, train
+from .training import Score, as_tensor, steps_for, train
 
 #: Rows of each split, and steps, of smaller runs.
 _ROWS = {"full": None, "quick": 20_000, "smoke": 400}
@@ -23,14 +24,9 @@ _STEPS = {"full": None, "quick": 300, "smoke": 40}
 _BATCH, _CHECKED = 2**15, 4_000
 
 
-def is_present(name: str, options: Options) -> bool:
-    """Whether the prepared files of a dataset exist."""
-    return options.data is not None and rows_present(name, options.data) is not None
-
-
 def load(name: str, options: Options) -> Splits:
     """The rows of a run."""
-    splits = load_benchmark(name, options.data)
+    splits = BENCHMARKS[name].load(options.data)
     return Splits(*(part[: _ROWS[options.size]] for part in splits))
 
 
@@ -44,20 +40,9 @@ def evaluate(name: str, model: str, recipe: Recipe, splits: Splits, seed: int, o
     return Evaluation(trained, recipe, trained.best_nll, _score(trained.flow, splits.test, options.device))
 
 
-def comparable(name: str, model: str, splits: Splits, options: Options) -> str:
-    """Whether a result is comparable with the paper's."""
-    if options.size != "full":
-        return "no: a smaller run"
-    if model in PEERS:
-        return "no: another flow"
-    if tuple(len(part) for part in splits) != BENCHMARKS[name].sizes:
-        return "no: other rows than the published ones"
-    reason = BENCHMARKS[name].comparable
-    return f"{reason}; other training settings" if reason.startswith("yes") and model != "paper" else reason
-
-
 PAPER = {"power": -0.59, "gas": -12.15, "hepmass": 16.10, "miniboone": 9.25, "bsds300": -156.75}
-run = Comparison("tabular", "test NLL, nats", "rows", PAPER, BENCHMARKS, is_present, load, evaluate, comparable).run
+COMPARISON = Comparison("tabular", "test NLL, nats", PAPER, BENCHMARKS, load, evaluate)
+run = COMPARISON.run
 
 
 def _score(flow: Any, rows: Any, device: str) -> Score:

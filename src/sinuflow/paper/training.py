@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from ..data.benchmarks import Splits
+from ..data.datasets import Dataset, Splits
 from ..errors import ArgumentError, StorageError, TrainingError
 from ..files import write_atomically
 from ..flows.sinusoidal import SinusoidalFlow
@@ -91,6 +91,13 @@ def chosen_models(dataset: str, default: Iterable[str] | None, options: Options)
         raise ArgumentError("other libraries' flows need zuko: pip install 'sinuflow[peers]'")
     options.say("zuko is not installed, so its flows are left out: pip install 'sinuflow[peers]'")
     return {model: recipe for model, recipe in chosen.items() if model not in PEERS}
+
+
+def is_present(dataset: Dataset, options: Options) -> bool:
+    """Whether a dataset can be loaded; smoke tests have synthetic images."""
+    if options.size == "smoke" and dataset.examples == "images":
+        return True
+    return options.data is not None and dataset.count(options.data) is not None
 
 
 def build(model: str, recipe: Recipe, features: int) -> Any:

@@ -6,7 +6,9 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
+from torch import Tensor
 
 from ..errors import ArgumentError
 from .content import Floats
@@ -43,12 +45,9 @@ def kde_log_density(train: ArrayLike, test: ArrayLike, *, bandwidth: float | Non
         bandwidth = _best_multiple(kernels) * _scott(n, features)
     if not (math.isfinite(bandwidth) and bandwidth > 0):
         raise ArgumentError(f"a bandwidth is positive and finite, not {bandwidth}")
-    total = np.empty(len(queries))
-    step = max(1, _BLOCK // n)
-    for start in range(0, len(queries), step):
-        part = slice(start, start + step)
-        total[part] = _log_sum_exp(_squared_distances(whitening(queries[part]), kernels) / (-2 * bandwidth**2))
-    return whitening.log_density(total - math.log(n) - features * math.log(bandwidth))
+    blocks = np.array_split(whitening(queries), -(-len(queries) * n // _BLOCK) or 1)
+    total = np.concatenate([_log_kernels(_squared_distances(block, kernels), bandwidth, features) for block in blocks])
+    return whitening.log_density(total - math.log(n))
 
 
 class _Whitening(NamedTuple):
@@ -83,11 +82,8 @@ class _Whitening(NamedTuple):
 def _best_multiple(kernels: Floats) -> float:
     """The c that maximizes Σᵢ log Σ_{j≠i} N(xᵢ; xⱼ, (c·s)²I), where s is Scott's bandwidth."""
     rows = _subsample(kernels, BANDWIDTH_ROWS)
-    n, features = rows.shape
-    distances = _squared_distances(rows, rows)
-    np.fill_diagonal(distances, np.inf)
-    bandwidths = MULTIPLES * _scott(n, features)
-    scores = [_log_sum_exp(distances / (-2 * h**2)).mean() - features * math.log(h) for h in bandwidths]
+    distances = _squared_distances(rows, rows).fill_diagonal_(math.inf)
+    scores = [_log_kernels(distances, h, rows.shape[1]).mean() for h in MULTIPLES * _scott(*rows.shape)]
     return float(MULTIPLES[int(np.argmax(scores))])
 
 
@@ -95,14 +91,13 @@ def _scott(n: int, features: int) -> float:
     return float(n ** (-1.0 / (features + 4)))
 
 
-def _squared_distances(left: Floats, right: Floats) -> Floats:
-    squares = np.square(left).sum(axis=1)[:, None] + np.square(right).sum(axis=1) - 2 * left @ right.T
-    return np.asarray(np.maximum(squares, 0.0))
+def _squared_distances(left: Floats, right: Floats) -> Tensor:
+    return torch.cdist(torch.from_numpy(left), torch.from_numpy(right)).square()
 
 
-def _log_sum_exp(exponents: Floats) -> Floats:
-    highest = exponents.max(axis=1)
-    return np.asarray(highest + np.log(np.exp(exponents - highest[:, None]).sum(axis=1)))
+def _log_kernels(squared_distances: Tensor, bandwidth: float, features: int) -> Floats:
+    """log Σⱼ exp(−dᵢⱼ²/(2h²)) / h^D."""
+    return np.asarray((squared_distances / (-2 * bandwidth**2)).logsumexp(1).numpy() - features * math.log(bandwidth))
 
 
 def _subsample(rows: Floats, most: int) -> Floats:

@@ -114,11 +114,11 @@ def _subsample(ids: Ids, random: np.random.Generator) -> Ids:
 
 
 @torch.no_grad()
-def _round_trip(model: TableModel, x: Tensor, given: Tensor | None) -> tuple[Tensor, float, float]:
+def _round_trip(model: TableModel, x: Tensor, columns: Tensor | None) -> tuple[Tensor, float, float]:
     """The noise of rows, the largest error of the rows after the inverse, and its largest residual."""
     parameter = next(model.flow.parameters())
     y = model.preprocessor.forward(x)[0].to(parameter)
-    context = None if given is None else model.preprocessor.context(given).to(parameter)
+    context = None if columns is None else model.preprocessor.context(columns).to(parameter)
     noise, errors, residuals = [], [], []
     for start in range(0, len(y), _BATCH):
         rows = slice(start, start + _BATCH)
@@ -135,14 +135,14 @@ def _round_trip(model: TableModel, x: Tensor, given: Tensor | None) -> tuple[Ten
     return torch.cat(noise), error, residual
 
 
-def _sample(model: TableModel, given: Tensor | None, count: int, seed: int) -> Tensor:
+def _sample(model: TableModel, columns: Tensor | None, count: int, seed: int) -> Tensor:
     """Samples; those of a conditional model have contexts of random rows."""
     parameter = next(model.flow.parameters())
     generator = torch.Generator(parameter.device).manual_seed(seed)
     context = None
-    if given is not None:
-        chosen = torch.randint(len(given), (count,), generator=seeded(seed))
-        context = model.preprocessor.context(given[chosen]).to(parameter)
+    if columns is not None:
+        chosen = torch.randint(len(columns), (count,), generator=seeded(seed))
+        context = model.preprocessor.context(columns[chosen]).to(parameter)
     shape = (count,) if context is None else ()
     return model.preprocessor.inverse(model.flow(context).sample(shape, generator=generator).cpu())
 

@@ -105,8 +105,8 @@ def _for_page(root: ElementTree.Element, key: str, label: str) -> str:
         if name == f"{_LINK}href" and value.startswith("#"):
             return f"#{key}-{value[1:]}"
         if name in ("style", "fill", "stroke"):
-            value = _COLOUR.sub(lambda found: f"var({_VARIABLES[found[0]]})", value)
-        return _REFERENCE.sub(lambda found: f"url(#{key}-{found[1]})", value)
+            value = _COLOUR.sub(lambda match: f"var({_VARIABLES[match[0]]})", value)
+        return _REFERENCE.sub(lambda match: f"url(#{key}-{match[1]})", value)
 
     for element in root.iter():
         element.tag = element.tag.removeprefix(_SVG)
