@@ -12,8 +12,7 @@ import typer
 
 from ..errors import StorageError
 from ..files import locked
-from ..models.image import ImageModel
-from ..models.table import TableModel
+from ..models.fitted import FittedModel
 from ..signals import shielded
 from ..training.checkpoint import RUN_LOCK, CheckpointFolder
 from .signals import Stopped
@@ -32,7 +31,7 @@ class Run:
     def has_checkpoint(self) -> bool:
         return CheckpointFolder(self.folder).exists()
 
-    def finish(self, model: TableModel | ImageModel) -> None:
+    def finish(self, model: FittedModel) -> None:
         """Write the model and remove the folder; a signal takes effect before both or after both."""
         with shielded():
             model.save(self.output)
