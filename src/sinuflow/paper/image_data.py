@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..data.image_sets import ImageSplits, image_set, images_present, load_image_set
+from ..data.image_sets import ImageSplits, image_set, load_image_set
 from ..errors import ArgumentError
 from .items import Options
 
@@ -33,7 +33,7 @@ def shape_of(name: str, options: Options) -> tuple[int, int, int]:
 def is_present(name: str, options: Options) -> bool:
     """Whether the images of a run can be loaded."""
     image_set(name)
-    return options.size == "smoke" or (options.data is not None and images_present(name, options.data) is not None)
+    return options.size == "smoke" or (options.data is not None and image_set(name).count(options.data) is not None)
 
 
 def load(name: str, options: Options) -> ImageSplits:

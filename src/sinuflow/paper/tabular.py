@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.benchmarks import BENCHMARKS, Splits, load_benchmark, rows_present
+from ..data.benchmarks import BENCHMARKS, Splits, benchmark, load_benchmark
 from ..errors import ArgumentError
 from .comparison import Comparison, Evaluation
 from .items import Options
@@ -25,7 +25,7 @@ _BATCH, _CHECKED = 2**15, 4_000
 
 def is_present(name: str, options: Options) -> bool:
     """Whether the prepared files of a dataset exist."""
-    return options.data is not None and rows_present(name, options.data) is not None
+    return options.data is not None and benchmark(name).count(options.data) is not None
 
 
 def load(name: str, options: Options) -> Splits:
