@@ -8,43 +8,39 @@ import torch
 from torch import Tensor
 
 from looks_trained import look_trained
-from sinuflow import SinusoidalFlow
-from sinuflow.bijections import (
-    AutoregressiveWaves,
-    Bijection,
-    Chain,
-    ElementwiseAffine,
-    LDUBlock,
-    LowerShift,
-    SinusoidalLayer,
-    UpperShift,
-)
+from sinuflow import SinusoidalFlow, bijections
 
 CONDITIONINGS = ["shift", "full", "none"]
 
 #: One constructor per bijection: one test body serves them all.
-BIJECTIONS: dict[str, Callable[[int, int], Bijection]] = {
-    "affine": lambda d, c: ElementwiseAffine(d),
-    "scale": lambda d, c: SinusoidalLayer(d, scales=2, waves=3, context=c),
-    "lower": lambda d, c: LowerShift(d, c, hidden=(11, 7)),
-    "upper": lambda d, c: UpperShift(d, c, hidden=(9, 9), residual=True),
-    "lower without hidden layers": lambda d, c: LowerShift(d, c, hidden=()),
-    "waves": lambda d, c: AutoregressiveWaves(d, c, scales=2, waves=3, hidden=(11, 7), squash_width=4.0),
-    "waves reversed": lambda d, c: AutoregressiveWaves(
+BIJECTIONS: dict[str, Callable[[int, int], bijections.Bijection]] = {
+    "affine": lambda d, c: bijections.ElementwiseAffine(d),
+    "scale": lambda d, c: bijections.SinusoidalLayer(d, scales=2, waves=3, context=c),
+    "lower": lambda d, c: bijections.LowerShift(d, c, hidden=(11, 7)),
+    "upper": lambda d, c: bijections.UpperShift(d, c, hidden=(9, 9), residual=True),
+    "lower without hidden layers": lambda d, c: bijections.LowerShift(d, c, hidden=()),
+    "waves": lambda d, c: bijections.AutoregressiveWaves(d, c, scales=2, waves=3, hidden=(11, 7), squash_width=4.0),
+    "waves reversed": lambda d, c: bijections.AutoregressiveWaves(
         d, c, scales=1, waves=2, hidden=(8, 8), residual=True, reverse=True, activation="tanh"
     ),
-    "ldu": lambda d, c: LDUBlock(d, c, scales=2, waves=2, hidden=(12,)),
-    "chain": lambda d, c: Chain(
-        [LDUBlock(d, c, scales=1, hidden=(8,)), ElementwiseAffine(d), AutoregressiveWaves(d, c, hidden=(8,))]
+    "ldu": lambda d, c: bijections.LDUBlock(d, c, scales=2, waves=2, hidden=(12,)),
+    "chain": lambda d, c: bijections.Chain(
+        [
+            bijections.LDUBlock(d, c, scales=1, hidden=(8,)),
+            bijections.ElementwiseAffine(d),
+            bijections.AutoregressiveWaves(d, c, hidden=(8,)),
+        ]
     ),
 }
 
 
-def trained(bijection: Bijection, seed: int = 0, dtype: torch.dtype = torch.float64, **ranges: object) -> Bijection:
+def trained(
+    bijection: bijections.Bijection, seed: int = 0, dtype: torch.dtype = torch.float64, **ranges: object
+) -> bijections.Bijection:
     """The bijection with drawn parameters, for evaluation."""
     look_trained(bijection, seed, **ranges)
     for module in bijection.modules():
-        if isinstance(module, ElementwiseAffine):
+        if isinstance(module, bijections.ElementwiseAffine):
             generator = torch.Generator().manual_seed(seed)
             with torch.no_grad():
                 module.mean.copy_(torch.randn(module.features, generator=generator))
@@ -74,6 +70,15 @@ def batch(features: int, context: int = 0, rows: int = 5, seed: int = 1, dtype: 
     x = scale * torch.randn(rows, features, generator=generator, dtype=torch.float64)
     c = torch.randn(rows, context, generator=generator, dtype=torch.float64) if context else None
     return x.to(dtype), None if c is None else c.to(dtype)
+
+
+def check_round_trip(bijection, x: Tensor, context: Tensor | None, ladj_tolerance: float) -> None:
+    """The inverse of float64 outputs is the input, with the negative log-determinant."""
+    z, ladj = bijection(x, context)
+    back, ladj_back = bijection.inverse(z, context)
+    torch.testing.assert_close(bijection(back, context)[0], z, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(back, x, rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(ladj_back, -ladj, rtol=ladj_tolerance, atol=1e-6)
 
 
 def jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -10,8 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
-from .checks import is_number, shortened
-from .checks import whole as whole
+from .checks import is_number, shortened, whole
 from .errors import ArgumentError
 from .ops.activations import check_activation
 

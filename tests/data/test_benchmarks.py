@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sinuflow.data import BENCHMARKS, Splits, load_benchmark
-from sinuflow.data.benchmarks import benchmark, rows_present
+from sinuflow.data.benchmarks import benchmark
 from sinuflow.errors import ArgumentError, DataError
 
 
@@ -44,7 +44,7 @@ def test_datasets_are_read_as_written(name, tmp_path):
         assert rows.flags.writeable
         assert rows.flags.c_contiguous
         np.testing.assert_array_equal(rows, np.load(place / f"{split}.npy"))
-    assert rows_present(name, str(tmp_path)) == (20, 5, 7)
+    assert benchmark(name).count(str(tmp_path)) == (20, 5, 7)
 
 
 @pytest.mark.parametrize("found", BENCHMARKS.values(), ids=BENCHMARKS)
@@ -83,7 +83,7 @@ def test_the_error_of_a_missing_dataset_names_its_source_and_the_command(tmp_pat
         assert "sinuflow data prepare power --from household_power_consumption.txt --to " in message
     write(tmp_path, val=None)
     assert "val.npy" in refused(tmp_path)
-    assert rows_present("power", tmp_path) is None
+    assert benchmark("power").count(tmp_path) is None
     assert "no recipe" in refused(tmp_path, "gas-small")
     assert "take gas" in refused(tmp_path, "gas-small")
 
@@ -146,7 +146,7 @@ def test_other_files_are_refused(tmp_path):
         (place / "train.npy").write_bytes(content)
         assert "train.npy is not an array of numbers" in refused(tmp_path)
         with pytest.raises(DataError):
-            rows_present("power", tmp_path)
+            benchmark("power").count(tmp_path)
     with zipfile.ZipFile(place / "train.npy", "w") as packed:
         packed.writestr("train.npy", whole)
     assert "train.npy is not an array of numbers" in refused(tmp_path)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sinuflow.data.image_sets import IMAGE_SETS, ImageSplits, image_set, images_present, load_image_set
+from sinuflow.data.image_sets import IMAGE_SETS, ImageSplits, image_set, load_image_set
 from sinuflow.data.originals import prepare
 from sinuflow.errors import ArgumentError, DataError, StorageError
 
@@ -52,7 +52,7 @@ def test_mnist_is_split_in_the_order_of_the_files(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read.train, train[:3, None])
     np.testing.assert_array_equal(read.val, train[3:, None])
     np.testing.assert_array_equal(read.test, test[:, None])
-    assert images_present("mnist", tmp_path / "sets") == (3, 10_000, 4)
+    assert image_set("mnist").count(tmp_path / "sets") == (3, 10_000, 4)
     labels = np.load(tmp_path / "sets" / "mnist" / "val_labels.npy")
     np.testing.assert_array_equal(labels, np.arange(3, 10_003) % 10)
     np.testing.assert_array_equal(made[4], labels)

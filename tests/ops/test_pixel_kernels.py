@@ -304,13 +304,19 @@ def test_the_inverse_is_the_inverse(name):
     assert error(found, x.double()) < 1e-5
 
 
+def perturbed_flow(shape, conditioning):
+    """A conditional image flow with random parameters."""
+    sizes = {"blocks": 2, "scales": 2, "waves": 2, "channels": 5, "residual_blocks": 1}
+    flow = SinusoidalFlow.image(shape, context=2, conditioning=conditioning, **sizes)
+    for name, parameter in flow.named_parameters():
+        parameter.data += (0.1 if "conditioner" in name else 0.3) * torch.randn_like(parameter)
+    return flow
+
+
 @pytest.mark.parametrize("conditioning", ["shift", "affine"])
 def test_a_flow_goes_through_the_kernels(conditioning, monkeypatch):
     """Scores, gradients and certified samples of a flow of which every network is by kernels."""
-    sizes = {"blocks": 2, "scales": 2, "waves": 2, "channels": 5, "residual_blocks": 1}
-    flow = SinusoidalFlow.image((2, 5, 6), context=2, conditioning=conditioning, **sizes)
-    for name, parameter in flow.named_parameters():
-        parameter.data += (0.1 if "conditioner" in name else 0.3) * torch.randn_like(parameter)
+    flow = perturbed_flow((2, 5, 6), conditioning)
     exact, plain = copy.deepcopy(flow).double(), copy.deepcopy(flow)
     ours = [m for m in flow.modules() if isinstance(m, PixelCNN)]
     shape, masks = ours[0].network().shape(), [layer.mask for layer in ours[0].layers]

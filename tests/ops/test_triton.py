@@ -254,17 +254,21 @@ def test_constraining_is_the_reference(scales, size, waves, seed):
         close(ours, theirs, 1e-13)
 
 
-@few
-@given(**shapes)
-def test_conditional_waves_are_the_reference(scales, size, waves, seed):
+def conditional_case(scales, size, waves, seed):
     features, rows = size
     shape = Shape(scales, waves)
     x = 3 * randn(features, rows, seed=seed)
-    parameters = 1.5 * randn(features, shape.parameters, rows, seed=seed + 1)
+    return shape, x, 1.5 * randn(features, shape.parameters, rows, seed=seed + 1)
+
+
+@few
+@given(**shapes)
+def test_conditional_waves_are_the_reference(scales, size, waves, seed):
+    shape, x, parameters = conditional_case(scales, size, waves, seed)
     expected = reference_conditional.reference(x, parameters, shape)
     for ours, theirs in zip(conditional_waves.forward(x, parameters, shape), expected, strict=True):
         close(ours, theirs)
-    grad_z, grad_ladj = randn(features, rows, seed=seed + 2), randn(rows, seed=seed + 3)
+    grad_z, grad_ladj = randn(*size, seed=seed + 2), randn(size[1], seed=seed + 3)
     leaves = [t.clone().requires_grad_() for t in (x, parameters)]
     by_autograd = torch.autograd.grad(reference_conditional.reference(*leaves, shape), leaves, (grad_z, grad_ladj))
     found = conditional_waves.backward(x, parameters, grad_z, grad_ladj, shape)
@@ -275,10 +279,7 @@ def test_conditional_waves_are_the_reference(scales, size, waves, seed):
 @few
 @given(**shapes)
 def test_the_inverse_of_conditional_waves_is_certified(scales, size, waves, seed):
-    features, rows = size
-    shape = Shape(scales, waves)
-    x = 3 * randn(features, rows, seed=seed)
-    parameters = 1.5 * randn(features, shape.parameters, rows, seed=seed + 1)
+    shape, x, parameters = conditional_case(scales, size, waves, seed)
     z, ladj = conditional_waves.forward(x, parameters, shape)
     found, slope, _, _, converged = conditional_waves.inverse(z, parameters, shape, 200)
     assert bool(converged.all())

@@ -14,7 +14,6 @@ pytest.importorskip("triton")
 
 from triton.runtime.errors import OutOfResources
 
-from sinuflow import SinusoidalFlow
 from sinuflow.conditioners import pixelcnn
 from sinuflow.conditioners.pixelcnn import PixelCNN
 from sinuflow.ops import pixelcnn_fused
@@ -32,7 +31,7 @@ from sinuflow.ops.pixelcnn_fused import (
     to_images,
 )
 from sinuflow.solvers import SolverOptions
-from tests.ops.test_pixel_kernels import belongs, error, finds_out_errors, inverted
+from tests.ops.test_pixel_kernels import belongs, error, finds_out_errors, inverted, perturbed_flow
 from tests.ops.test_triton import compiled_by
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -286,10 +285,7 @@ def test_too_many_maps_are_left_to_others():
 @pytest.mark.parametrize("conditioning", ["shift", "affine"])
 def test_a_flow_goes_through_the_kernels(conditioning, monkeypatch):
     """Its training, scores and certified samples."""
-    size = {"blocks": 2, "scales": 2, "waves": 2, "channels": 5, "residual_blocks": 1}
-    flow = SinusoidalFlow.image((2, 2, 2), context=2, conditioning=conditioning, **size)
-    for name, parameter in flow.named_parameters():
-        parameter.data += (0.1 if "conditioner" in name else 0.3) * torch.randn_like(parameter)
+    flow = perturbed_flow((2, 2, 2), conditioning)
     exact, flow = copy.deepcopy(flow).double().to(DEVICE), flow.to(DEVICE)
     ours = [m for m in flow.modules() if isinstance(m, PixelCNN)]
     program, used = program_of(ours[0]), []

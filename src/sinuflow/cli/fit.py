@@ -10,6 +10,7 @@ import typer
 
 from ..data.image_files import holds_pictures
 from ..errors import DataError
+from ..models.fitted import FittedModel
 from ..models.image import ImageModel
 from ..models.image_fitting import fit_images
 from ..models.table import TableModel
@@ -86,7 +87,7 @@ def command(
         _refuse(table_options, "tables", f"{data} holds images")
     else:
         _refuse(image_options, "images", f"{data} holds a table")
-    model: TableModel | ImageModel
+    model: FittedModel
     with resumable_run(output, resume, force) as run:
         options: dict[str, Any] = {
             "steps": steps,
@@ -137,15 +138,15 @@ def _maps(assignments: list[str]) -> dict[str, str]:
     return maps
 
 
-def _print_summary(model: TableModel | ImageModel) -> None:
+def _print_summary(model: FittedModel) -> None:
     facts = model.facts
     trained = f"trained {facts['steps']:,} steps in {facts['seconds']:.0f} s, best at step {facts['best_step']:,}"
     if isinstance(model, TableModel):
-        context = (
-            f", {len(model.preprocessor.context_columns)} as context" if model.preprocessor.context_columns else ""
-        )
-        columns = len(model.preprocessor.features)
-        echo(f"{facts['table']}: {facts['used_rows']:,} rows, {columns} columns modelled{context}; {trained}")
+        columns = f"{len(model.preprocessor.features)} columns modelled"
+        if model.preprocessor.context_columns:
+            columns += f", {len(model.preprocessor.context_columns)} as context"
+        echo(f"{facts['table']}: {facts['used_rows']:,} rows, {columns}; {trained}")
+    if not isinstance(model, ImageModel):
         return
     count = facts["train_images"] + facts["validation_images"]
     echo(f"{facts['images']}: {count:,} images of {model.describe()}; {trained}")

@@ -45,9 +45,7 @@ def _show_devices() -> None:
         echo(f"cuda:{i}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB")
         device = torch.device("cuda", i)
         flow, layer = cuda_backend(device), triton_backend(device)
-        echo(
-            f"  float32 flows: {flow.reason}" if flow.available else f"  float32: layer by layer, because {flow.reason}"
-        )
+        echo(f"  float32 flows: {'' if flow.available else 'layer by layer, because '}{flow.reason}")
         echo(f"  layer by layer: {'' if layer.available else 'PyTorch, because '}{layer.reason}")
     if not torch.cuda.is_available():
         reason = "was built without GPU support" if torch.version.cuda is None else "finds none"

@@ -160,13 +160,3 @@ def load_benchmark(name: str, folder: str | os.PathLike[str] | None) -> Splits:
         (3, 6)
     """
     return benchmark(name).load(folder)
-
-
-def rows_present(name: str, folder: str | os.PathLike[str]) -> tuple[int, ...] | None:
-    """The sizes of a prepared dataset by the headers of its files; None if a file is missing.
-
-    Example:
-        >>> rows_present("gas", "no such folder") is None
-        True
-    """
-    return benchmark(name).count(folder)

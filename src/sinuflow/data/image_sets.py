@@ -81,13 +81,3 @@ def image_set(name: str) -> ImageSet:
 def load_image_set(name: str, folder: str | os.PathLike[str] | None) -> Splits:
     """Read a prepared dataset in ``folder/name``; ``name`` is one of :data:`IMAGE_SETS`."""
     return image_set(name).load(folder)
-
-
-def images_present(name: str, folder: str | os.PathLike[str]) -> tuple[int, ...] | None:
-    """The sizes of a prepared dataset by the headers of its files; None if a file is missing.
-
-    Example:
-        >>> images_present("mnist", "no such folder") is None
-        True
-    """
-    return image_set(name).count(folder)

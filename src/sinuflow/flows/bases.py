@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributions import StudentT as TorchStudentT
 
 from ..bijections.base import log_normal
+from ..checks import whole
 from ..errors import ArgumentError
-from ..flow_config import whole
 from ..registry import Component, register
 
 
