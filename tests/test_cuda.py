@@ -1,4 +1,4 @@
-"""On a GPU: the same numbers as on the CPU, and everything where it belongs."""
+"""On a GPU: the same results as on the CPU, and tensors on the right device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sinuflow.ops.pixelcnn_fused import (
 )
 from tests.builders import CONDITIONINGS, batch, trained_flow
 from tests.ops.test_dropout import dropping_like
-from tests.ops.test_whole_flow import FLOWS
+from tests.ops.test_flow_program import FLOWS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -96,16 +96,16 @@ def test_training_on_the_gpu_can_be_resumed(tmp_path):
 
 
 @pytest.mark.parametrize("name", FLOWS)
-def test_whole_flows_are_what_their_layers_are(name):
+def test_the_flow_program_agrees_with_float64(name):
     exact = look_trained(sinuflow.SinusoidalFlow(**FLOWS[name])).double()
     flow = copy.deepcopy(exact).float().cuda()
     for rows in (1, 21, 1500, 5000):  # one block, and blocks of 8, 16 and 32 rows
-        rough = torch.randn(rows, flow.features)
+        x_cpu = torch.randn(rows, flow.features)
         wide = torch.randn(rows, flow.context, dtype=torch.float64) if flow.context else None
-        x, c = rough.cuda(), None if wide is None else wide.float().cuda()
+        x, c = x_cpu.cuda(), None if wide is None else wide.float().cuda()
         assert flow_program(flow.bijection, x.mT) is not None
         log_p = flow(c).log_prob(x)
-        expected = exact(wide).log_prob(rough.double())
+        expected = exact(wide).log_prob(x_cpu.double())
         torch.testing.assert_close(log_p.double().cpu(), expected, rtol=1e-4, atol=1e-3)
         grads = torch.autograd.grad(log_p.mean(), list(flow.parameters()))
         truth = torch.autograd.grad(expected.mean(), list(exact.parameters()))
@@ -113,22 +113,22 @@ def test_whole_flows_are_what_their_layers_are(name):
             assert (ours.double().cpu() - theirs).abs().max() <= 1e-3 * (1 + theirs.abs().max())
         with torch.no_grad():
             torch.testing.assert_close(flow(c).log_prob(x), log_p.detach(), rtol=1e-6, atol=1e-5)
-            z = exact.bijection(rough.double(), wide)[0].float()
+            z = exact.bijection(x_cpu.double(), wide)[0].float()
             back, _ = flow.bijection.inverse(z.cuda(), c)
             torch.testing.assert_close(back, x, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["shift", "full"])
-def test_kernels_drop_what_the_formula_says(name, monkeypatch):
+def test_kernels_drop_the_same_units(name, monkeypatch):
     exact = look_trained(sinuflow.SinusoidalFlow(**FLOWS[name], dropout=0.3)).double()
     flow = copy.deepcopy(exact).float().cuda().train()
     x = torch.randn(300, flow.features)
-    whole = flow_program(flow.bijection, x.cuda().mT)
-    assert whole is not None
-    assert whole.has_gradients()  # a trial, which takes no dropout
+    op = flow_program(flow.bijection, x.cuda().mT)
+    assert op is not None
+    assert op.has_gradients()  # a trial, which takes no dropout
     dropout = Dropout(0.3, torch.tensor([3, -4], dtype=torch.int32))
-    monkeypatch.setattr(whole, "dropout", lambda: dropout._replace(seed=dropout.seed.cuda()))
-    dropping_like([m for m in exact.modules() if isinstance(m, MADE)], dropout, whole.shape.units)
+    monkeypatch.setattr(op, "dropout", lambda: dropout._replace(seed=dropout.seed.cuda()))
+    dropping_like([m for m in exact.modules() if isinstance(m, MADE)], dropout, op.shape.units)
     log_p, expected = flow().log_prob(x.cuda()), exact().log_prob(x.double())
     torch.testing.assert_close(log_p.double().cpu(), expected, rtol=1e-4, atol=1e-3)
     grads = torch.autograd.grad(log_p.mean(), list(flow.parameters()))
@@ -136,8 +136,8 @@ def test_kernels_drop_what_the_formula_says(name, monkeypatch):
         assert (ours.double().cpu() - theirs).abs().max() <= 1e-3 * (1 + theirs.abs().max())
 
 
-def recorded_score(flow, x):
-    """A graph that scores, and where it leaves the scores."""
+def captured_score(flow, x):
+    """A CUDA graph that scores, and its output."""
     stream = torch.cuda.Stream()
     with torch.no_grad(), torch.cuda.stream(stream):
         flow(validate_args=False).log_prob(x)
@@ -147,31 +147,31 @@ def recorded_score(flow, x):
         return graph, flow(validate_args=False).log_prob(x)
 
 
-def test_a_recorded_step_drops_other_units_each_time():
+def test_every_replay_has_a_fresh_dropout_mask():
     flow = look_trained(sinuflow.SinusoidalFlow(4, blocks=2, hidden=(32, 32), dropout=0.5)).cuda().train()
     x = torch.randn(100, 4, device="cuda")
-    graph, recorded = recorded_score(flow, x)
+    graph, captured = captured_score(flow, x)
     found = []
     for _ in range(2):
         graph.replay()
-        found.append(recorded.clone())
+        found.append(captured.clone())
     assert (found[0] != found[1]).any()
 
 
-def test_a_recorded_score_follows_its_weights():
+def test_a_captured_score_follows_its_weights():
     flow = look_trained(sinuflow.SinusoidalFlow(4, blocks=2, hidden=(32, 32))).cuda()
     x = torch.randn(100, 4, device="cuda")
-    graph, recorded = recorded_score(flow, x)
+    graph, captured = captured_score(flow, x)
     with torch.no_grad():
         for parameter in flow.parameters():
             parameter.mul_(0.9)
         graph.replay()
-        torch.testing.assert_close(recorded, flow().log_prob(x))
+        torch.testing.assert_close(captured, flow().log_prob(x))
 
 
 @pytest.mark.parametrize("conditioning", ["shift", "full"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_recorded_steps_are_those_of_the_plain_loop(conditioning, dtype, monkeypatch):
+def test_captured_steps_equal_the_eager_engine(conditioning, dtype, monkeypatch):
     torch.manual_seed(0)
     start = sinuflow.SinusoidalFlow(3, conditioning=conditioning, blocks=2, hidden=(32, 32)).to(dtype)
     x = torch.randn(2000, 3, dtype=dtype)
@@ -184,7 +184,7 @@ def test_recorded_steps_are_those_of_the_plain_loop(conditioning, dtype, monkeyp
     assert found[0] == pytest.approx(found[1], abs=1e-8 if dtype == torch.float64 else 1e-4)
 
 
-def test_a_bad_batch_is_skipped_inside_the_recording():
+def test_a_bad_batch_is_skipped_inside_a_graph():
     x = torch.randn(640, 2)
     x[5] = 1e30
     flow = sinuflow.SinusoidalFlow(2, conditioning="full", blocks=2, hidden=(16, 16))
@@ -194,7 +194,7 @@ def test_a_bad_batch_is_skipped_inside_the_recording():
     assert np.isfinite(result.best_nll)
 
 
-def test_compiled_kernels_are_kept(tmp_path, monkeypatch):
+def test_compiled_kernels_are_cached(tmp_path, monkeypatch):
     monkeypatch.setenv("SINUFLOW_CACHE", str(tmp_path))
     flow = look_trained(sinuflow.SinusoidalFlow(3, blocks=1, hidden=(24, 24))).cuda()
     flow().log_prob(torch.randn(5, 3, device="cuda"))
@@ -205,10 +205,10 @@ def test_compiled_kernels_are_kept(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
-@pytest.mark.parametrize("rough", [False, True])
+@pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 7, 9)])
-def test_networks_of_images_are_what_plain_pytorch_says(shape, rough, outputs, monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", rough)
+def test_pixelcnn_kernels_agree_with_float64(shape, tf32, outputs, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     network = PixelCNN(shape, context=2, outputs=outputs)
     for parameter in network.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)
@@ -224,10 +224,10 @@ def test_networks_of_images_are_what_plain_pytorch_says(shape, rough, outputs, m
         with torch.no_grad():
             scored = fused_outputs(program, network.network(), seen, c.cuda(), reverse)
         assert (scored.double().cpu() - truth).abs().max() <= 1e-5 * (1 + truth.abs().max())
-        assert (z.double().cpu() - truth).abs().max() <= (1e-3 if rough else 1e-5) * (1 + truth.abs().max())
+        assert (z.double().cpu() - truth).abs().max() <= (1e-3 if tf32 else 1e-5) * (1 + truth.abs().max())
         grads = torch.autograd.grad((z + 1).square().sum(), [seen, *network.parameters()])
         expected = torch.autograd.grad((truth + 1).square().sum(), [exactly, *exact.parameters()])
-        if rough:  # of a unit next to zero, rounding decides whether it is active: so all are judged together
+        if tf32:  # of a unit next to zero, rounding decides whether it is active: so all are judged together
             ours, theirs = (torch.cat([t.flatten().double().cpu() for t in g]) for g in (grads, expected))
             assert (ours - theirs).norm() <= 0.03 * theirs.norm()
             continue
@@ -242,8 +242,8 @@ def test_networks_of_images_are_what_plain_pytorch_says(shape, rough, outputs, m
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
-def test_wide_networks_of_images_are_what_plain_pytorch_says(outputs):
-    """Larger than a block's shared memory: by Triton, rough while they learn, and exact otherwise."""
+def test_wide_pixelcnn_kernels_agree_with_float64(outputs):
+    """Larger than a block's shared memory: by Triton, tf32 while they learn, and exact otherwise."""
     network = PixelCNN((3, 32, 32), channels=64, residual_blocks=4, outputs=outputs)
     for parameter in network.parameters():
         parameter.data += 0.02 * torch.randn_like(parameter)
@@ -276,7 +276,7 @@ def test_wide_networks_of_images_are_what_plain_pytorch_says(outputs):
 @pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 7, 9)])
 @torch.no_grad()
-def test_networks_of_images_add_up_in_double_and_are_inverted_exactly(shape, outputs):
+def test_float64_pixelcnn_kernels_and_their_inverse(shape, outputs):
     network = PixelCNN(shape, context=2, outputs=outputs)
     for parameter in network.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)
@@ -300,7 +300,7 @@ def test_networks_of_images_add_up_in_double_and_are_inverted_exactly(shape, out
 
 @pytest.mark.parametrize("conditioning", ["shift", "affine"])
 @torch.no_grad()
-def test_flows_of_images_are_as_exact_as_rounding_at_either_end(conditioning):
+def test_image_flows_are_as_accurate_as_their_rounded_inputs_and_outputs(conditioning):
     flow = sinuflow.SinusoidalFlow.image((1, 28, 28), blocks=3, conditioning=conditioning).eval()
     for name, parameter in flow.named_parameters():
         parameter.data += (0.02 if "conditioner" in name else 0.3) * torch.randn_like(parameter)
@@ -321,7 +321,7 @@ WIDE = {"channels": 40, "residual_blocks": 3}  # more than a block's shared memo
 
 
 @pytest.mark.parametrize("network", [{}, WIDE, {"conditioning": "affine"}, WIDE | {"conditioning": "affine"}])
-def test_a_flow_of_images_is_fitted_and_sampled_on_the_gpu(network):
+def test_an_image_flow_is_fitted_and_sampled_on_the_gpu(network):
     flow = sinuflow.SinusoidalFlow.image((1, 28, 28), blocks=2, **network)
     images = (255 * torch.rand(200, 1, 28, 28)).to(torch.uint8)
     rows = ImageRows(images, PixelMap())

@@ -18,8 +18,8 @@ from sinuflow.solvers import SolverOptions
 from tests.hostile import backends
 from tests.hostile.draws import ROWS, Case, draw_case
 from tests.hostile.oracle import judge
-from tests.ops.test_pixel_kernels import NETWORKS
-from tests.ops.test_whole_flow import FLOWS as EMULATED
+from tests.ops.test_flow_program import FLOWS as EMULATED
+from tests.ops.test_pixelcnn_fused import NETWORKS
 
 FLOWS = -(-int(os.environ.get("SINUFLOW_CASES", 1080)) // ROWS)
 #: Interpreted, emulated and compiled, a flow takes seconds.

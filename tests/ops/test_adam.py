@@ -1,4 +1,4 @@
-"""The flat optimiser against PyTorch's own, and its Triton version against the plain one."""
+"""The flat optimizer against PyTorch's, and the Triton kernels against the reference."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def gradients(count, size=SIZE):
         (rules(weight_decay=0.1, decoupled=True, clip=3.0), torch.optim.AdamW),
     ],
 )
-def test_it_is_pytorchs_adam(step, kind, optimizer):
+def test_steps_equal_pytorchs_optimizer(step, kind, optimizer):
     run = Run(step, kind)
     parameter = torch.nn.Parameter(run.parameters.clone())
     average = parameter.detach().clone()
@@ -88,7 +88,7 @@ def test_it_is_pytorchs_adam(step, kind, optimizer):
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # NumPy's, in the interpreter
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
-def test_it_guards_as_the_guard_does(step):
+def test_the_guard_skips_the_same_steps(step):
     losses = [
         5.0,
         4.0,

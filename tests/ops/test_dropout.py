@@ -1,4 +1,4 @@
-"""Dropout in the kernels: the units that the formula says, and the gradients that follow."""
+"""Dropout masks, and dropout in the kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sinuflow.errors import ArgumentError
 from sinuflow.ops.activations import squash
 from sinuflow.ops.dropout import Dropout
 from sinuflow.ops.masked_mlp import Network, reference
-from tests.ops.test_whole_flow import BATCH, FLOWS, compare, draw, emulated
+from tests.ops.test_flow_program import BATCH, FLOWS, compare, draw, emulated
 
 
 def seed(first: int, second: int) -> torch.Tensor:
@@ -20,7 +20,7 @@ def seed(first: int, second: int) -> torch.Tensor:
 
 
 @given(st.integers(-(2**31), 2**31 - 1), st.integers(-(2**31), 2**31 - 1), st.sampled_from([0.1, 0.3, 0.5]))
-def test_as_many_units_are_dropped_as_should_be(first, second, rate):
+def test_the_rate_of_dropped_units(first, second, rate):
     factors = Dropout(rate, seed(first, second)).factors(torch.arange(500), 400)
     lost = factors == 0
     assert torch.allclose(factors[~lost], torch.tensor(1 / (1 - rate)))
@@ -30,33 +30,33 @@ def test_as_many_units_are_dropped_as_should_be(first, second, rate):
     assert ((lost.float().mean(0) - rate).abs() < limit / 500**0.5).all()
 
 
-def test_units_rows_and_seeds_have_nothing_to_do_with_each_other():
-    def drawn(numbers: torch.Tensor) -> torch.Tensor:
-        return (Dropout(0.5, numbers).factors(torch.arange(300), 300) > 0).double() - 0.5
+def test_masks_are_uncorrelated():
+    def mask(words: torch.Tensor) -> torch.Tensor:
+        return (Dropout(0.5, words).factors(torch.arange(300), 300) > 0).double() - 0.5
 
-    one, other = drawn(seed(3, 4)), drawn(seed(3, 5))
+    one, other = mask(seed(3, 4)), mask(seed(3, 5))
     for a, b in ((one, other), (one[1:], one[:-1]), (one[:, 1:], one[:, :-1]), (one, one.mT), (one, one.flip(0))):
         assert abs((a * b).mean()) < 0.25 * 5 / a.numel() ** 0.5
 
 
 def dropping_like(networks: list[MADE], dropout: Dropout, wide: int) -> None:
-    """Make networks drop what the kernels drop."""
+    """Make networks drop the same units as the kernels."""
     for i, made in enumerate(networks):
         network = Network(made.plan, made.skips, made.activation, dropout.rate)
-        numbers = [(i * len(made.layers) + layer) * wide for layer in network.dropping]
+        starts = [(i * len(made.layers) + layer) * wide for layer in network.dropping]
 
-        def forward(x, context=None, made=made, network=network, numbers=numbers):
+        def forward(x, context=None, made=made, network=network, starts=starts):
             h = squash(x, made.squash)
             h = h if context is None else torch.cat([context, h])
             keeps = [
                 dropout.factors(start + torch.arange(len(made.layers[layer].bias)), x.shape[-1]).to(x.dtype)
-                for layer, start in zip(network.dropping, numbers, strict=True)
+                for layer, start in zip(network.dropping, starts, strict=True)
             ]
             parts = [*made.layers, made.head]
-            found = reference(
+            result = reference(
                 network, h, [p.weight for p in parts], [p.bias for p in parts], [p.mask for p in parts], keeps
             )
-            return found.view(made.plan.features, made.plan.outputs, -1)
+            return result.view(made.plan.features, made.plan.outputs, -1)
 
         made.forward = forward
 
@@ -64,56 +64,56 @@ def dropping_like(networks: list[MADE], dropout: Dropout, wide: int) -> None:
 @pytest.mark.parametrize(
     ("name", "processors"), [("shift", 132), ("shift", 1), ("full", 132), ("full", 2), ("context", 132)]
 )
-def test_kernels_drop_what_the_formula_says(name, processors, monkeypatch):
-    flow, exact, whole = emulated(name, processors, {**FLOWS[name], "dropout": 0.3})
+def test_kernels_drop_the_same_units(name, processors, monkeypatch):
+    flow, exact, op = emulated(name, processors, {**FLOWS[name], "dropout": 0.3})
     dropout = Dropout(0.3, seed(-12345, 67890))
-    monkeypatch.setattr(whole, "dropout", lambda: dropout)
-    dropping_like([m for m in exact.modules() if isinstance(m, MADE)], dropout, whole.shape.units)
-    compare(flow, exact, whole)
+    monkeypatch.setattr(op, "dropout", lambda: dropout)
+    dropping_like([m for m in exact.modules() if isinstance(m, MADE)], dropout, op.shape.units)
+    compare(flow, exact, op)
 
 
-def test_without_training_nothing_is_dropped():
-    flow, exact, whole = emulated("full", 132, {**FLOWS["full"], "dropout": 0.3})
-    assert whole.dropout_rates() == {0.3}
-    assert whole.dropout().rate == 0.3
+def test_dropout_is_off_in_eval_mode():
+    flow, exact, op = emulated("full", 132, {**FLOWS["full"], "dropout": 0.3})
+    assert op.dropout_rates() == {0.3}
+    assert op.dropout().rate == 0.3
     flow.eval(), exact.eval()
-    assert whole.dropout() is None
-    compare(flow, exact, whole)
+    assert op.dropout() is None
+    compare(flow, exact, op)
 
 
-def test_every_pass_drops_other_units():
-    flow, _, whole = emulated("shift", 132, {**FLOWS["shift"], "dropout": 0.3})
+def test_every_pass_has_a_fresh_mask():
+    flow, _, op = emulated("shift", 132, {**FLOWS["shift"], "dropout": 0.3})
     x, _ = draw(flow)
-    (first, _), (second, _) = whole.transform(x, None), whole.transform(x, None)
+    (first, _), (second, _) = op.transform(x, None), op.transform(x, None)
     assert (first != second).any()
-    with whole.without_dropout():
-        (first, _), (second, _) = whole.transform(x, None), whole.transform(x, None)
+    with op.without_dropout():
+        (first, _), (second, _) = op.transform(x, None), op.transform(x, None)
     assert (first == second).all()
     assert flow.training
-    assert whole.dropout_rates() == {0.3}
+    assert op.dropout_rates() == {0.3}
 
 
-def test_gradients_are_tried_without_dropout():
-    _flow, _, whole = emulated("shift", 132, {**FLOWS["shift"], "dropout": 0.3})
-    whole._gradients_verified = None
-    assert whole.has_gradients()
+def test_gradients_are_tested_without_dropout():
+    _flow, _, op = emulated("shift", 132, {**FLOWS["shift"], "dropout": 0.3})
+    op._gradients_verified = None
+    assert op.has_gradients()
 
 
 def test_second_derivatives_through_dropout_are_refused():
-    flow, _, whole = emulated("shift", 132, {**FLOWS["shift"], "dropout": 0.3})
+    flow, _, op = emulated("shift", 132, {**FLOWS["shift"], "dropout": 0.3})
     x = torch.randn(flow.features, BATCH, requires_grad=True)
     with pytest.raises(ArgumentError, match=r"dropout is active: call \.eval\(\)"):
-        torch.autograd.grad(whole.transform(x, None)[1].sum(), x, create_graph=True)
+        torch.autograd.grad(op.transform(x, None)[1].sum(), x, create_graph=True)
 
 
-def test_second_derivatives_are_those_of_the_pass_that_was_made():
-    """Without dropout, even if it is active by the time that somebody asks."""
-    flow, _, whole = emulated("shift", 132, {**FLOWS["shift"], "dropout": 0.3})
+def test_second_derivatives_follow_the_mode_of_the_forward_pass():
+    """Without dropout, even if it is active in the backward pass."""
+    flow, _, op = emulated("shift", 132, {**FLOWS["shift"], "dropout": 0.3})
     x = torch.randn(flow.features, BATCH, requires_grad=True)
 
     def slope(late: bool) -> torch.Tensor:
         flow.eval()
-        ladj = whole.transform(x, None)[1]
+        ladj = op.transform(x, None)[1]
         flow.train(late)
         return torch.autograd.grad(ladj.sum(), x, create_graph=True)[0]
 
@@ -121,9 +121,9 @@ def test_second_derivatives_are_those_of_the_pass_that_was_made():
 
 
 def test_dropout_may_be_changed_later():
-    flow, _, whole = emulated("shift", 132)
-    assert whole.dropout_rates() == {0.0}
+    flow, _, op = emulated("shift", 132)
+    assert op.dropout_rates() == {0.0}
     for made in flow.modules():
         if isinstance(made, MADE):
             made.dropout = 0.2
-    assert whole.dropout_rates() == {0.2}
+    assert op.dropout_rates() == {0.2}

@@ -31,7 +31,7 @@ from sinuflow.ops.pixelcnn_fused import (
     to_images,
 )
 from sinuflow.solvers import SolverOptions
-from tests.ops.test_pixel_kernels import belongs, error, finds_out_errors, inverted, perturbed_flow
+from tests.ops.test_pixelcnn_fused import belongs, detects_errors, error, inverted, perturbed_flow
 from tests.ops.test_triton import compiled_by
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -230,7 +230,7 @@ def test_an_empty_batch_is_an_empty_answer(name):
 
 def test_kernels_that_err_are_found_out():
     network, _, program = built("one pixel")
-    finds_out_errors(program, network)
+    detects_errors(program, network)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # by NumPy, for the interpreter

@@ -1,4 +1,4 @@
-"""The engine for GPUs, made to run on the CPU: the same losses and weights as the plain one."""
+"""The engine for GPUs, run on the CPU: the same losses and weights as the eager engine."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def nudge(x, context, generator):
         {"clip": 0.1, "batch_size": 400},
     ],
 )
-def test_a_hundred_steps_are_those_of_the_plain_loop(changes, encode, monkeypatch):
+def test_a_hundred_steps_equal_the_eager_engine(changes, encode, monkeypatch):
     if encode is not None:  # then the rows are not resident, and every batch is encoded by itself
         monkeypatch.setattr(MemoryRows, "taker", lambda _: None)
     options = settings(**changes)
@@ -123,7 +123,7 @@ def test_training_on_resident_rows_that_are_encoded_never_asks_the_device():
     assert asked.times == 0
 
 
-def test_in_single_precision_they_agree_as_far_as_rounding_lets_them():
+def test_engines_agree_in_float32():
     sums = []
     for kind in (EagerEngine, DeviceEngine):
         _, engine, _, _ = build(kind, settings(), MemoryRows(banana(400)), torch.float32)
@@ -149,7 +149,7 @@ def test_gradients_come_from_the_flow_program(context, monkeypatch):
     assert sums[0] == pytest.approx(sums[1], rel=1e-4)
 
 
-def test_context_comes_along():
+def test_engines_agree_with_a_context():
     context = banana(400, seed=3).double()
     sums = []
     for kind in (EagerEngine, DeviceEngine):
@@ -159,10 +159,10 @@ def test_context_comes_along():
 
 
 def test_a_run_can_change_engines():
-    """A checkpoint of a CPU goes on on a GPU, and the other way round."""
+    """A checkpoint from a CPU continues on a GPU, and vice versa."""
     options = settings(ema=0.99, weight_decay=0.01)
-    _, whole, _, _ = build(EagerEngine, options, MemoryRows(banana(400).double()))
-    train(whole, 60)
+    _, op, _, _ = build(EagerEngine, options, MemoryRows(banana(400).double()))
+    train(op, 60)
     for first, second in ((EagerEngine, DeviceEngine), (DeviceEngine, EagerEngine)):
         _, engine, guard, batches = build(first, options, MemoryRows(banana(400).double()))
         train(engine, 30)
@@ -171,13 +171,13 @@ def test_a_run_can_change_engines():
         other_guard.restore(guard.state())
         other_batches.position = batches.position
         train(other, 30, start=30)
-        for a, b in zip(flow.state_dict().values(), whole.snapshot().weights.values(), strict=True):
+        for a, b in zip(flow.state_dict().values(), op.snapshot().weights.values(), strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-8)
-        for a, b in zip(other.average.values(), whole.average.values(), strict=True):
+        for a, b in zip(other.average.values(), op.average.values(), strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-8)
 
 
-def test_bad_batches_are_skipped_without_a_word_and_counted():
+def test_bad_batches_are_skipped_and_counted():
     rows = banana(640).double()
     rows[5] = math.nan  # in one batch of every epoch of ten
     flow, engine, guard, _ = build(DeviceEngine, settings(), MemoryRows(rows))
@@ -188,7 +188,7 @@ def test_bad_batches_are_skipped_without_a_word_and_counted():
     assert all(p.isfinite().all() for p in flow.parameters())
 
 
-def test_weights_that_are_no_numbers_mean_that_a_run_is_lost():
+def test_nan_weights_mean_that_a_run_is_lost():
     flow, engine, guard, _ = build(DeviceEngine, settings(), MemoryRows(banana(400).double()))
     good = engine.snapshot()
     with torch.no_grad():
@@ -201,7 +201,7 @@ def test_weights_that_are_no_numbers_mean_that_a_run_is_lost():
     assert train(engine, 20)[1] == 20
 
 
-def test_in_the_end_every_parameter_has_memory_of_its_own():
+def test_closing_gives_every_parameter_its_own_memory():
     flow, engine, _, _ = build(DeviceEngine, settings(), MemoryRows(banana(400).double()))
     train(engine, 5)
     before = [p.detach().clone() for p in flow.parameters()]
@@ -219,7 +219,7 @@ def test_flat_parameters_are_the_parameters():
 
 
 class Asked(TorchDispatchMode):
-    """Counts how often the host asks for a number, which a recorded step must not."""
+    """Counts how often the host asks for a number, which a captured step must not."""
 
     def __init__(self):
         super().__init__()
@@ -231,7 +231,7 @@ class Asked(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("changes", [{}, {"ema": 0.99, "weight_decay": 0.1, "optimizer": "adamw", "clip": None}])
-def test_a_step_never_asks_for_a_number(changes):
+def test_a_step_never_synchronizes(changes):
     _, engine, _, _ = build(DeviceEngine, settings(**changes), MemoryRows(banana(400).double()))
     engine.advance(0, 1)
     inputs, _ = engine._step_for(64, 0)
@@ -240,8 +240,8 @@ def test_a_step_never_asks_for_a_number(changes):
     assert asked.times == 0
 
 
-def test_rehearsals_need_no_more_than_one_batch(monkeypatch):
-    """A recording, with everything that needs a GPU left out: the last batch of an epoch must do."""
+def test_warm_up_steps_need_one_batch(monkeypatch):
+    """CUDA-graph capture with the GPU calls mocked: the last batch of an epoch must suffice."""
     nothing = contextlib.nullcontext
     monkeypatch.setattr(torch.cuda, "Stream", lambda: SimpleNamespace(wait_stream=lambda _: None))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(wait_stream=lambda _: None))
@@ -256,13 +256,13 @@ def test_rehearsals_need_no_more_than_one_batch(monkeypatch):
     assert batches.position == (0, 1)
 
 
-def test_every_turn_is_recorded_into_one_pool_and_a_new_size_starts_anew(monkeypatch):
-    recorded: list[tuple[int, int, object]] = []
+def test_graphs_share_a_pool_until_the_batch_size_changes(monkeypatch):
+    captured: list[tuple[int, int, object]] = []
     _, engine, _, _ = build(DeviceEngine, settings(), MemoryRows(banana(400).double()))
     engine._stability = SimpleNamespace(blocks=3)
 
     def record(inputs, turn):
-        recorded.append((inputs.x.shape[-1], turn, engine._pool))
+        captured.append((inputs.x.shape[-1], turn, engine._pool))
         engine._pool = engine._pool or object()
         return lambda: None
 
@@ -270,16 +270,16 @@ def test_every_turn_is_recorded_into_one_pool_and_a_new_size_starts_anew(monkeyp
     engine._capture = True
     for step in range(7):
         inputs, _ = engine._step_for(64, step)
-    assert [turn for _, turn, _ in recorded] == [0, 1, 2]
-    assert recorded[0][2] is None
-    assert recorded[1][2] is recorded[2][2] is engine._pool
+    assert [turn for _, turn, _ in captured] == [0, 1, 2]
+    assert captured[0][2] is None
+    assert captured[1][2] is captured[2][2] is engine._pool
     assert engine._step_for(64, 9)[0] is inputs
     engine._step_for(16, 4)
-    assert [(size, turn) for size, turn, _ in recorded[3:]] == [(16, 1)]
-    assert recorded[3][2] is None
+    assert [(size, turn) for size, turn, _ in captured[3:]] == [(16, 1)]
+    assert captured[3][2] is None
 
 
-def test_parameters_that_are_frozen_stay_with_the_plain_engine():
+def test_frozen_parameters_use_the_eager_engine():
     flow = small_flow()
     next(flow.parameters()).requires_grad_(False)
     engine = make_engine(flow, Batches(MemoryRows(banana(400)), 64, 0), settings(), Guard(1.0), lambda _: 1e-3)

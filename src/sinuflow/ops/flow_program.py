@@ -162,9 +162,8 @@ class FlowProgram:
 
     def log_density(self, x: Tensor, context: Tensor | None) -> Tensor:
         """The log-density of every row if z is standard normal, without gradients."""
-        packed = self.program.pack([p.contiguous() for p in self.parameters()])
-        context = None if context is None else context.contiguous()
-        return self.program.forward(packed, x.contiguous(), context, keep=False, dropout=self.dropout()).log_density
+        packed = self.program.pack(self.parameters())
+        return self.program.forward(packed, x, context, keep=False, dropout=self.dropout()).log_density
 
     def nll_gradient(self, x: Tensor, context: Tensor | None, out: Tensor) -> Tensor:
         """The log-density of every row, and in ``out`` the gradient of minus their mean.
@@ -172,8 +171,7 @@ class FlowProgram:
         ``out`` has the parameters' gradients one after the other, and must have zeros where weights are masked. A CUDA
         graph can capture it.
         """
-        packed = self.program.pack([p.contiguous() for p in self.parameters()], learning=True)
-        dropout = self.dropout()
+        packed, dropout = self.program.pack(self.parameters(), learning=True), self.dropout()
         scored = self.program.forward(packed, x, context, keep=True, dropout=dropout)
         assert scored.activations is not None
         self.program.backward(
@@ -183,9 +181,7 @@ class FlowProgram:
 
     def inverse(self, z: Tensor, context: Tensor | None, limit: int) -> Inverse:
         """x, the inverse's log-determinant, and the certificate of every layer; without gradients."""
-        packed = self.program.pack_inverse([p.contiguous() for p in self.parameters()])
-        context = None if context is None else context.contiguous()
-        return self.program.inverse(packed, z.contiguous(), context, limit)
+        return self.program.inverse(self.program.pack_inverse(self.parameters()), z, context, limit)
 
     def has_gradients(self) -> bool:
         """Whether the gradients pass their self-test, which runs at first use."""
@@ -229,9 +225,8 @@ class _Transform(torch.autograd.Function):
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         learning = grad_enabled and any(ctx.needs_input_grad)
-        context = None if context is None else context.contiguous()
-        packed = op.program.pack([p.contiguous() for p in parameters], learning)
-        scored = op.program.forward(packed, x.contiguous(), context, keep=learning, dropout=dropout)
+        packed = op.program.pack(parameters, learning)
+        scored = op.program.forward(packed, x, context, keep=learning, dropout=dropout)
         if learning:
             assert scored.activations is not None
             ctx.op, ctx.dropout = op, dropout
@@ -256,9 +251,7 @@ class _Transform(torch.autograd.Function):
                     "SINUFLOW_KERNELS=triton in the environment"
                 )
             return None, None, None, *_second_order(op, x, context, parameters, (grad_z, grad_ladj))
-        grads = op.program.backward(
-            packed, z, activations, grad_z.contiguous(), grad_ladj.contiguous(), dropout=ctx.dropout
-        )
+        grads = op.program.backward(packed, z, activations, grad_z, grad_ladj, dropout=ctx.dropout)
         pieces = grads.parameters.split([p.numel() for p in parameters])
         grad_parameters = [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
         return None, None, None, grads.x, grads.context, *grad_parameters

@@ -117,8 +117,9 @@ def from_images(images: Tensor) -> Tensor:
 def forward_kernels(network: Network, x: Tensor) -> Kernels | None:
     """The kernels for the outputs, with gradients if they are enabled; CUDA's, or Triton's for wider networks."""
     kernels = _cuda_kernels(network, x)
-    float32_gradients = torch.is_grad_enabled() and not network.shape().tf32  # Triton has only those of TF32
-    return kernels or (None if float32_gradients else _triton_kernels(network, x))
+    if kernels is not None or (torch.is_grad_enabled() and not network.shape().tf32):
+        return kernels  # Triton's gradients have the precision of TF32
+    return _triton_kernels(network, x)
 
 
 def inverse_kernels(network: Network, z: Tensor) -> Kernels | None:
@@ -144,9 +145,9 @@ def _cuda_kernels(network: Network, x: Tensor) -> Kernels | None:
 
 
 def _triton_kernels(network: Network, x: Tensor) -> Kernels | None:
-    if any(t.dtype != torch.float32 or t.device != x.device for t in (x, *network.parameters)):
-        return None
     if not use_triton(x, tensor_cores=True):
+        return None
+    if any(t.dtype != torch.float32 or t.device != x.device for t in (x, *network.parameters)):
         return None
     return _verified("triton", network, replace(network.shape(), tf32=True), x.device)
 
@@ -206,10 +207,8 @@ def added_maps(shape: Any, context: Tensor, context_weights: Sequence[Tensor]) -
     """What the context (K, B) adds to the feature maps of every image, with zeros for maps that fill a tile."""
     widths = [shape.wide] + [shape.narrow] * shape.blocks
     with torch.autocast(context.device.type, enabled=False):  # kernels take float32
-        parts = [
-            F.pad(F.linear(context.mT, w), (0, width - len(w)))
-            for w, width in zip(context_weights, widths, strict=True)
-        ]
+        parts = [F.linear(context.mT, w) for w in context_weights]
+    parts = [F.pad(part, (0, width - part.shape[1])) for part, width in zip(parts, widths, strict=True)]
     return torch.cat(parts, 1).contiguous()
 
 

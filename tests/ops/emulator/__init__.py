@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sinuflow.ops.backends.cuda.driver import FILES, Shape, arguments_of, source
+from sinuflow.ops.backends.cuda.driver import Shape, arguments_of, files, source
 from sinuflow.ops.backends.cuda.shape import Block
 
 #: Little optimization: most kernels run for less time than it takes to compile them. Jumps between stacks are meant.
@@ -31,7 +31,7 @@ class EmulatorLauncher:
         self, name: str, block: Block, grid: tuple[int, ...], threads: int, shared: int, values: dict[str, Any]
     ) -> None:
         arguments = arguments_of(name)(values)
-        library = _library(self._shape, block, FILES[name])
+        library = _library(self._shape, block, files()[name])
         sizes = [*grid, 1, 1][:3]
         getattr(library, f"emulate_{name}")(ctypes.byref(arguments), *sizes, threads, ctypes.c_long(shared))
 
@@ -39,7 +39,7 @@ class EmulatorLauncher:
 @lru_cache(maxsize=64)
 def _library(shape: Shape, block: Block, file: str) -> ctypes.CDLL:
     defines = "\n".join(f"#define {name} {value}" for name, value in shape.defines(block).items())
-    wrappers = "\n".join(_wrapper(name) for name in FILES if FILES[name] == file)
+    wrappers = "\n".join(_wrapper(name) for name, where in files().items() if where == file)
     text = f"{defines}\n{source(file)}\n{wrappers}\n"
     header = _header()
     library = header.parent / f"{_digest(text)}.so"

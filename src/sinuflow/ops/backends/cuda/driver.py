@@ -14,25 +14,7 @@ from torch import Tensor
 from .compiler import CompilerError, compiled
 from .shape import Block
 
-#: The file that defines each kernel.
-FILES = {
-    "flow_forward": "forward.cu",
-    "flow_backward": "backward.cu",
-    "flow_inverse": "inverse.cu",
-    "weight_gradients": "parameters.cu",
-    "wave_gradients": "parameters.cu",
-    "prepare": "parameters.cu",
-    "pixel_forward": "pixels/forward.cu",
-    "pixel_check": "pixels/forward.cu",
-    "pixel_learn": "pixels/learn.cu",
-    "pixel_backward": "pixels/backward.cu",
-    "pixel_inverse": "pixels/inverse.cu",
-    "pixel_float64_forward": "pixels/float64.cu",
-    "pixel_float64_check": "pixels/float64.cu",
-    "pixel_float64_inverse": "pixels/float64_inverse.cu",
-    "pixel_pack": "pixels/parameters.cu",
-    "pixel_sum": "pixels/parameters.cu",
-}
+_FOLDER = Path(__file__).parent
 #: Headers of all kernels for flows, and of all for PixelCNN; then those of some files.
 _COMMON = ("basics.cuh", "common.cuh", "products.cuh", "waves.cuh")
 _PIXELS = ("basics.cuh", "pixels/network.cuh")
@@ -82,7 +64,7 @@ class Arguments(ctypes.Structure):
 @lru_cache(maxsize=64)
 def arguments_of(kernel: str) -> type[Arguments]:
     """The structure that a kernel takes, as its source declares it."""
-    text = source(FILES[kernel])
+    text = source(files()[kernel])
     name = _match(rf"\b{kernel}\(const (\w+) p\)", text)[1]
     template = re.search(rf"using {name} = (\w+)<(\w+)>;", text)
     body = _match(rf"struct {template[1] if template else name} {{(.*?)\n}};", text)[1]
@@ -152,7 +134,7 @@ class CudaLauncher:
 
     def _load(self, name: str, block: Block, shared: int) -> ctypes.c_void_p:
         torch.zeros(1, device=self._device)  # creates the CUDA context
-        module = _module(self._shape, block, FILES[name], torch.cuda.current_device())
+        module = _module(self._shape, block, files()[name], torch.cuda.current_device())
         function = ctypes.c_void_p()
         _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()), name)
         _check(_driver().cuFuncSetAttribute(function, _SHARED_LIMIT, shared), name)
@@ -169,12 +151,19 @@ def _module(shape: Shape, block: Block, file: str, device: int) -> ctypes.c_void
     return module
 
 
+@lru_cache(maxsize=1)
+def files() -> dict[str, str]:
+    """The file that defines each kernel."""
+    kernel = re.compile(r"__global__ [^;{]*?(\w+)\(const \w+ p\)")
+    paths = sorted(_FOLDER.glob("**/*.cu"))
+    return {name: path.relative_to(_FOLDER).as_posix() for path in paths for name in kernel.findall(path.read_text())}
+
+
 @lru_cache(maxsize=16)
 def source(file: str) -> str:
     """A file of kernels after the headers that it needs, as one text."""
-    folder = Path(__file__).parent
     headers = _PIXELS if file.startswith("pixels/") else _COMMON
-    return "\n".join((folder / name).read_text() for name in (*headers, *_HEADERS.get(file, ()), file))
+    return "\n".join((_FOLDER / name).read_text() for name in (*headers, *_HEADERS.get(file, ()), file))
 
 
 @lru_cache(maxsize=1)

@@ -114,7 +114,7 @@ class Packer:
         return Packed(weights, biases, None, inner, waves, affine)
 
     def _gather(self, parameters: Sequence[Tensor], index: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        shape = self._shape
+        shape, parameters = self._shape, [p.contiguous() for p in parameters]
         packed = self._empty(len(index) + _PADDING)
         waves = None if shape.conditional else self._empty(shape.blocks, shape.wave_size)
         affine = None if shape.conditional else self._empty(2, shape.features)

@@ -147,7 +147,7 @@ class Program:
         self, packed: Packed, x: Tensor, context: Tensor | None, keep: bool, dropout: Dropout | None = None
     ) -> Scored:
         """z, log-determinant and log-density of a batch; with ``keep``, also the activations."""
-        batch = x.shape[-1]
+        batch, x = x.shape[-1], x.contiguous()
         activations = self._activations(batch) if keep else None
         scored = Scored(torch.empty_like(x), self._empty(batch), self._empty(batch), activations)
         values = {
@@ -155,7 +155,7 @@ class Program:
             **scored._asdict(),
             **(activations._asdict() if activations else dict.fromkeys(Activations._fields)),
             "x": x,
-            "context": context,
+            "context": context if context is None else context.contiguous(),
             "seed": dropout and dropout.seed,
             "drop_below": dropout.threshold if dropout else 0,
             "keep_scale": dropout.scale if dropout else 1.0,
@@ -199,8 +199,8 @@ class Program:
             **activations._asdict(),
             "weights": packed.transposed,
             "z": z,
-            "grad_z": grad_z,
-            "grad_ladj": grad_ladj,
+            "grad_z": grad_z if grad_z is None else grad_z.contiguous(),
+            "grad_ladj": grad_ladj if grad_ladj is None else grad_ladj.contiguous(),
             "nll_scale": nll_scale,
             "keep_scale": dropout.scale if dropout else 1.0,
             "grad_x": grads.x,
@@ -229,7 +229,8 @@ class Program:
 
     def inverse(self, packed: Packed, z: Tensor, context: Tensor | None, limit: int) -> Inverse:
         """The inverse, with a certificate for every layer."""
-        shape, batch = self._shape, z.shape[-1]
+        shape, batch, z = self._shape, z.shape[-1], z.contiguous()
+        context = context if context is None else context.contiguous()
         layers = shape.networks if shape.conditional else 3 * shape.blocks + 1
         result = Inverse(
             torch.empty_like(z),

@@ -16,6 +16,12 @@ TILE = 16
 #: Of a group: units of a layer, and weights. Of a first layer without products: weights.
 _MOST_UNITS, _MOST_INNER, _MOST_DIRECT = 64, 7168, 4096
 
+#: Properties of a shape that are compiled into its kernels, in capitals.
+_COMPILED = (
+    "features", "context", "residual", "outputs", "scales", "waves", "conditional", "networks", "direct", "paired",
+    "source_bits",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class FlowShape:
@@ -89,31 +95,11 @@ class FlowShape:
 
     def defines(self, block: Block) -> dict[str, str]:
         """The shape as the preprocessor takes it."""
-        values = {
-            "FEATURES": self.features,
-            "CONTEXT": self.context,
-            "HIDDEN": self.hidden[0],
-            "DEPTH": len(self.hidden),
-            "RESIDUAL": int(self.residual),
-            "OUTPUTS": self.outputs,
-            "SCALES": self.scales,
-            "WAVES": self.waves,
-            "CONDITIONAL": int(self.conditional),
-            "NETWORKS": self.networks,
-            "GROUP": self.group.degrees,
-            "GROUP_UNITS": self.group.units,
-            "DEGREE_UNITS": self.group.units_of_degree,
-            "FAR_WARP": self.far_warps.start,
-            "DIRECT": int(self.direct),
-            "ROWS": block.rows,
-            "LIVE": block.live or block.rows,
-            "SPLIT": int(block.split),
-            "SLOTS": block.slots,
-            "WARPS": WARPS,
-            "PAIRED": int(self.paired),
-            "SOURCE_BITS": self.source_bits,
-        }
-        return {name: str(value) for name, value in values.items()} | {"SQUASH": f"{float(self.squash)!r}f"}
+        group = {"GROUP": self.group.degrees, "GROUP_UNITS": self.group.units, "DEGREE_UNITS": self.group.degree_units}
+        rest = {"HIDDEN": self.hidden[0], "DEPTH": len(self.hidden), "FAR_WARP": self.far_warps.start, "WARPS": WARPS}
+        rows = {"ROWS": block.rows, "LIVE": block.live or block.rows, "SPLIT": block.split, "SLOTS": block.slots}
+        values = {name.upper(): getattr(self, name) for name in _COMPILED} | group | rest | rows
+        return {name: str(int(value)) for name, value in values.items()} | {"SQUASH": f"{float(self.squash)!r}f"}
 
     # ---------------------------------------------------------------- shared memory, as the kernels lay it out
 
@@ -188,7 +174,7 @@ class FlowShape:
             hidden = self.plan.hidden[0].rows
             counts = [hidden[end - 1] - below(hidden, begin) for begin, end in _ranges(self.features, degrees)]
             larger = Group(degrees, max(counts), self._most_units, len(self.hidden), degrees * self.outputs)
-            if larger.units > _MOST_UNITS or larger.units_of_degree > LANES or larger.numbers > _MOST_INNER:
+            if larger.units > _MOST_UNITS or larger.degree_units > LANES or larger.numbers > _MOST_INNER:
                 break
             group = larger
         return group
@@ -200,7 +186,7 @@ class Group:
 
     degrees: int
     units: int  # of a layer, at most
-    units_of_degree: int  # likewise
+    degree_units: int  # likewise
     depth: int
     outputs: int
 
@@ -223,7 +209,7 @@ class Group:
     @property
     def rows(self) -> int:
         """Rows of a matrix between units of the group, padded by the units of one degree."""
-        return self.units + self.units_of_degree
+        return self.units + self.degree_units
 
     def ranges(self, features: int) -> list[tuple[int, int]]:
         """The first degree of every group, and its end."""

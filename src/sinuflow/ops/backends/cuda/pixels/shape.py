@@ -33,16 +33,9 @@ class PixelShape:
 
     def defines(self, _: Any = None) -> dict[str, str]:
         """The shape as the preprocessor takes it."""
-        values = {
-            "CHANNELS": self.channels,
-            "HEIGHT": self.height,
-            "WIDTH": self.width,
-            "MAPS": self.maps,
-            "BLOCKS": self.blocks,
-            "OUTPUTS": self.outputs,
-            "TF32": int(self.tf32),
-        }
-        return {name: str(value) for name, value in values.items()} | {"LOG_SCALE_MAX": repr(LOG_SCALE_MAX)}
+        names = ("channels", "height", "width", "maps", "blocks", "outputs", "tf32")
+        values = {name.upper(): str(int(getattr(self, name))) for name in names}
+        return values | {"LOG_SCALE_MAX": repr(LOG_SCALE_MAX)}
 
     @property
     def pixels(self) -> int:

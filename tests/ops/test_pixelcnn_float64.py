@@ -1,4 +1,4 @@
-"""The CUDA kernels for PixelCNNs that add up in double precision, by the emulator."""
+"""The fused PixelCNN with float64 sums, in the emulator."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from sinuflow.ops.pixelcnn_fused import (
 )
 from sinuflow.solvers import Inversion, SolverOptions
 from tests.ops.emulator import EmulatorLauncher
-from tests.ops.test_pixel_kernels import NETWORKS, belongs, draw, emulated, error, inverted
+from tests.ops.test_pixelcnn_fused import NETWORKS, belongs, draw, emulated, error, inverted
 
 CPU = torch.device("cpu")
 
 
 def doubled(name: str):
-    """A network, the same in float64, its kernels, and images and contexts, these in both precisions."""
+    """A network, the same in float64, its kernels, images, and the context in both dtypes."""
     network, exact, program = emulated(name)
     x, context = draw(network)
-    x = torch.randn_like(x, dtype=torch.float64)  # with digits that single numbers do not have
+    x = torch.randn_like(x, dtype=torch.float64)  # with digits that float32 does not have
     return network, exact, program, x, context, None if context is None else context.double()
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("name", NETWORKS)
 @torch.no_grad()
-def test_the_shift_is_rounded_in_its_units_alone(name, reverse):
-    network, exact, program, x, context, given = doubled(name)
-    truth = reference_outputs(x, given, exact.weights(), exact.shape, reverse)
+def test_only_hidden_units_are_rounded(name, reverse):
+    network, exact, program, x, context, context64 = doubled(name)
+    truth = reference_outputs(x, context64, exact.weights(), exact.shape, reverse)
     z = fused_outputs(program, network.network(), x, context, reverse)
     assert z.dtype == torch.float64
     assert error(z, truth) < 1e-7
@@ -57,34 +57,34 @@ def test_the_shift_is_rounded_in_its_units_alone(name, reverse):
 
 @pytest.mark.parametrize("name", NETWORKS)
 @torch.no_grad()
-def test_the_inverse_finds_the_same_units(name):
-    """So that it is exact, though units are rounded."""
+def test_the_inverse_computes_the_same_hidden_units(name):
+    """So its error is that of float64, although hidden units are rounded."""
     network, _, program, x, context, _ = doubled(name)
-    told = fused_outputs(program, network.network(), x, context, False)
-    back, again, _ = fused_inverse(program, scaled(told, len(x)).z, context, network.weights())
+    outputs = fused_outputs(program, network.network(), x, context, False)
+    back, again, _ = fused_inverse(program, scaled(outputs, len(x)).z, context, network.weights())
     assert back.dtype == again.dtype == torch.float64
     assert error(back, x) < 1e-14
-    assert error(again, told) < 1e-14
+    assert error(again, outputs) < 1e-14
 
 
-def test_what_is_too_large_for_single_numbers_is_not_certified():
-    """A double can be finite where a float is not."""
+def test_samples_that_overflow_float32_are_not_certified():
+    """A float64 may be finite where its float32 is infinite."""
     rows = torch.zeros(3, dtype=torch.float64)
     x = torch.tensor([[1.0, 1e39, 3e38]], dtype=torch.float64)
-    fine = Inversion(x, rows, rows.int(), rows, torch.tensor([True, True, True]))
-    assert fine.to(torch.float32).converged.tolist() == [True, False, True]
-    assert fine.to(torch.float64).converged.all()
-    failed = fine._replace(converged=torch.tensor([False, True, True]))
+    inversion = Inversion(x, rows, rows.int(), rows, torch.tensor([True, True, True]))
+    assert inversion.to(torch.float32).converged.tolist() == [True, False, True]
+    assert inversion.to(torch.float64).converged.all()
+    failed = inversion._replace(converged=torch.tensor([False, True, True]))
     assert failed.to(torch.float32).converged.tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize("name", ["colour", "many tiles to a warp", "one pixel"])
 @torch.no_grad()
-def test_a_check_tells_the_largest_unit(name):
-    network, exact, program, x, context, given = doubled(name)
+def test_the_check_returns_the_largest_hidden_unit(name):
+    network, exact, program, x, context, context64 = doubled(name)
     units: list[torch.Tensor] = []
     seen = to_images(x, network.shape)
-    pixel_network(seen, None if given is None else given.mT, exact.weights(), units)
+    pixel_network(seen, None if context64 is None else context64.mT, exact.weights(), units)
     parameters = [*(la.weight for la in network.layers), *(la.bias for la in network.layers)]
     added = None if context is None else added_maps(program.shape, context, network.context_maps)
     _, largest = program.check(program.pack(parameters, "invert float64"), x, added)
@@ -93,7 +93,7 @@ def test_a_check_tells_the_largest_unit(name):
 
 @pytest.mark.parametrize("layer", range(5))
 @torch.no_grad()
-def test_what_is_no_number_stays_none(layer):
+def test_nan_weights_propagate(layer):
     network, _, program, x, _, _ = doubled("grey")
     weight = network.layers[layer].weight
     weight.data.view(-1)[int(network.layers[layer].mask.flatten().nonzero()[0])] = torch.nan
@@ -104,20 +104,20 @@ def test_what_is_no_number_stays_none(layer):
 
 @pytest.mark.parametrize(("off", "good"), [(1e-7, True), (1e-3, False)])
 @torch.no_grad()
-def test_certificates_are_for_units_in_single_precision(off, good, monkeypatch):
-    """A sum in the middle of two units may be rounded otherwise on the way back; nothing else may happen."""
+def test_certificates_assume_float32_hidden_units(off, good, monkeypatch):
+    """Sums that are next to a tie may be rounded differently in the inverse; larger differences fail."""
     network, _, program, x, context, _ = doubled("colour")
     z = fused_outputs(program, network.network(), x, context, False)
     check = program.check
     monkeypatch.setattr(program, "check", lambda *a: (check(*a)[0] + off, check(*a)[1]))
     monkeypatch.setattr(pixelcnn, "inverse_kernels", lambda *_: program)
-    found = inverted(network, z, context, SolverOptions())
-    assert bool(found.converged.all()) == good
-    torch.testing.assert_close(found.residual, torch.full_like(found.residual, off), rtol=1e-6, atol=0)
+    result = inverted(network, z, context, SolverOptions())
+    assert bool(result.converged.all()) == good
+    torch.testing.assert_close(result.residual, torch.full_like(result.residual, off), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("name", ["one column", "scales"])
-def test_kernels_that_err_are_found_out(name):
+def test_the_self_test_detects_wrong_kernels(name):
     network, _, program = emulated(name)
     sample = random_batch(network.network(), CPU)
     assert agrees_float64(program, *sample)
@@ -127,23 +127,23 @@ def test_kernels_that_err_are_found_out(name):
         return tensor
 
     wrong = [
-        ("forward", lambda plain: lambda *a: one_wrong(plain(*a))),
-        ("forward", lambda plain: lambda *a: one_wrong(plain(*a), -1)),  # of a scale, if there is one
-        ("inverse", lambda plain: lambda *a: one_wrong(plain(*a))),
-        ("check", lambda plain: lambda *a: (one_wrong(plain(*a)[0]), plain(*a)[1])),
-        ("check", lambda plain: lambda *a: (one_wrong(plain(*a)[0], -1), plain(*a)[1])),
+        ("forward", lambda original: lambda *a: one_wrong(original(*a))),
+        ("forward", lambda original: lambda *a: one_wrong(original(*a), -1)),  # of a scale, if there is one
+        ("inverse", lambda original: lambda *a: one_wrong(original(*a))),
+        ("check", lambda original: lambda *a: (one_wrong(original(*a)[0]), original(*a)[1])),
+        ("check", lambda original: lambda *a: (one_wrong(original(*a)[0], -1), original(*a)[1])),
     ]
     for kernel, spoiled in wrong:
-        plain = getattr(program, kernel)
-        setattr(program, kernel, spoiled(plain))
+        original = getattr(program, kernel)
+        setattr(program, kernel, spoiled(original))
         assert not agrees_float64(program, *sample), kernel
         with pytest.warns(UserWarning, match="for float64 disagree"):
             assert not passes_float64(program, network.network())
-        setattr(program, kernel, plain)
+        setattr(program, kernel, original)
     assert passes_float64(program, network.network())
 
 
-def test_there_is_room_for_the_images_of_the_paper():
+def test_the_paper_s_images_fit():
     for size, outputs in itertools.product([(1, 28, 28), (3, 32, 32)], [1, 2]):
         shape = PixelShape(*size, 16, 2, outputs=outputs)
         masks = [la.mask for la in PixelCNN(size, residual_blocks=2, outputs=outputs).layers]
@@ -163,13 +163,13 @@ def test_there_is_room_for_the_images_of_the_paper():
 
 @pytest.fixture(params=["shift", "affine"])
 def flow_by_kernels(request, monkeypatch):
-    """A flow that goes through kernels, the same in plain PyTorch, and the precisions that kernels have seen."""
+    """A flow with kernels, the same by the reference, and the dtypes that the kernels were called with."""
     sizes = {"blocks": 3, "scales": 2, "waves": 2, "channels": 5, "residual_blocks": 1}
     flow = SinusoidalFlow.image((2, 5, 6), context=2, conditioning=request.param, **sizes)
     tame = 0.15 if request.param == "shift" else 0.05  # scales multiply from layer to layer
     for name, parameter in flow.named_parameters():
         parameter.data += (tame if "conditioner" in name else 0.3) * torch.randn_like(parameter)
-    plain = copy.deepcopy(flow)
+    reference = copy.deepcopy(flow)
     ours = [m for m in flow.modules() if isinstance(m, PixelCNN)]
     shape = ours[0].network().shape()
     program = PixelProgram(shape, [la.mask for la in ours[0].layers], CPU, EmulatorLauncher(shape))
@@ -187,21 +187,21 @@ def flow_by_kernels(request, monkeypatch):
 
     monkeypatch.setattr(pixelcnn_fused, "forward_kernels", kernels_for)
     monkeypatch.setattr(pixelcnn, "inverse_kernels", kernels_of_inverse)
-    return flow.eval(), plain.eval(), seen
+    return flow.eval(), reference.eval(), seen
 
 
 @torch.no_grad()
-def test_a_flow_loses_only_what_rounding_noise_does(flow_by_kernels):
-    flow, plain, seen = flow_by_kernels
+def test_a_flow_is_as_accurate_as_its_rounded_inputs_and_outputs(flow_by_kernels):
+    flow, reference, seen = flow_by_kernels
     x, c = 5 * torch.randn(4, 60), torch.randn(4, 2)
-    exact = copy.deepcopy(plain).double()
+    exact = copy.deepcopy(reference).double()
     truth, true_ladj = exact.bijection(x.double(), c.double())
     z, ladj = flow.bijection(x, c)
     assert set(seen) == {torch.float64}
     assert z.dtype == ladj.dtype == torch.float32
-    # Rounded once but for units; the plain flow is rounded in every layer.
-    off, plainly_off = ((found.double() - truth).norm() for found in (z, plain.bijection(x, c)[0]))
-    assert off < 0.5 * plainly_off
+    # Rounded once but for units; the reference is rounded in every layer.
+    off, reference_off = ((result.double() - truth).norm() for result in (z, reference.bijection(x, c)[0]))
+    assert off < 0.5 * reference_off
     assert error(ladj, true_ladj) < 1e-6
     seen.clear()
     density = flow(c).log_prob(x)
@@ -210,18 +210,18 @@ def test_a_flow_loses_only_what_rounding_noise_does(flow_by_kernels):
     assert error(density, exact(c.double()).log_prob(x.double())) < 3e-7
 
     seen.clear()
-    found = flow.invert(truth.float(), c)
+    result = flow.invert(truth.float(), c)
     assert set(seen) == {torch.float64}
-    assert found.x.dtype == found.residual.dtype == found.ladj.dtype == torch.float32
-    assert found.converged.all()
+    assert result.x.dtype == result.residual.dtype == result.ladj.dtype == torch.float32
+    assert result.converged.all()
     best = exact.invert(truth.float().double(), c.double()).x
-    off, plainly_off = ((back.double() - best).norm() for back in (found.x, plain.invert(truth.float(), c).x))
-    assert off < 0.5 * plainly_off
-    assert error(found.ladj, -true_ladj) < 1e-5
+    off, reference_off = ((back.double() - best).norm() for back in (result.x, reference.invert(truth.float(), c).x))
+    assert off < 0.5 * reference_off
+    assert error(result.ladj, -true_ladj) < 1e-5
 
 
-def test_frozen_flows_are_as_fine_in_any_mode(flow_by_kernels, monkeypatch):
-    """Nobody wants gradients of them: kernels for waves may see doubles then."""
+def test_frozen_flows_use_float64_in_any_mode(flow_by_kernels, monkeypatch):
+    """The wave kernels may take float64 then, because there are no gradients."""
     flow, _, seen = flow_by_kernels
     asked = []
     monkeypatch.setattr(scale_stack, "wave_kernels", lambda *_, mixed: asked.append(mixed))
@@ -237,7 +237,7 @@ def test_frozen_flows_are_as_fine_in_any_mode(flow_by_kernels, monkeypatch):
     assert set(seen) == {torch.float64}
 
 
-def test_gradients_and_algorithm_1_are_in_the_precision_of_the_flow(flow_by_kernels):
+def test_gradients_and_algorithm_1_use_the_dtype_of_the_flow(flow_by_kernels):
     flow, _, seen = flow_by_kernels
     x, c = torch.randn(2, 60), torch.randn(2, 2)
     flow(c).log_prob(x).sum().backward()
@@ -250,7 +250,7 @@ def test_gradients_and_algorithm_1_are_in_the_precision_of_the_flow(flow_by_kern
 
 
 @torch.no_grad()
-def test_single_parameters_lose_nothing_of_double_rows():
+def test_float32_parameters_keep_float64_rows_accurate():
     affine = ElementwiseAffine(3)
     affine.log_scale += torch.randn(3)
     x = torch.randn(3, 50, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The CUDA kernels for PixelCNNs against float64: run by an emulator on the CPU."""
+"""The fused PixelCNN against float64, with the CUDA kernels in an emulator on the CPU."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def belongs(network: Network, modules: list[PixelCNN]) -> bool:
     return any(network.weights[0] is module.first.weight for module in modules)
 
 
-def finds_out_errors(program, network) -> None:
+def detects_errors(program, network) -> None:
     """Whichever kernel errs, the self-test fails."""
     sample = random_batch(network.network(), program.device)
     assert agrees(program, *sample)
@@ -99,14 +99,14 @@ def finds_out_errors(program, network) -> None:
         return tensor
 
     wrong = [
-        ("forward", lambda plain: lambda *a: one_wrong(plain(*a))),
-        ("forward", lambda plain: lambda *a: one_wrong(plain(*a), -1)),  # of a scale, if there is one
-        ("check", lambda plain: lambda *a: (one_wrong(plain(*a)[0], -1), plain(*a)[1])),
-        ("learn", lambda plain: lambda *a: plain(*a)._replace(outputs=1.1 * plain(*a).outputs)),
-        ("backward", lambda plain: lambda *a: plain(*a)._replace(x=1.1 * plain(*a).x)),
-        ("inverse", lambda plain: lambda *a: one_wrong(plain(*a))),
-        ("check", lambda plain: lambda *a: (one_wrong(plain(*a)[0]), plain(*a)[1])),
-        ("check", lambda plain: lambda *a: (plain(*a)[0], 1.1 * plain(*a)[1])),
+        ("forward", lambda original: lambda *a: one_wrong(original(*a))),
+        ("forward", lambda original: lambda *a: one_wrong(original(*a), -1)),  # of a scale, if there is one
+        ("check", lambda original: lambda *a: (one_wrong(original(*a)[0], -1), original(*a)[1])),
+        ("learn", lambda original: lambda *a: original(*a)._replace(outputs=1.1 * original(*a).outputs)),
+        ("backward", lambda original: lambda *a: original(*a)._replace(x=1.1 * original(*a).x)),
+        ("inverse", lambda original: lambda *a: one_wrong(original(*a))),
+        ("check", lambda original: lambda *a: (one_wrong(original(*a)[0]), original(*a)[1])),
+        ("check", lambda original: lambda *a: (original(*a)[0], 1.1 * original(*a)[1])),
     ]
     for name, spoiled in wrong:
         setattr(program, name, spoiled(getattr(program, name)))
@@ -115,33 +115,33 @@ def finds_out_errors(program, network) -> None:
     assert agrees(program, *sample)
 
 
-@pytest.mark.parametrize(("reverse", "rough"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(("reverse", "tf32"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_shift_and_its_gradients(name, reverse, rough, monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", rough)
+def test_outputs_and_gradients(name, reverse, tf32, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     network, exact, program = emulated(name)
-    assert program.shape.tf32 == rough
+    assert program.shape.tf32 == tf32
     x, context = draw(network)
     leaves = [t.requires_grad_() for t in (x, context) if t is not None]
     doubles = [t.detach().double().requires_grad_() for t in leaves]
     z = fused_outputs(program, network.network(), x, context, reverse)
-    given = doubles[1] if context is not None else None
-    truth = reference_outputs(doubles[0], given, exact.weights(), exact.shape, reverse)
-    assert error(z, truth) < (1e-3 if rough else 1e-6)
+    context64 = doubles[1] if context is not None else None
+    truth = reference_outputs(doubles[0], context64, exact.weights(), exact.shape, reverse)
+    assert error(z, truth) < (1e-3 if tf32 else 1e-6)
     grad = torch.randn_like(z)
-    found = torch.autograd.grad(z, [*leaves, *network.parameters()], grad)
+    result = torch.autograd.grad(z, [*leaves, *network.parameters()], grad)
     expected = torch.autograd.grad(truth, [*doubles, *exact.parameters()], grad.double())
-    if not rough:
-        assert max(error(ours, theirs) for ours, theirs in zip(found, expected, strict=True)) < 1e-5
+    if not tf32:
+        assert max(error(ours, theirs) for ours, theirs in zip(result, expected, strict=True)) < 1e-5
         return
     # Of a unit next to zero, rounding decides whether it is active: so all are judged together.
-    ours, theirs = (torch.cat([t.flatten().double() for t in tensors]) for tensors in (found, expected))
+    ours, theirs = (torch.cat([t.flatten().double() for t in tensors]) for tensors in (result, expected))
     assert 1e-5 < (ours - theirs).norm() / theirs.norm() < 0.03
 
 
-@pytest.mark.parametrize("rough", [False, True])
-def test_without_gradients_it_is_exact_and_nothing_is_kept(rough, monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", rough)
+@pytest.mark.parametrize("tf32", [False, True])
+def test_without_gradients_outputs_are_float32_and_nothing_is_saved(tf32, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     network, exact, program = emulated("grey")
     x, _ = draw(network)
     program.learn = None
@@ -163,39 +163,39 @@ def test_masked_weights_have_no_effect_and_get_no_gradient(name):
 
 
 @pytest.mark.parametrize("name", ["grey", "scales"])
-def test_second_derivatives_are_those_of_the_definition(name):
+def test_second_derivatives_are_those_of_the_reference(name):
     network, exact, program = emulated(name)
     x, c = draw(network, 1)
-    given = None if c is None else c.double()
+    context64 = None if c is None else c.double()
 
     def penalty(shift, x):
         (slope,) = torch.autograd.grad(shift(x).square().sum(), x, create_graph=True)
         return torch.autograd.grad(slope.square().sum(), x)[0]
 
-    found = penalty(lambda x: fused_outputs(program, network.network(), x, c, True), x.clone().requires_grad_())
+    result = penalty(lambda x: fused_outputs(program, network.network(), x, c, True), x.clone().requires_grad_())
     expected = penalty(
-        lambda x: reference_outputs(x, given, exact.weights(), exact.shape, True), x.double().requires_grad_()
+        lambda x: reference_outputs(x, context64, exact.weights(), exact.shape, True), x.double().requires_grad_()
     )
-    assert error(found, expected) < 1e-5
+    assert error(result, expected) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["colour", "many tiles to a warp", "one pixel"])
-def test_a_check_tells_the_largest_unit(name):
+def test_the_check_returns_the_largest_hidden_unit(name):
     network, exact, program = emulated(name)
     x, context = draw(network, 3)
     units: list[torch.Tensor] = []
-    given = None if context is None else context.double()
-    told = reference_outputs(x.double(), given, exact.weights(), network.shape, False, units)
+    context64 = None if context is None else context.double()
+    outputs = reference_outputs(x.double(), context64, exact.weights(), network.shape, False, units)
     packed = program.pack([*(la.weight for la in network.layers), *(la.bias for la in network.layers)], "invert")
     added = None if context is None else added_maps(program.shape, context, network.context_maps)
     ours, largest = program.check(packed, x, added)
-    assert error(ours, told) < 1e-6
+    assert error(ours, outputs) < 1e-6
     expected = torch.stack([u.amax((1, 2, 3)) for u in units]).amax(0).detach()
     torch.testing.assert_close(largest.double(), expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("name", ["colour", "scales"])
-def test_certificates_are_exact_even_while_training_is_rough(name, monkeypatch):
+def test_certificates_do_not_depend_on_tf32(name, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     network, exact, program = emulated(name)
     assert program.shape.tf32
@@ -203,13 +203,13 @@ def test_certificates_are_exact_even_while_training_is_rough(name, monkeypatch):
     z = scaled(reference_outputs(x.double(), context.double(), exact.weights(), exact.shape, False), len(x)).z.float()
     monkeypatch.setattr(pixelcnn, "inverse_kernels", lambda *_: program)
     with torch.no_grad():
-        found = inverted(network, z, context, SolverOptions())
-    assert found.converged.all()
-    assert found.residual.max() < 1e-5
+        result = inverted(network, z, context, SolverOptions())
+    assert result.converged.all()
+    assert result.residual.max() < 1e-5
 
 
-def test_rough_numbers_are_rounded_and_not_cut_off(monkeypatch):
-    """What is cut off makes all shifts smaller by some 3e-4, always; what is rounded leaves noise."""
+def test_tf32_is_rounded_and_not_truncated(monkeypatch):
+    """Truncation would make all shifts smaller by 3e-4; rounding leaves noise."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     shrinkage = []
     for seed in range(3):
@@ -224,7 +224,7 @@ def test_rough_numbers_are_rounded_and_not_cut_off(monkeypatch):
     assert abs(sum(shrinkage) / 3) < 1.5e-4
 
 
-def test_only_training_is_rough(monkeypatch):
+def test_only_training_uses_tf32(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     network = PixelCNN((1, 4, 4), channels=4)
     assert network.network().shape().tf32
@@ -233,30 +233,30 @@ def test_only_training_is_rough(monkeypatch):
         assert network.network().shape() == network.train().network().shape()  # the same kernels: they are exact there
 
 
-@pytest.mark.parametrize(("name", "numbers"), [("grey", 20), ("scales", 84)])
-def test_an_empty_batch_is_an_empty_answer(name, numbers):
+@pytest.mark.parametrize(("name", "size"), [("grey", 20), ("scales", 84)])
+def test_an_empty_batch(name, size):
     network, _, program = emulated(name)
     x, c = draw(network, 0)
-    assert fused_outputs(program, network.network(), x.requires_grad_(), c, False).shape == (numbers, 0)
+    assert fused_outputs(program, network.network(), x.requires_grad_(), c, False).shape == (size, 0)
 
 
-def test_three_outputs_are_not_known():
+def test_three_outputs_are_not_supported():
     network = PixelCNN((1, 4, 4), channels=4, residual_blocks=1, outputs=3)
     shape, masks = network.network().shape(), [layer.mask for layer in network.layers]
     assert not PixelProgram(shape, masks, torch.device("cpu"), EmulatorLauncher(shape)).fits()
 
 
 @pytest.mark.parametrize("name", ["one column", "scales"])
-@pytest.mark.parametrize("rough", [False, True])
-def test_kernels_that_err_are_found_out(rough, name, monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", rough)
+@pytest.mark.parametrize("tf32", [False, True])
+def test_the_self_test_detects_wrong_kernels(tf32, name, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     network, _, program = emulated(name)
-    finds_out_errors(program, network)
+    detects_errors(program, network)
 
 
 @pytest.mark.parametrize("layer", range(5))
-def test_what_is_no_number_stays_none_however_rough(layer, monkeypatch):
-    """The NaN of a GPU has all bits set, and would become zero by rounding up."""
+def test_nan_weights_propagate_in_tf32(layer, monkeypatch):
+    """NaN on GPUs has all bits set, which rounding would overflow to zero."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     network, _, program = emulated("grey")
     assert len(network.layers) == 5
@@ -269,8 +269,8 @@ def test_what_is_no_number_stays_none_however_rough(layer, monkeypatch):
         assert fused_outputs(program, network.network(), x, None, False).isnan().any()
 
 
-def test_tf32_may_be_forbidden_in_the_new_way_too(monkeypatch):
-    class Told:
+def test_tf32_can_be_disabled_by_the_newer_setting(monkeypatch):
+    class Cudnn:
         @property
         def allow_tf32(self):
             raise RuntimeError("mix of the legacy and new APIs")
@@ -278,11 +278,11 @@ def test_tf32_may_be_forbidden_in_the_new_way_too(monkeypatch):
         conv = type("conv", (), {"fp32_precision": "ieee"})
 
     network = PixelCNN((1, 4, 4), channels=4)
-    monkeypatch.setattr(torch.backends, "cudnn", Told())
+    monkeypatch.setattr(torch.backends, "cudnn", Cudnn())
     assert not network.network().shape().tf32
 
 
-def test_images_that_are_too_large_for_a_block_are_left_to_plain_pytorch():
+def test_images_that_do_not_fit_use_the_reference():
     network = PixelCNN((3, 64, 64))
     shape = PixelShape(3, 64, 64, 16, 2)
     masks = [layer.mask for layer in network.layers]
@@ -292,16 +292,16 @@ def test_images_that_are_too_large_for_a_block_are_left_to_plain_pytorch():
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_inverse_is_the_inverse(name):
+def test_the_inverse_has_a_small_reconstruction_error(name):
     network, exact, program = emulated(name)
     x, context = draw(network)
-    given = None if context is None else context.double()
+    context64 = None if context is None else context.double()
     with torch.no_grad():
-        z = scaled(reference_outputs(x.double(), given, exact.weights(), exact.shape, False), len(x)).z.float()
-        found = fused_inverse(program, z, context, network.weights())[0]
-        again = scaled(reference_outputs(found.double(), given, exact.weights(), exact.shape, False), len(x)).z
+        z = scaled(reference_outputs(x.double(), context64, exact.weights(), exact.shape, False), len(x)).z.float()
+        result = fused_inverse(program, z, context, network.weights())[0]
+        again = scaled(reference_outputs(result.double(), context64, exact.weights(), exact.shape, False), len(x)).z
     assert error(again, z.double()) < 1e-6
-    assert error(found, x.double()) < 1e-5
+    assert error(result, x.double()) < 1e-5
 
 
 def perturbed_flow(shape, conditioning):
@@ -314,10 +314,10 @@ def perturbed_flow(shape, conditioning):
 
 
 @pytest.mark.parametrize("conditioning", ["shift", "affine"])
-def test_a_flow_goes_through_the_kernels(conditioning, monkeypatch):
-    """Scores, gradients and certified samples of a flow of which every network is by kernels."""
+def test_a_flow_uses_the_kernels(conditioning, monkeypatch):
+    """Scores, gradients and certified samples."""
     flow = perturbed_flow((2, 5, 6), conditioning)
-    exact, plain = copy.deepcopy(flow).double(), copy.deepcopy(flow)
+    exact, original = copy.deepcopy(flow).double(), copy.deepcopy(flow)
     ours = [m for m in flow.modules() if isinstance(m, PixelCNN)]
     shape, masks = ours[0].network().shape(), [layer.mask for layer in ours[0].layers]
     program = PixelProgram(shape, masks, torch.device("cpu"), EmulatorLauncher(shape))
@@ -333,20 +333,20 @@ def test_a_flow_goes_through_the_kernels(conditioning, monkeypatch):
     monkeypatch.setattr(pixelcnn, "inverse_kernels", kernels_for)
     x, c = torch.randn(3, 60), torch.randn(3, 2)
     truth = exact(c.double()).log_prob(x.double())
-    found = flow(c).log_prob(x)
+    result = flow(c).log_prob(x)
     assert len(used) == 4
-    assert error(found, truth) < 1e-5
-    grads = torch.autograd.grad(found.sum(), list(flow.parameters()))
+    assert error(result, truth) < 1e-5
+    grads = torch.autograd.grad(result.sum(), list(flow.parameters()))
     for g, w in zip(grads, torch.autograd.grad(truth.sum(), list(exact.parameters())), strict=True):
         assert error(g, w) < 1e-4
     z, _ = exact.bijection(x.double(), c.double())
     back = flow.invert(z.float(), c)
     assert back.converged.all()
     assert error(back.x, x.double()) < 1e-4
-    expected = plain.invert(z.float(), c)
+    expected = original.invert(z.float(), c)
     for g, w in zip(
         torch.autograd.grad(back.x.sum(), list(flow.parameters()), allow_unused=True),
-        torch.autograd.grad(expected.x.sum(), list(plain.parameters()), allow_unused=True),
+        torch.autograd.grad(expected.x.sum(), list(original.parameters()), allow_unused=True),
         strict=True,
     ):
         assert (g is None) == (w is None)
@@ -368,7 +368,7 @@ def test_the_self_test_is_reproducible_in_any_mode():
     assert torch.randn(2).equal(expected)
 
 
-def test_autocast_does_not_reach_the_kernels():
+def test_autocast_does_not_affect_the_kernels():
     network, _, program = emulated("one column")
     x, context = draw(network)
     with torch.no_grad():
@@ -377,7 +377,7 @@ def test_autocast_does_not_reach_the_kernels():
             assert fused_outputs(program, network.network(), x, context, False).equal(expected)
 
 
-def test_a_network_of_many_blocks_is_trained_by_kernels_and_inverted_without():
+def test_a_network_of_many_blocks_fits_only_for_training():
     network = PixelCNN((3, 32, 32), residual_blocks=3)
     shape = network.network().shape()
     program = PixelProgram(
@@ -388,7 +388,7 @@ def test_a_network_of_many_blocks_is_trained_by_kernels_and_inverted_without():
 
 
 @pytest.mark.parametrize("tf32", [False, True])
-def test_networks_without_room_in_a_block_get_other_kernels(tf32, monkeypatch):
+def test_networks_that_do_not_fit_use_triton(tf32, monkeypatch):
     """Triton's: always for the inverse; for the outputs if gradients may be in TF32, or are disabled."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     module, _, small = emulated("grey")
