@@ -18,7 +18,7 @@ from sinuflow.errors import KernelWarning
 from sinuflow.ops import select as paths
 from sinuflow.ops.backends import cache
 from sinuflow.ops.backends.cpp import compiler, library
-from sinuflow.ops.backends.cpp.compiler import NativeError
+from sinuflow.ops.backends.cpp.compiler import CppError
 from sinuflow.ops.select import cpp_backend
 from tests.ops.fake_compiler import builds, fake_compiler, script
 from tests.processes import unmeasured
@@ -190,7 +190,7 @@ def test_where_others_can_write_to_all_folders_nothing_is_compiled(place, monkey
     place.cache.mkdir()
     place.cache.chmod(0o777)
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    with pytest.raises(NativeError, match="temporary can be written by other users"):
+    with pytest.raises(CppError, match="temporary can be written by other users"):
         fresh()
     assert not place.builds()
     assert not list(temporary.iterdir())
@@ -248,7 +248,7 @@ def test_systems_without_memfd(place, monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no files in memory")
-def test_nobody_can_change_what_is_loaded(place):
+def test_a_loaded_library_cannot_be_changed(place):
     path = fresh()._name
     for change in (lambda: os.truncate(path, 0), lambda: Path(path).write_bytes(b"")):
         with pytest.raises(PermissionError):
@@ -261,7 +261,7 @@ def test_nobody_can_change_what_is_loaded(place):
 def refused(compiler_script: str, tmp_path: Path, monkeypatch) -> str:
     monkeypatch.setenv("SINUFLOW_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", str(script(tmp_path / "compiler", compiler_script)))
-    with pytest.raises(NativeError) as caught:
+    with pytest.raises(CppError) as caught:
         fresh()
     message = str(caught.value)
     assert message.isprintable()  # one line, and nothing that a terminal would act on
@@ -334,7 +334,7 @@ S390 = (
 
 
 @pytest.mark.parametrize("text", [X86, ARM, RISCV, POWER, S390])
-def test_processors_are_told_apart_by_what_they_can_do(text):
+def test_processors_differ_by_their_features(text):
     def machine(feature: str, mhz: str) -> str | None:
         return compiler.features("".join(text.format(n=n, feature=feature, mhz=mhz) for n in range(2)))
 

@@ -1,4 +1,4 @@
-"""The Triton kernels for scales of images against plain PyTorch: on a GPU if there is one, else by the interpreter."""
+"""The Triton kernels of the image affine layer against the reference: on a GPU, or by Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 shapes = {
     "features": st.sampled_from([1, 3, 64, 70]),  # more than 64 are cut into tiles
     "rows": st.sampled_from([0, 1, 7, 70, 600]),
-    "spread": st.sampled_from([1e-3, 1.0, 30.0]),  # of numbers that say a scale: next to none, and the largest
+    "spread": st.sampled_from([1e-3, 1.0, 30.0]),  # of r: almost no scale, and the largest
     "seed": st.integers(0, 10**6),
 }
 
 
 @few
 @given(**shapes)
-def test_scales_are_the_reference(features, rows, spread, seed):
+def test_kernels_match_the_reference(features, rows, spread, seed):
     outputs = (
         randn(2 * features, rows, seed=seed)
         * torch.tensor([3.0, spread], device=DEVICE).repeat_interleave(features)[:, None]
@@ -44,8 +44,8 @@ def test_scales_are_the_reference(features, rows, spread, seed):
         close(ours.double(), theirs, 1e-6)
 
 
-def test_the_gradient_is_found_by_autograd_too(monkeypatch):
-    """By kernels; and a second one by the definition."""
+def test_first_and_second_derivatives(monkeypatch):
+    """The first by kernels, the second by the reference."""
     monkeypatch.setattr(op, "use_triton", lambda _: True)
     used = []
     monkeypatch.setattr(pixel_affine, "backward", lambda *a, inner=pixel_affine.backward: used.append(1) or inner(*a))
@@ -66,11 +66,11 @@ def test_the_gradient_is_found_by_autograd_too(monkeypatch):
     close(second[1], second[0], 1e-14)
     with torch.no_grad():
         close(op.scaled(outputs, 3).z, definition(outputs).z, 1e-14)
-        half = outputs.half()  # which the kernels are not for
+        half = outputs.half()  # which kernels do not support
         assert op.scaled(half, 3).z.equal(definition(half).z)
 
 
-def test_what_is_no_number_stays_none():
+def test_nan_stays_nan():
     outputs = randn(6, 4)
     outputs[4, 2] = torch.nan
     z, ladj = pixel_affine.forward(outputs)

@@ -34,7 +34,7 @@ def compile_sanitized(tmp_path: Path, source: Path, *options: str) -> Path | Non
 def sanitizers(tmp_path):
     try:
         compiler.find_compiler()
-    except compiler.NativeError as error:
+    except compiler.CppError as error:
         pytest.skip(str(error))
     trivial = tmp_path / "trivial.cpp"
     trivial.write_text("int main(int count, char**) { return count - 1; }")

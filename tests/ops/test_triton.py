@@ -98,7 +98,7 @@ def test_sines_in_single_precision():
 @given(**shapes, shared=st.booleans())
 @example(scales=2, size=(70, 140), waves=3, seed=0, shared=True)
 @example(scales=2, size=(3, 140), waves=3, seed=0, shared=False)
-def test_the_stack_is_the_reference(scales, size, waves, seed, shared):
+def test_the_stack_matches_the_reference(scales, size, waves, seed, shared):
     features, rows = size
     x, waves = (
         3 * randn(features, rows, seed=seed),
@@ -151,7 +151,7 @@ def test_gradients_of_the_inverse(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # NumPy's, in the interpreter
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_cannot_be_inverted_is_said(bad):
+def test_a_row_that_cannot_be_inverted_has_not_converged(bad):
     waves = draw_waves(2, 3, 4, 0)
     z = randn(3, 9)
     z[1, 4] = bad
@@ -166,8 +166,8 @@ def test_float32_is_as_accurate_as_the_reference():
     exact = reference_stack.reference(x, *waves)
     single = Waves(*(t.float() for t in waves))
     value, ladj, inputs = scale_stack.forward(x.float(), *single, keep=True)
-    plain = reference_stack.reference(x.float(), *single)
-    for ours, theirs, truth in zip((value, ladj), plain, exact, strict=True):
+    reference = reference_stack.reference(x.float(), *single)
+    for ours, theirs, truth in zip((value, ladj), reference, exact, strict=True):
         assert (ours - truth).abs().max() <= 2 * (theirs - truth).abs().max() + 1e-6
 
     def gradients(x, waves):
@@ -241,7 +241,7 @@ def test_far_away_slopes_of_float64_rows_stay_positive():
 
 @few
 @given(**shapes)
-def test_constraining_is_the_reference(scales, size, waves, seed):
+def test_constrain_matches_the_reference(scales, size, waves, seed):
     features, rows = size
     free = [3 * randn(scales, features, waves, rows, seed=seed + i) for i in range(3)]
     free.append(randn(scales, features, rows, seed=seed + 3))

@@ -1,4 +1,4 @@
-"""The activations that a conditioner can be built with."""
+"""The activations of conditioners."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 
-#: Name to function, and to one that overwrites its argument where PyTorch has it.
+#: By name, the function, and an in-place version where PyTorch has one.
 ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "elu": (F.elu, F.elu_),
     "gelu": (F.gelu, F.gelu),
@@ -33,7 +33,7 @@ def activate(name: str, x: Tensor, inplace: bool = False) -> Tensor:
 
 
 def activation_slope(name: str, x: Tensor) -> Tensor:
-    """The derivative of the activation at ``x``, where automatic differentiation is not to be had."""
+    """The derivative of the activation at ``x``."""
     one = torch.ones_like(x)
     slopes: dict[str, Callable[[], Tensor]] = {
         "elu": lambda: torch.where(x > 0, one, torch.exp(x)),
@@ -47,20 +47,20 @@ def activation_slope(name: str, x: Tensor) -> Tensor:
 
 
 def check_activation(name: str) -> str:
-    """The name, if there is such an activation."""
+    """The name of an activation, checked."""
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ArgumentError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {name!r}")
     return name
 
 
 def squash(x: Tensor, width: float | None) -> Tensor:
-    r""":math:`x / \sqrt{1 + (x/s)^2}`, between ±s; x itself without a width.
+    r""":math:`x / \sqrt{1 + (x/s)^2}`, between ±s; the identity without a width.
 
-    A network sees far-out inputs so, and cannot extrapolate them to absurd parameters.
+    It bounds a network's inputs, so that outliers do not extrapolate to extreme parameters.
     """
     if width is None:
         return x
-    ratio = (x / width).clamp(-1e6, 1e6)  # beyond, it is the width itself, and squares would overflow
+    ratio = (x / width).clamp(-1e6, 1e6)  # beyond, the result is ±s, and squares would overflow
     return width * ratio * torch.rsqrt(1 + ratio * ratio)
 
 

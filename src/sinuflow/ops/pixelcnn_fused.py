@@ -27,7 +27,7 @@ from .pixelcnn import PixelWeights, pixel_network
 from .select import passes_selftest, tf32_allowed, use_cuda, use_triton
 
 if TYPE_CHECKING:
-    from .backends.triton.wide_pixels import WideProgram
+    from .backends.triton.pixelcnn import TritonProgram
 
 #: Images of the self-test, and its tolerances, relative to norms: of outputs, gradients, and gradients in TF32, where
 #: rounding decides whether a unit next to zero is active.
@@ -75,7 +75,7 @@ class Network(NamedTuple):
 
 
 #: The kernels of a backend, for networks of one shape.
-Kernels: TypeAlias = "PixelProgram | WideProgram"
+Kernels: TypeAlias = "PixelProgram | TritonProgram"
 
 
 def pixelcnn_outputs(network: Network, x: Tensor, context: Tensor | None, reverse: bool = False) -> Tensor:
@@ -169,13 +169,13 @@ def _cuda(network: Network, shape: PixelShape, device: torch.device) -> PixelPro
     return kernels if passes(kernels, network) else None
 
 
-def _wide(network: Network, shape: PixelShape, device: torch.device) -> WideProgram | None:
+def _wide(network: Network, shape: PixelShape, device: torch.device) -> TritonProgram | None:
     from triton.runtime.errors import TritonError
 
-    from .backends.triton.wide_pixels import WideProgram, WideShape
+    from .backends.triton.pixelcnn import TritonProgram, TritonShape
 
-    wide = WideShape(shape.channels, shape.height, shape.width, shape.maps, shape.blocks, shape.outputs)
-    kernels = WideProgram(wide, network.masks, device)
+    wide = TritonShape(shape.channels, shape.height, shape.width, shape.maps, shape.blocks, shape.outputs)
+    kernels = TritonProgram(wide, network.masks, device)
     return kernels if passes(kernels, network, TritonError, RuntimeError) else None
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..errors import KernelWarning
-from .backends.cpp.compiler import NativeError, NoCompilerError
+from .backends.cpp.compiler import CppError, NoCompilerError
 from .backends.cpp.library import library
 from .backends.cuda.compiler import CompilerError, find_compiler
 
@@ -116,7 +116,7 @@ def cpp_backend() -> Backend:
         return requested
     try:
         library()
-    except NativeError as error:
+    except CppError as error:
         if not isinstance(error, NoCompilerError):
             warnings.warn(f"plain PyTorch is used on the CPU, which is slower: {error}", KernelWarning, stacklevel=2)
         return Backend(False, str(error))

@@ -20,18 +20,18 @@ from .private_folder import open_private_folder
 
 #: Length of the SHA-256 digest at the end of every file.
 _DIGEST = 32
-#: Start of the names of temporary folders, and the age in seconds at which they are leftovers of a killed process.
+#: Prefix of temporary folders, and the age in seconds at which they are removed.
 _TEMPORARY, _STALE = ".tmp-", 24 * 3600
 
 
 class _Folder(NamedTuple):
-    """The cache folder, with a checked descriptor if the system has owners and permissions."""
+    """The cache folder, with a verified descriptor on POSIX systems."""
 
     path: Path
     descriptor: int | None
 
     def entry(self, name: str) -> str:
-        """The path of a file in it, for calls that take ``dir_fd=self.descriptor``."""
+        """The path of a file in it, for calls with ``dir_fd=self.descriptor``."""
         return str(self.path / name) if self.descriptor is None else name
 
 
@@ -41,8 +41,7 @@ def cache_folder() -> Path:
     A relative ``SINUFLOW_CACHE`` counts from the working directory; a relative ``XDG_CACHE_HOME`` is ignored, as the
     XDG specification demands.
     """
-    chosen = os.environ.get("SINUFLOW_CACHE")
-    if chosen:
+    if chosen := os.environ.get("SINUFLOW_CACHE"):
         return Path(chosen).absolute()
     user_cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not user_cache.is_absolute():
@@ -56,12 +55,13 @@ def cache_folder() -> Path:
 
 
 def read(name: str) -> bytes | None:
-    """The verified content that :func:`write` stored; None if it is missing, damaged, or not this user's.
+    """The verified content of a file; None if it is missing, damaged, or another user's.
 
-    The bytes are read once, through the descriptor that was checked: use these, and do not open the file again.
-    Raises OSError where other users could have written to the cache.
+    Raises OSError if other users can write to the cache. Use these bytes, and do not open the file again.
     """
-    flags = os.O_RDONLY | _flags("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK", "O_BINARY")
+    flags = os.O_RDONLY
+    for flag in ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK", "O_BINARY"):
+        flags |= getattr(os, flag, 0)
     with _folder() as folder:
         try:
             descriptor = os.open(folder.entry(name), flags, dir_fd=folder.descriptor)
@@ -74,7 +74,7 @@ def read(name: str) -> bytes | None:
 
 
 def write(name: str, content: bytes) -> None:
-    """Store bytes under a name, durably and in one step: no other process ever sees a part. May raise OSError."""
+    """Store bytes under a name, durably and atomically. May raise OSError."""
     with _folder() as folder, _in_cache() as temporary:
         path = temporary / name
         with open(path, "xb") as file:
@@ -88,7 +88,7 @@ def write(name: str, content: bytes) -> None:
 
 
 def keep(name: str, content: bytes) -> None:
-    """Store compiled kernels for the next process; warn that it has to compile them again if that is impossible."""
+    """Store compiled kernels for other processes; a warning if that fails."""
     try:
         write(name, content)
     except OSError as error:
@@ -102,7 +102,7 @@ def keep(name: str, content: bytes) -> None:
 
 
 def one_line(error: OSError) -> str:
-    """What went wrong, and with which file."""
+    """The error's message and file."""
     where = f": {error.filename}" if error.filename else ""
     return f"{error.strerror}{where}" if error.strerror else str(error)
 
@@ -111,23 +111,17 @@ def one_line(error: OSError) -> str:
 def temporary_folder() -> Iterator[Path]:
     """A folder for temporary files that no other user can write to. May raise OSError.
 
-    It is in the cache, or among the system's temporary files where the cache cannot be trusted or written.
+    It is in the cache, or in the system's temporary folder if the cache is not private or not writable.
     """
     with ExitStack() as stack:
         try:
             folder = stack.enter_context(_in_cache())
         except OSError:
-            folder = stack.enter_context(_in_system())
+            name = tempfile.TemporaryDirectory(prefix="sinuflow-", ignore_cleanup_errors=True)
+            folder = Path(os.path.realpath(stack.enter_context(name)))
+            if hasattr(os, "geteuid"):
+                os.close(open_private_folder(folder))
         yield folder
-
-
-@contextmanager
-def _in_system() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="sinuflow-", ignore_cleanup_errors=True) as name:
-        path = Path(os.path.realpath(name))
-        if hasattr(os, "geteuid"):
-            os.close(open_private_folder(path))
-        yield path
 
 
 @contextmanager
@@ -154,6 +148,7 @@ def _folder() -> Iterator[_Folder]:
 
 
 def _is_private(status: os.stat_result) -> bool:
+    """Whether this is a regular file that only this user can have written."""
     if not hasattr(os, "geteuid"):
         return stat.S_ISREG(status.st_mode)
     writable = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -161,16 +156,12 @@ def _is_private(status: os.stat_result) -> bool:
 
 
 def _digest(name: str, content: bytes) -> bytes:
-    """A hash of the content and of the name, which identifies its source: a renamed file does not verify."""
+    """A hash of the content and of the name, so that a renamed file does not verify."""
     return hashlib.sha256(name.encode() + b"\0" + content).digest()
 
 
-def _flags(*names: str) -> int:
-    """Flags of :func:`os.open`, as far as this system has them."""
-    return sum(getattr(os, name, 0) for name in names)
-
-
 def _remove_leftovers(folder: Path) -> None:
+    """Remove the temporary folders of processes that were killed."""
     with contextlib.suppress(OSError):
         for path in folder.glob(f"{_TEMPORARY}*"):
             if time.time() - path.lstat().st_mtime > _STALE:

@@ -11,14 +11,12 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def open_private_folder(path: Path) -> int:
-    """A descriptor of a folder whose content only this user and root can have written. Raises OSError.
+    """A descriptor of a folder that only this user and root can have written to. Raises OSError.
 
-    Every folder from the root down is opened relative to the one above it, without following links, and checked
-    through its descriptor: so no name is looked up twice, and no folder can be exchanged after its check. Each must
-    belong to this user or to root, and must not be writable by group or others. Only a sticky folder above, such as
-    /tmp, may be, because in it nobody can replace files of another user. Missing folders are
-    created. ``path`` must be absolute and without links (``os.path.realpath``), so that what was checked is what it
-    names, now and later.
+    Every folder from the root down is opened relative to its parent, without following links, and checked through its
+    descriptor, so that no folder can be replaced after its check. Each must belong to this user or root, and must not
+    be writable by group or others, except for sticky parents such as /tmp. Missing folders are created. ``path`` must
+    be absolute and without links (``os.path.realpath``).
     """
     descriptor: int | None = None
     for here in (*reversed(path.parents), path):
@@ -33,8 +31,8 @@ def open_private_folder(path: Path) -> int:
 
 
 def _open(path: Path, above: int | None, *, last: bool) -> int:
-    """One folder, relative to the descriptor of the one above it."""
-    # Parents need not be readable: O_PATH, where it exists, does not require that permission.
+    """One folder, relative to the descriptor of its parent."""
+    # O_PATH, where it exists, does not require that parents are readable.
     access = os.O_RDONLY if last else getattr(os, "O_PATH", os.O_RDONLY)
     flags = access | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     name = path if above is None else path.name
@@ -42,7 +40,7 @@ def _open(path: Path, above: int | None, *, last: bool) -> int:
         try:
             descriptor = os.open(name, flags, dir_fd=above)
         except FileNotFoundError:
-            with suppress(FileExistsError):  # another process was faster: its folder is checked like any other
+            with suppress(FileExistsError):  # created by another process; checked like any other
                 os.mkdir(name, mode=0o700, dir_fd=above)
             descriptor = os.open(name, flags, dir_fd=above)
     except OSError as error:

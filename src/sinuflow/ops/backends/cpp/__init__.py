@@ -1,5 +1,4 @@
-"""The waves on a CPU, in C++, compiled for the very processor when they are first needed.
+"""The waves on a CPU, in C++, compiled for this processor on first use.
 
-It takes two or three seconds, once: the result is kept in the user's cache. Without a compiler, or in float64,
-the plain versions are used, and nothing else changes.
+Compiling takes a few seconds, once: the library is stored in the user's cache.
 """

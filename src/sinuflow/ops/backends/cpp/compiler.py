@@ -1,4 +1,4 @@
-"""Running the user's C++ compiler, with time limits."""
+"""Calls of the C++ compiler, with time limits."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from contextlib import suppress
 from pathlib import Path
 
 OPTIONS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
-#: Processor-specific options, which differ between compilers; the first that works is used.
+#: Processor-specific options; the first that the compiler accepts is used.
 TUNINGS = [
     ["-march=native", "-mprefer-vector-width=512", "-fopenmp-simd"],
     ["-march=native", "-fopenmp-simd"],
     ["-mcpu=native", "-fopenmp-simd"],
     [],
 ]
-#: Seconds that a compiler may take to compile, and to say which version it is.
+#: Time limits for compiling and for ``--version``, in seconds.
 COMPILE_SECONDS, VERSION_SECONDS = 120.0, 20.0
-#: Fields of /proc/cpuinfo that say what a processor can do, on x86, ARM, RISC-V, POWER, s390, MIPS and LoongArch.
+#: Fields of /proc/cpuinfo with a processor's features, on x86, ARM, RISC-V, POWER, s390, MIPS and LoongArch.
 _FEATURES = (
     {"model name", "flags", "features", "isa", "hart isa", "uarch", "cpu", "cpu model", "cpu implementer"}
     | {"cpu part", "cpu variant", "machine", "ases implemented"}
 )  # fmt: skip
 
 
-class NativeError(RuntimeError):
+class CppError(RuntimeError):
     """There is no compiler, or it fails, or its output cannot be loaded."""
 
 
-class NoCompilerError(NativeError):
+class NoCompilerError(CppError):
     """There is no compiler."""
 
 
@@ -50,9 +50,10 @@ def version(compiler: str) -> str:
 
 
 def processor() -> str | None:
-    """A description of the processor's features, because machines with different ones may share a home folder.
+    """A description of the processor's features, or None if they are unknown.
 
-    None if they are unknown: code must not be tuned then, or another machine might load code that it cannot run.
+    It is part of the cache's key, because machines with different processors may share a home folder. Where it is
+    unknown, code must not be tuned.
     """
     try:
         text = Path("/proc/cpuinfo").read_text(errors="replace")
@@ -78,7 +79,7 @@ def compile_library(compiler: str, source: Path, tunings: list[list[str]], folde
             return library.read_bytes()
         lines = output.strip().splitlines()
         reason = "".join(filter(str.isprintable, lines[-1])) if lines else f"exit code {code}, and no library"
-    raise NativeError(f"{compiler} cannot compile the kernels: {reason[:120]}")
+    raise CppError(f"{compiler} cannot compile the kernels: {reason[:120]}")
 
 
 def _has_developer_tools() -> bool:
@@ -87,9 +88,9 @@ def _has_developer_tools() -> bool:
 
 
 def _run(command: list[str], seconds: float, folder: Path | None = None) -> tuple[int, str]:
-    """The exit code and the output of a command, run without input and with a time limit.
+    """The exit code and the output of a command without input, with a time limit.
 
-    The output goes to a file, because reading a pipe waits until every child of the command has closed it.
+    The output goes to a file, because reading a pipe blocks until all children of the command have closed it.
     """
     environment = os.environ | {"LC_ALL": "C"} | ({} if folder is None else {"TMPDIR": str(folder)})
     with tempfile.TemporaryFile() as output:
@@ -107,7 +108,7 @@ def _run(command: list[str], seconds: float, folder: Path | None = None) -> tupl
         except BaseException as error:
             _kill(process)
             if isinstance(error, subprocess.TimeoutExpired):
-                raise NativeError(f"{command[0]} did not finish within {seconds:g} seconds") from error
+                raise CppError(f"{command[0]} did not finish within {seconds:g} seconds") from error
             raise
         output.seek(0)
         return code, output.read().decode(errors="replace")

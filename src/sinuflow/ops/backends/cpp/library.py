@@ -1,4 +1,4 @@
-"""The C++ kernels as a library in this process, and calling them."""
+"""The C++ kernels as a shared library, and calls of its functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import cache
 from . import compiler
-from .compiler import NativeError
+from .compiler import CppError
 
 #: Rows of a tile, as in waves.cpp.
 LANES = 64
@@ -37,14 +37,14 @@ FUNCTIONS = [
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """The compiled kernels; or a :class:`NativeError` that says why there are none."""
+    """The compiled kernels. Raises :class:`CppError` if there are none."""
     try:
         program, processor = compiler.find_compiler(), compiler.processor()
         tunings = [[]] if processor is None else compiler.TUNINGS
         key = [SOURCE.read_text("utf-8"), program, compiler.version(program), platform.machine(), str(processor)]
         key += [str(compiler.OPTIONS), str(tunings)]
         name = f"waves-{hashlib.sha256(os.fsencode(chr(10).join(key))).hexdigest()[:24]}.so"
-        with suppress(OSError):  # a cache that cannot be trusted, or holds what cannot be loaded: compile
+        with suppress(OSError):  # the cache is not private, or its library cannot be loaded: compile
             stored = cache.read(name)
             if stored is not None:
                 return load(stored)
@@ -52,13 +52,13 @@ def library() -> ctypes.CDLL:
             compiled = compiler.compile_library(program, SOURCE, tunings, folder)
         loaded = load(compiled)
     except OSError as error:
-        raise NativeError(f"kernels cannot be compiled or loaded: {cache.one_line(error)}") from error
+        raise CppError(f"kernels cannot be compiled or loaded: {cache.one_line(error)}") from error
     cache.keep(name, compiled)
     return loaded
 
 
 def load(content: bytes) -> ctypes.CDLL:
-    """Load a library from bytes, so that what is loaded is what was verified. May raise OSError."""
+    """Load a library from verified bytes. May raise OSError."""
     loaded = None
     if hasattr(os, "memfd_create"):
         with suppress(OSError):  # some systems forbid it
@@ -71,7 +71,7 @@ def load(content: bytes) -> ctypes.CDLL:
 
 
 def _load_from_memory(content: bytes) -> ctypes.CDLL:
-    """Through a sealed anonymous file, which nobody can change or truncate while it is mapped."""
+    """Through a sealed anonymous file, which cannot be changed or truncated while it is mapped."""
     import fcntl
 
     # Never closed: the dynamic loader identifies libraries by path, so the descriptor must not be reused.
@@ -88,7 +88,7 @@ def _load_from_memory(content: bytes) -> ctypes.CDLL:
 
 
 def _load_from_copy(content: bytes) -> ctypes.CDLL:
-    """Through a temporary file, which is deleted once it is loaded."""
+    """Through a temporary file, which is deleted after loading."""
     with cache.temporary_folder() as folder:
         path = folder / "waves.so"
         path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""A step of Adam in three launches: the squares of the gradient, the decision, the update."""
+"""A step of Adam in three launches: the gradient's norm, the decision whether to step, the update."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from .shape import FAR, FAR_PLACES, FAR_SIDE, NEAR_PLACES, PixelShape
 
 if TYPE_CHECKING:
-    from ...triton.wide_pixels import WideShape
+    from ...triton.pixelcnn import TritonShape
 
 #: Marks a zero.
 NONE = -1
@@ -44,7 +44,7 @@ def pixel_layout(shape: PixelShape, masks: Sequence[Tensor]) -> PixelLayout:
     return PixelLayout(columns, forward, backward, plain, all_biases, torch.cat([plain, all_biases]), parameters)
 
 
-def matrices_of(shape: PixelShape | WideShape, masks: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], int]:
+def matrices_of(shape: PixelShape | TritonShape, masks: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], int]:
     """Every layer's matrix, with maps as rows and [place][map] as columns; biases; the number of parameters."""
     weights, count = _indexed(masks)
     matrices = [_matrix(w, shape, i, len(weights)) for i, w in enumerate(weights)]
@@ -66,7 +66,7 @@ def _indexed(masks: Sequence[Tensor]) -> tuple[list[Tensor], int]:
     return weights, count
 
 
-def _matrix(weight: Tensor, shape: PixelShape | WideShape, layer: int, layers: int) -> Tensor:
+def _matrix(weight: Tensor, shape: PixelShape | TritonShape, layer: int, layers: int) -> Tensor:
     """A layer's matrix: rows are maps, columns [place][map]."""
     outputs, inputs = weight.shape[:2]
     if layer == 0:

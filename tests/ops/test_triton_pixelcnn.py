@@ -1,4 +1,4 @@
-"""Triton's kernels for wide PixelCNNs against float64: on a GPU if there is one, else by Triton's interpreter."""
+"""Triton's kernels for PixelCNNs against float64: on a GPU if there is one, else by Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from triton.runtime.errors import OutOfResources
 from sinuflow.conditioners import pixelcnn
 from sinuflow.conditioners.pixelcnn import PixelCNN
 from sinuflow.ops import pixelcnn_fused
-from sinuflow.ops.backends.triton import wide_pixels
-from sinuflow.ops.backends.triton.wide_pixels import WideProgram, WideShape
+from sinuflow.ops.backends.triton import pixelcnn as triton_pixelcnn
+from sinuflow.ops.backends.triton.pixelcnn import TritonProgram, TritonShape
 from sinuflow.ops.pixel_affine import scaled
 from sinuflow.ops.pixelcnn import pixel_network
 from sinuflow.ops.pixelcnn_fused import (
@@ -55,10 +55,10 @@ IMAGES = 3
 def _few_programs(monkeypatch):
     """The interpreter runs one after the other."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(wide_pixels, "_SPLITS", 3)
+        monkeypatch.setattr(triton_pixelcnn, "_SPLITS", 3)
 
 
-def built(name: str) -> tuple[PixelCNN, PixelCNN, WideProgram]:
+def built(name: str) -> tuple[PixelCNN, PixelCNN, TritonProgram]:
     """A network, the same in float64, and its kernels."""
     network = PixelCNN(**NETWORKS[name])
     for parameter in network.parameters():
@@ -73,9 +73,9 @@ def decided(*networks: PixelCNN) -> None:
             layer.bias.data += 6 * (-1) ** torch.arange(len(layer.bias)).to(layer.bias)
 
 
-def program_of(network: PixelCNN) -> WideProgram:
-    shape = WideShape(*network.shape, network.channels, len(network.blocks), network.outputs)
-    return WideProgram(shape, [layer.mask for layer in network.layers], torch.device(DEVICE))
+def program_of(network: PixelCNN) -> TritonProgram:
+    shape = TritonShape(*network.shape, network.channels, len(network.blocks), network.outputs)
+    return TritonProgram(shape, [layer.mask for layer in network.layers], torch.device(DEVICE))
 
 
 def draw(network: PixelCNN, images: int = IMAGES) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -115,7 +115,7 @@ def test_the_shift_and_its_gradients(name, images, reverse):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("name", NETWORKS)
 @torch.no_grad()
-def test_without_gradients_it_is_exact_and_nothing_is_kept(name, reverse):
+def test_without_gradients_it_is_exact_and_saves_nothing(name, reverse):
     network, exact, program = built(name)
     x, context = draw(network)
     program.learn = None
@@ -128,12 +128,12 @@ def test_without_gradients_it_is_exact_and_nothing_is_kept(name, reverse):
 def test_the_inverse_is_the_inverse(name):
     network, exact, program = built(name)
     x, context = draw(network)
-    told = reference_outputs(x.double(), doubled(context), exact.weights(), exact.shape, False)
-    z = scaled(told, len(x)).z.float()
+    outputs = reference_outputs(x.double(), doubled(context), exact.weights(), exact.shape, False)
+    z = scaled(outputs, len(x)).z.float()
     found, again, _ = fused_inverse(program, z, context, network.weights())
     true = reference_outputs(found.double(), doubled(context), exact.weights(), exact.shape, False)
     assert error(scaled(true, len(x)).z, z.double()) < 1e-6
-    assert error(again, told) < 2e-6
+    assert error(again, outputs) < 2e-6
     assert error(found, x.double()) < 1e-5
 
 
@@ -219,9 +219,9 @@ def test_a_check_tells_the_largest_unit(layer):
 def test_an_empty_batch_is_an_empty_answer(name):
     network, _, program = built(name)
     x, context = draw(network, 0)
-    told = fused_outputs(program, network.network(), x.requires_grad_(), context, False)
-    assert told.shape == (network.outputs * len(x), 0)
-    found = torch.autograd.grad(told.sum(), [x, *network.parameters()])
+    outputs = fused_outputs(program, network.network(), x.requires_grad_(), context, False)
+    assert outputs.shape == (network.outputs * len(x), 0)
+    found = torch.autograd.grad(outputs.sum(), [x, *network.parameters()])
     assert found[0].shape == x.shape
     assert all((g == 0).all() for g in found)
     with torch.no_grad():
@@ -359,8 +359,8 @@ def test_tiles_may_be_of_any_size(monkeypatch):
     network, exact, program = built("one column")
     x, context = draw(network)
     truth = reference_outputs(x.double(), doubled(context), exact.weights(), exact.shape, False)
-    monkeypatch.setattr(wide_pixels, "_EXACT_TILE", {"ROWS": 16, "num_warps": 4})
-    monkeypatch.setattr(wide_pixels, "_CHUNK", 16)
+    monkeypatch.setattr(triton_pixelcnn, "_SCORE_TILE", {"ROWS": 16, "num_warps": 4})
+    monkeypatch.setattr(triton_pixelcnn, "_CHUNK", 16)
     z = fused_outputs(program, network.network(), x, context, False)
     assert error(z, truth) < 1e-6
     assert error(fused_inverse(program, z, context, network.weights())[0], x.double()) < 1e-5
@@ -369,4 +369,4 @@ def test_tiles_may_be_of_any_size(monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton compiles on Linux")
 def test_every_kernel_compiles_for_a_gpu():
     """The interpreter takes much that the compiler does not."""
-    assert len(compiled_by("compile_wide_pixels.py")) == 30
+    assert len(compiled_by("compile_triton_pixelcnn.py")) == 30
