@@ -20,7 +20,7 @@ import torch
 from sklearn.datasets import load_digits
 
 import sinuflow
-from sinuflow.data.image_sets import load_image_set
+from sinuflow.data.image_sets import IMAGE_SETS
 from sinuflow.paper.image_data import downsample
 from sinuflow.paper.record import hardware, versions
 
@@ -38,7 +38,7 @@ def datasets(data: Path | None) -> dict[str, tuple[torch.Tensor, torch.Tensor | 
     bytes_ = torch.from_numpy((_STEP * digits.images + noise).astype(np.uint8)).unsqueeze(1)
     images: dict[str, Any] = {"digits": (bytes_, torch.from_numpy(digits.target))}
     if data is not None:
-        photographs = torch.from_numpy(load_image_set("cifar10", data).train[:_IMAGES])
+        photographs = torch.from_numpy(IMAGE_SETS["cifar10"].load(data).train[:_IMAGES])
         images["cifar10, 8x8"] = (downsample(photographs, _SHAPE), None)
     return images
 

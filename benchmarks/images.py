@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 
 import sinuflow
 from gpu import first_call, median_of, replayed, sampling, scoring, step_time, write_record
-from sinuflow.bijections import image_inverse
 from sinuflow.bijections.pixels import PixelMap
+from sinuflow.conditioners import pixelcnn
 from sinuflow.data.image_rows import ImageRows
 from sinuflow.ops import pixelcnn_fused
 from sinuflow.paper.recipes import recipes
@@ -104,15 +104,15 @@ def measure(name: str, weights: Path | None) -> list[dict[str, Any]]:
 
 def plain(name: str, weights: Path | None, x: torch.Tensor) -> list[dict[str, Any]]:
     """Times with networks in plain PyTorch; waves and log-scales stay in Triton."""
-    kernels = pixelcnn_fused.forward_kernels, image_inverse.inverse_kernels
-    pixelcnn_fused.forward_kernels = image_inverse.inverse_kernels = lambda *_: None
+    kernels = pixelcnn_fused.forward_kernels, pixelcnn.inverse_kernels
+    pixelcnn_fused.forward_kernels = pixelcnn.inverse_kernels = lambda *_: None
     try:
         flow = make_flow(name, weights).cuda()
         score, draw = scoring(flow, x, validate_args=False), sampling(flow, IMAGES)
         first_call(score)
         times = {"log_prob": median_of(score, 3), "sample": 1000 * first_call(draw)}
     finally:
-        pixelcnn_fused.forward_kernels, image_inverse.inverse_kernels = kernels
+        pixelcnn_fused.forward_kernels, pixelcnn.inverse_kernels = kernels
     return [{"flow": f"{name}, plain PyTorch", "what": what, "ms": ms} for what, ms in times.items()]
 
 

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 import sinuflow
 from sinuflow.bijections.pixels import PixelMap
-from sinuflow.data.image_sets import image_set, load_image_set
+from sinuflow.data.image_sets import image_set
 from sinuflow.paper.recipes import recipes
 from sinuflow.paper.record import hardware, versions
 from sinuflow.training import ImageRows
@@ -110,7 +110,7 @@ def main() -> None:
     start, about = time.perf_counter(), image_set(arguments.dataset)
     flow = sinuflow.SinusoidalFlow.image(about.shape, **recipes(arguments.dataset)[arguments.model].flow)
     flow.load_state_dict(load_file(arguments.weights))
-    images = torch.from_numpy(load_image_set(arguments.dataset, arguments.data).test[: arguments.images])
+    images = torch.from_numpy(about.load(arguments.data).test[: arguments.images])
     pixels = PixelMap(about.alpha)
     x = torch.cat([batch.x for batch in ImageRows(images, pixels).in_order(1000)])
     errors = measure(flow.eval().to(arguments.device), pixels, x.to(arguments.device), arguments.exact)

@@ -85,12 +85,12 @@ def test_headings_and_figures_are_visible(open_page):
 
 
 @pytest.mark.parametrize("width", [360, 390, 768])
-def test_nothing_sticks_out(open_page, width):
+def test_the_page_has_no_horizontal_overflow(open_page, width):
     page = open_page(width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_nothing_sticks_out_of_a_figure(open_page):
+def test_text_stays_inside_its_figure(open_page):
     """Text is measured in one font and shown in another."""
     page = open_page()
     outside = page.evaluate(

@@ -66,14 +66,14 @@ def test_the_headline_numbers(page):
     assert "Samples can resemble training rows" in page.text
 
 
-def test_all_content_is_there(page):
+def test_the_page_has_all_content(page):
     given = content()
     for text in [*given.facts, *given.facts.values(), *given.notes, given.title, *(c.name for c in given.columns)]:
         assert text in page.text
     assert str(given.anomalies[0].row) in page.text
 
 
-def test_it_loads_nothing_and_runs_nothing(html, page):
+def test_the_page_loads_nothing_and_runs_no_script(html, page):
     assert not page.all("script")
     policy = next(meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy")
     assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -91,7 +91,7 @@ def test_every_id_is_unique_and_every_reference_has_one(html, page):
     assert {a["href"][1:] for _, a in page.tags if a.get("href", "").startswith("#")} <= set(ids)
 
 
-def test_every_figure_says_what_it_shows(page):
+def test_every_figure_has_a_label(page):
     figures = page.all("svg")
     assert len(figures) == 2 + 5 + 10 + 4 + 1
     assert all(figure["role"] == "img" and figure["aria-label"] for figure in figures)
@@ -105,7 +105,7 @@ def test_figures_take_their_colours_from_the_page(html):
     assert not [style for style in styles if re.search(r"#[0-9a-f]{3,6}", re.sub(r"url\([^)]*\)", "", style))]
 
 
-def test_figures_are_the_same_every_time():
+def test_figures_are_reproducible():
     script = (
         "import hashlib; from tests.report import fake; from sinuflow.report import render; "
         "print(hashlib.sha256(render(fake.content(300)).encode()).hexdigest()); "
@@ -125,7 +125,7 @@ def test_figures_are_the_same_every_time():
     assert runs[0] == runs[1]
 
 
-def test_the_users_matplotlib_settings_neither_matter_nor_change():
+def test_matplotlib_settings_are_ignored_and_preserved():
     import matplotlib
 
     given = content(300)
@@ -170,7 +170,7 @@ def hostile():
     )
 
 
-def test_names_are_only_text_and_any_can_be_written(hostile, tmp_path):
+def test_names_are_escaped(hostile, tmp_path):
     write(hostile, tmp_path / "r.html")
     html = (tmp_path / "r.html").read_text("utf-8")
     assert html.endswith("</html>")
@@ -182,7 +182,7 @@ def test_names_are_only_text_and_any_can_be_written(hostile, tmp_path):
     assert "xxxx…xxxx" in page.text
 
 
-def test_a_dollar_stays_a_dollar_in_figures(hostile):
+def test_dollar_signs_are_not_math(hostile):
     pairs = render(dataclasses.replace(hostile, columns=hostile.columns[1:3]))
     inside = re.findall(r"<text[^>]*>([^<]*)</text>", pairs)
     assert "a$b$c" in inside
@@ -198,7 +198,7 @@ def test_writing_replaces_the_file_or_fails_with_one_line(tmp_path):
         write(content(100, columns=[]), tmp_path / "missing" / "r.html")
 
 
-def test_sixty_columns_are_capped_and_it_says_so():
+def test_sixty_columns_are_capped_with_a_note():
     start = time.perf_counter()
     html = render(fake.wide(60))
     assert time.perf_counter() - start < 30
@@ -211,7 +211,7 @@ def test_sixty_columns_are_capped_and_it_says_so():
     assert all(f"measurement number {i} of the long experiment" in text for i in range(60))
 
 
-def test_very_many_columns_are_capped_and_it_says_so():
+def test_very_many_columns_are_capped_with_a_note():
     text = Page(render(fake.wide(230, rows=100))).text
     assert "Not listed: 30 more columns." in text
     assert "Drawn are the 64 of 230 dimensions" in text
@@ -238,7 +238,7 @@ def test_odd_columns_are_drawn():
     assert "nan" not in page.text.lower().replace("nats", "")
 
 
-def test_an_unnormal_dimension_comes_first():
+def test_the_least_normal_dimension_comes_first():
     z = np.random.default_rng(0).normal(size=(500, 3)) * [1, 1, 2]
     html = render(content(z=z, z_names=["first", "second", "third"]))
     assert html.index("noise of third") < html.index("noise of first")
@@ -246,7 +246,7 @@ def test_an_unnormal_dimension_comes_first():
 
 
 @pytest.mark.parametrize("broken", [None, float("nan"), float("inf")])
-def test_gaps_in_the_history_are_skipped(broken):
+def test_missing_values_in_the_history_are_skipped(broken):
     history = [{"step": i, "train_nll": 3.0 - i / 100, "val_nll": broken} for i in range(100)]
     page = Page(render(content(100, columns=[], history=history)))
     assert "whose weights were selected" in page.text
@@ -262,11 +262,11 @@ def test_a_long_history_is_thinned():
 
 
 @pytest.mark.parametrize("history", [[], [{"step": 1.0}], [{"train_nll": 2.0}]])
-def test_no_history_is_said(history):
+def test_an_empty_history_is_stated(history):
     assert "No training history was recorded." in render(content(100, columns=[], history=history))
 
 
-def test_nothing_at_all_still_makes_a_page():
+def test_empty_content_gives_a_page():
     nothing = {"columns": [], "history": [], "z_names": [], "baselines": [], "anomalies": [], "facts": {}, "notes": []}
     unknown = Score("flow", float("nan"), float("nan"), None)
     page = Page(render(content(z=np.empty((0, 0)), model=unknown, inverted=0, features=0, **nothing)))
@@ -286,7 +286,7 @@ def test_nothing_at_all_still_makes_a_page():
         (float("inf"), [4.0], "The model's score is not finite"),
     ],
 )
-def test_the_verdict_is_honest(model, baselines, sentence):
+def test_the_verdict(model, baselines, sentence):
     scores = [Score("b", nll, 0.1, None) for nll in baselines]
     given = content(50, columns=[], model=Score("flow", model, 0.1, None), baselines=scores)
     assert sentence in Page(render(given)).text
@@ -299,14 +299,14 @@ def test_a_round_trip_is_judged_by_its_size():
 
 
 @pytest.mark.parametrize("round_trip", [0.5, float("nan"), float("inf")])
-def test_a_failed_round_trip_is_not_hidden(round_trip):
+def test_a_failed_round_trip_is_reported(round_trip):
     text = Page(render(content(50, columns=[], round_trip=round_trip, inverted=1))).text
     assert "Not verified." in text
     assert "do not trust this model's samples" in text
     assert "1 held-out row was mapped" in text
 
 
-def test_content_must_fit_together():
+def test_inconsistent_content_is_refused():
     with pytest.raises(ArgumentError, match="3 names"):
         content(z_names=["a", "b", "c"])
     with pytest.raises(ArgumentError, match=r"the columns' samples must have the same rows, not \[1, 2\]"):

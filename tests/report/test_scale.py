@@ -12,7 +12,7 @@ def normals(n=2000, seed=0):
     return np.random.default_rng(seed).standard_normal(n)
 
 
-def test_one_outlier_does_not_squash_the_picture():
+def test_an_outlier_does_not_determine_the_axis():
     data = normals()
     data[0] = 1e6
     scale = scale_of(column("x", "number", data, normals(seed=1)))
@@ -20,14 +20,14 @@ def test_one_outlier_does_not_squash_the_picture():
     assert scale.outside(data) == pytest.approx(1 / 2000)
 
 
-def test_far_samples_do_not_squash_the_picture():
+def test_far_samples_do_not_determine_the_axis():
     samples = 100 * normals(seed=1)
     scale = scale_of(column("x", "number", normals(), samples))
     assert scale.edges[-1] - scale.edges[0] < 20
     assert scale.outside(samples) > 0.5
 
 
-def test_nothing_is_cut_off_without_need():
+def test_bounded_data_are_not_cut_off():
     data = np.random.default_rng(0).uniform(size=500)
     scale = scale_of(column("x", "number", data, data))
     assert scale.outside(data) == 0
@@ -91,6 +91,6 @@ def test_two_values_have_a_bin_each():
     np.testing.assert_allclose(scale.edges, [-0.5, 0.5, 1.5])
 
 
-def test_two_peaks_stay_two_peaks():
+def test_two_distant_peaks_have_enough_bins():
     data = np.concatenate([normals(250) - 4, normals(250, seed=1) + 4])
     assert len(scale_of(column("x", "number", data, data)).edges) > 18
