@@ -72,10 +72,11 @@ class Operations(TorchDispatchMode):
 
 def operations(source: MemoryRows, preprocessor: Preprocessor, x: torch.Tensor) -> dict[str, int]:
     """Operations for a batch of resident rows, for encoding one, and at the start of an epoch."""
-    take, counts = source.taker(), {}
+    take, rows = source.taker(), torch.arange(BATCH)
+    counts = {}
     assert take is not None
     for name, job in (
-        ("batch", lambda: take(torch.arange(BATCH))),
+        ("batch", lambda: take(rows)),
         ("encoding of a batch", lambda: preprocessor.encode(x[:BATCH], None, seeded(0))),
         ("start of an epoch", lambda: source.start_epoch(0, 0)),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from sinuflow.bijections import whitening as module
@@ -44,13 +45,21 @@ def test_few_rows_are_shrunk_and_duplicate_columns_survive():
     assert float(factor.diagonal().min()) > 1e-5
 
 
-def test_whitening_of_wide_tables_agrees_with_factors_of_the_covariance():
+@pytest.mark.parametrize(("rows", "columns"), [(32, 32), (32, 40), (24, 100), (33, 32), (200, 3)])
+def test_held_out_densities_are_those_of_the_shrunk_covariance(rows, columns):
     generator = torch.Generator().manual_seed(0)
-    for rows, columns in ((32, 32), (32, 40), (24, 100)):
-        mixing = torch.randn(columns, columns, generator=generator, dtype=torch.float64)
-        y = torch.randn(rows + 8, columns, generator=generator, dtype=torch.float64) @ mixing
+    mixing = torch.randn(columns, columns, generator=generator, dtype=torch.float64)
+    y = torch.randn(rows + 8, columns, generator=generator, dtype=torch.float64) @ mixing
+    if columns > 3:
         y[:, 3] = 2.0
-        inner, outer = y[:rows], y[rows:]
-        moments = module._moments(inner)
-        expected = [module._log_density(outer, *moments, share) for share in module._SHRINKAGES]
-        torch.testing.assert_close(module._log_densities_wide(outer, inner), torch.tensor(expected, dtype=y.dtype))
+    inner, outer = y[:rows], y[rows:]
+    covariance = torch.cov(inner.mT, correction=0)
+    diagonal = covariance.diagonal().clamp(min=1e-12).diag()
+    scores = module._log_densities(outer, inner)
+    assert bool(scores[0].isfinite()) == (rows > columns)
+    for shrinkage, score in list(zip(module._SHRINKAGES, scores, strict=True))[1:]:
+        factor = torch.linalg.cholesky((1 - shrinkage) * covariance + shrinkage * diagonal)
+        z = torch.linalg.solve_triangular(factor, (outer - inner.mean(0)).mT, upper=False)
+        distance = z.square().sum(0).clamp(max=50.0 * columns)
+        expected = -0.5 * distance.sum() - len(outer) * factor.diagonal().log().sum()
+        torch.testing.assert_close(score, expected)

@@ -62,64 +62,47 @@ def estimate_whitening(y: Tensor) -> tuple[Tensor, Tensor]:
     scores = torch.zeros(len(_SHRINKAGES), dtype=torch.float64)
     fold = torch.arange(len(y)) % _FOLDS
     for k in range(_FOLDS if len(y) >= 2 * _FOLDS else 0):
-        inner, outer = y[fold != k], y[fold == k]
-        if len(inner) <= y.shape[1]:
-            scores += _log_densities_wide(outer, inner)
-            continue
-        mean, covariance = _moments(inner)
-        for i, shrinkage in enumerate(_SHRINKAGES):
-            scores[i] += _log_density(outer, mean, covariance, shrinkage)
-    mean, covariance = _moments(y)
-    for i in scores.argsort(descending=True).tolist():
-        factor = _factor(covariance, _SHRINKAGES[i])
-        if factor is not None:
-            return mean, factor
-    return mean, torch.diag(covariance.diagonal().clamp(min=1e-12).sqrt())
-
-
-def _moments(y: Tensor) -> tuple[Tensor, Tensor]:
+        scores += _log_densities(y[fold == k], y[fold != k])
     mean = y.mean(0)
-    centred = y - mean
-    return mean, centred.mT @ centred / len(y)
-
-
-def _factor(covariance: Tensor, shrinkage: float) -> Tensor | None:
+    covariance = (y - mean).mT @ (y - mean) / len(y)
     diagonal = covariance.diagonal().clamp(min=1e-12)
-    shrunk = (1 - shrinkage) * covariance
-    shrunk.diagonal().add_(shrinkage * diagonal)
-    factor, failed = torch.linalg.cholesky_ex(shrunk)
-    # A variance of 1e-10 next to others of 1 is rounding, not information.
-    return None if int(failed) or bool((factor.diagonal() ** 2 < 1e-9 * diagonal).any()) else factor
+    for i in scores.argsort(descending=True).tolist():
+        shrunk = (1 - _SHRINKAGES[i]) * covariance
+        shrunk.diagonal().add_(_SHRINKAGES[i] * diagonal)
+        factor, failed = torch.linalg.cholesky_ex(shrunk)
+        # A variance of 1e-10 next to others of 1 is rounding, not information.
+        if not int(failed) and not bool((factor.diagonal() ** 2 < 1e-9 * diagonal).any()):
+            return mean, factor
+    return mean, torch.diag(diagonal.sqrt())
 
 
-def _log_density(y: Tensor, mean: Tensor, covariance: Tensor, shrinkage: float) -> float:
-    factor = _factor(covariance, shrinkage)
-    if factor is None:
-        return -torch.inf
-    z = torch.linalg.solve_triangular(factor, (y - mean).mT, upper=False)
-    # Outliers must not decide alone: the flow will model them better than a Gaussian does.
-    distance = (z * z).sum(0).clamp(max=50.0 * len(z))
-    return float(-0.5 * distance.sum() - len(y) * factor.diagonal().log().sum())
-
-
-def _log_densities_wide(y: Tensor, inner: Tensor) -> Tensor:
-    r"""The log-densities for all shrinkages, if ``inner`` has no more rows than columns.
+def _log_densities(y: Tensor, inner: Tensor) -> Tensor:
+    r"""The Gaussian log-density of y up to a constant, for each shrinkage of the covariance of ``inner``.
 
     With :math:`Z` the standardized inner rows, the shrunk correlation :math:`(1 - \lambda) Z^T Z / n + \lambda I` has
-    the singular vectors of Z whatever λ is: one decomposition of n rows, and no factor of a large matrix.
+    the same eigenvectors for every λ, and λ as its other eigenvalues if there are fewer rows than columns.
     """
     rows, columns = inner.shape
     mean = inner.mean(0)
-    centred = inner - mean
-    scale = (centred**2).mean(0).clamp(min=1e-12).sqrt()
-    _, singular, directions = torch.linalg.svd(centred / scale, full_matrices=False)
-    z = (y - mean) / scale
-    inside = (z @ directions.mT) ** 2
-    outside = ((z * z).sum(1) - inside.sum(1)).clamp(min=0.0)
-    scores = torch.full((len(_SHRINKAGES),), -torch.inf, dtype=torch.float64)  # without shrinkage it is singular
-    for i, shrinkage in enumerate(_SHRINKAGES[1:], start=1):
-        variances = (1 - shrinkage) * singular**2 / rows + shrinkage
-        distance = ((inside / variances).sum(1) + outside / shrinkage).clamp(max=50.0 * columns)
-        half = scale.log().sum() + 0.5 * (variances.log().sum() + (columns - rows) * math.log(shrinkage))
-        scores[i] = -0.5 * distance.sum() - len(y) * half
+    scale = (inner - mean).square().mean(0).clamp(min=1e-12).sqrt()
+    standardized, z = (inner - mean) / scale, (y - mean) / scale
+    if rows > columns:
+        eigenvalues, directions = torch.linalg.eigh(standardized.mT @ standardized / rows)
+    else:  # one decomposition of few rows, and none of a large matrix
+        _, singular, transposed = torch.linalg.svd(standardized, full_matrices=False)
+        eigenvalues, directions = singular**2 / rows, transposed.mT
+    inside = (z @ directions).square()
+    outside = (z.square().sum(1) - inside.sum(1)).clamp(min=0.0)
+    scores = torch.full((len(_SHRINKAGES),), -torch.inf, dtype=torch.float64)
+    for i, shrinkage in enumerate(_SHRINKAGES):
+        variances = ((1 - shrinkage) * eigenvalues + shrinkage).clamp(min=1e-30)
+        distance, log_determinant = (inside / variances).sum(1), variances.log().sum()
+        if rows <= columns:
+            if not shrinkage:
+                continue  # the covariance is singular
+            distance += outside / shrinkage
+            log_determinant += (columns - rows) * math.log(shrinkage)
+        # Outliers must not decide alone: the flow will model them better than a Gaussian does.
+        distance = distance.clamp(max=50.0 * columns)
+        scores[i] = -0.5 * (distance.sum() + len(y) * log_determinant) - len(y) * scale.log().sum()
     return scores
