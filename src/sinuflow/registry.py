@@ -26,10 +26,15 @@ class Spec:
         >>> from sinuflow.bijections import ElementwiseAffine
         >>> ElementwiseAffine(2).spec()
         Spec(name='ElementwiseAffine', arguments={'features': 2})
+        >>> print(ElementwiseAffine(2).spec())
+        ElementwiseAffine(features=2)
     """
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{name}={_text(value)}' for name, value in self.arguments.items())})"
 
     def to_json(self) -> dict[str, Any]:
         """The spec as data for JSON; the inverse of :meth:`from_json`."""
@@ -54,6 +59,13 @@ class Spec:
     def is_own(self) -> bool:
         """Whether the class is one of Sinuflow's, and not a user's."""
         return self.name in _CLASSES and _CLASSES[self.name].__module__.startswith(f"{__package__}.")
+
+
+def _text(value: Any) -> str:
+    """An argument as in a call."""
+    if isinstance(value, Spec):
+        return str(value)
+    return f"[{', '.join(map(_text, value))}]" if isinstance(value, list) else repr(value)
 
 
 def _specs(value: Any) -> Iterator[Spec]:

@@ -196,8 +196,8 @@ def _check_bijection(bijection: Bijection, x: Tensor, context: Tensor | None, to
             with torch.no_grad():
                 value = layer(value, context if layer.context else None)[0]
     if isinstance(bijection, Autoregressive):
-        rows, given, _ = bijection.feature_major(x, context, "x")
-        h = _check_conditioner(bijection.conditioner, rows, given, tolerance, f"{name}.conditioner")
+        rows, row_context, _ = bijection.feature_major(x, context, "x")
+        h = _check_conditioner(bijection.conditioner, rows, row_context, tolerance, f"{name}.conditioner")
         _check_transformer(bijection.transformer, rows, h, tolerance, f"{name}.transformer")
     z, ladj = (t.detach() for t in bijection(x, context))
     _demand(z.shape == x.shape, place, f"z has shape {tuple(z.shape)} for x of shape {tuple(x.shape)}")
@@ -259,8 +259,8 @@ def _check_conditioner(
             step.push(x[step.features])
     _demand(bool((known >= 0).all()), place, f"its steps leave out {int((known < 0).sum())} features")
     if len(x) * conditioner.outputs <= _MOST_OUTPUTS:
-        given = None if context is None else context[:, :1]
-        jacobian = torch.autograd.functional.jacobian(lambda t: conditioner(t, given), like)
+        row_context = None if context is None else context[:, :1]
+        jacobian = torch.autograd.functional.jacobian(lambda t: conditioner(t, row_context), like)
         depends = (jacobian != 0).any(1).view(len(x), len(x))
         wrong = (depends & (known >= known.unsqueeze(-1))).nonzero().tolist()
         message = "its parameters of feature {} depend on feature {}, which is not among the earlier ones"
@@ -274,9 +274,9 @@ def _check_rows(
     count = len(x)
     for index, batch in ((slice(None), (1, count)), (slice(1), (1, 1)), (0, ()), (slice(0), (0,))):
         rows = x[index].reshape(*batch, x.shape[-1])
-        given = None if context is None else context[index].reshape(*batch, context.shape[-1])
+        row_context = None if context is None else context[index].reshape(*batch, context.shape[-1])
         with torch.no_grad():
-            part, part_ladj = bijection(rows, given)
+            part, part_ladj = bijection(rows, row_context)
         shapes = part.shape == rows.shape and part_ladj.shape == batch
         _demand(shapes, place, f"x of shape {tuple(rows.shape)} gives {tuple(part.shape)} and {tuple(part_ladj.shape)}")
         _close(part, z[index].view_as(part), tolerance, place, "z of a row depends on the other rows")
@@ -289,13 +289,13 @@ def _check_jacobian(
     """The Jacobians of the first rows, (rows, D, D)."""
     rows = []
     for i in range(min(_JACOBIANS, len(x))):
-        given = None if context is None else context[i]
-        rows.append(torch.autograd.functional.jacobian(lambda t, g=given: bijection(t, g)[0], x[i]))
+        row_context = None if context is None else context[i]
+        rows.append(torch.autograd.functional.jacobian(lambda t, g=row_context: bijection(t, g)[0], x[i]))
     jacobian = torch.stack(rows)
     count, step = len(rows), 1e-6
-    direction, given = torch.randn_like(x[:count]), None if context is None else context[:count]
+    direction, row_context = torch.randn_like(x[:count]), None if context is None else context[:count]
     with torch.no_grad():
-        ahead, behind = (bijection(x[:count] + s * direction, given)[0] for s in (step, -step))
+        ahead, behind = (bijection(x[:count] + s * direction, row_context)[0] for s in (step, -step))
     slope = (ahead - behind) / (2 * step)
     product = (jacobian @ direction.unsqueeze(-1)).squeeze(-1)
     _close(product, slope, 1e-4, place, "its Jacobian by automatic differentiation differs from finite differences")
@@ -307,8 +307,8 @@ def _check_jacobian(
 def _check_inverse(bijection: Bijection, x: Tensor, context: Tensor | None, tolerance: float, place: str) -> None:
     with torch.no_grad():
         z, ladj = bijection(x, context)
-        rows, given, _ = bijection.feature_major(z, context, "z")
-        result = bijection.certified(rows, given, SolverOptions())
+        rows, row_context, _ = bijection.feature_major(z, context, "z")
+        result = bijection.certified(rows, row_context, SolverOptions())
         failed = int((~result.converged.all(0)).sum())
         _demand(not failed, place, f"its inverse has not converged for {failed} of {len(x)} rows")
         again, _ = bijection(result.x.T, context)
@@ -317,7 +317,7 @@ def _check_inverse(bijection: Bijection, x: Tensor, context: Tensor | None, tole
         _close(result.ladj, -ladj, 1e3 * tolerance, place, "the log-determinants do not cancel; their sum is off")
         broken = rows.clone()
         broken[:, 0] = torch.inf
-        converged = bijection.certified(broken, given, SolverOptions()).converged.all(0)
+        converged = bijection.certified(broken, row_context, SolverOptions()).converged.all(0)
     _demand(not bool(converged[0]), place, "the certificate of infinite noise claims convergence")
     _demand(bool(converged[1:].all()), place, "an infinite row makes the inverse of other rows fail")
 

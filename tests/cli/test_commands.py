@@ -124,6 +124,9 @@ def test_info_says_what_a_file_holds(place, tmp_path):
     assert "cpu:" in succeeds("info", "--devices", cwd=tmp_path)
     sinuflow.SinusoidalFlow(3, blocks=1, hidden=(4,)).save(tmp_path / "f.safetensors")
     assert "3 features" in succeeds("info", tmp_path / "f.safetensors", cwd=tmp_path)
+    sinuflow.Flow(sinuflow.bijections.ElementwiseAffine(2)).save(tmp_path / "f.safetensors")
+    info = succeeds("info", tmp_path / "f.safetensors", cwd=tmp_path)
+    assert "flow: 4 parameters; Flow(bijection=ElementwiseAffine(features=2), base=None)" in info
 
 
 def test_kernels_that_cannot_be_used_are_one_line(place, tmp_path):

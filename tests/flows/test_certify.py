@@ -89,16 +89,20 @@ def test_whatever_is_certified_maps_back_to_its_noise():
             certified += 1
         except InversionError:
             refused += 1
-        rows, given = z.reshape(-1, features), None if c is None else c.repeat(2, 1)
+        rows, rows_context = z.reshape(-1, features), None if c is None else c.repeat(2, 1)
         try:
-            drawn = inverse_with_fallback(flow.bijection, rows, given, "end-to-end")
+            drawn = inverse_with_fallback(flow.bijection, rows, rows_context, "end-to-end")
         except InversionError:
             continue
-        there = drawn.values.dtype
-        precise += there != dtype
-        wide = copy.deepcopy(flow).to(there)
+        dtype_used = drawn.values.dtype
+        precise += dtype_used != dtype
+        wide = copy.deepcopy(flow).to(dtype_used)
         measured = relative_residual(
-            wide, drawn.values, rows.to(there), None if given is None else given.to(there), dtype
+            wide,
+            drawn.values,
+            rows.to(dtype_used),
+            None if rows_context is None else rows_context.to(dtype_used),
+            dtype,
         )
         assert (measured <= 1).all()
 
@@ -220,7 +224,7 @@ def test_fitted_models_fall_back_to_float64_or_raise(table, images):
 
 
 def test_rows_whose_layers_fail_in_float32_are_measured_in_float64():
-    """Their layers alone would be certified there, with a residual of 1e92."""
+    """Their layers alone would be certified in float64, with a residual of 1e92."""
     flow = ill_conditioned(gain=30.0)
     with pytest.raises(InversionError, match="layer"):
         flow().sample((20,), generator=seeded())

@@ -1,4 +1,4 @@
-"""torch.compile(fullgraph=True): no break anywhere, and the same numbers."""
+"""torch.compile(fullgraph=True): no graph breaks, and the same results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ every_conditioning = pytest.mark.parametrize("conditioning", CONDITIONINGS)
 
 
 def compiled(function, backend="aot_eager"):
-    """The eager backend traces the whole graph as the default one does, without minutes of C++."""
+    """The eager backend traces the whole graph like the default one, without minutes of C++."""
     return untraced()(torch.compile(function, fullgraph=True, backend=backend))
 
 
@@ -44,8 +44,8 @@ def test_log_prob_with_the_default_backend():
     flow = small("shift")
     x, _ = batch(3)
     with torch.no_grad():
-        found = compiled(lambda x: flow().log_prob(x), backend="inductor")(x)
-        torch.testing.assert_close(found, flow().log_prob(x))
+        inverse = compiled(lambda x: flow().log_prob(x), backend="inductor")(x)
+        torch.testing.assert_close(inverse, flow().log_prob(x))
 
 
 @every_conditioning
@@ -55,8 +55,8 @@ def test_invert(conditioning, solver):
     z, _ = batch(3)
 
     def invert(z):
-        found = flow.invert(z, solver=solver, on_failure="return")
-        return found.x, found.ladj, found.iterations, found.residual, found.converged
+        inverse = flow.invert(z, solver=solver, on_failure="return")
+        return inverse.x, inverse.ladj, inverse.iterations, inverse.residual, inverse.converged
 
     got = compiled(invert)(z)
     for g, w in zip(got, invert(z), strict=True):
@@ -95,7 +95,7 @@ def test_sampling_and_its_gradient(conditioning):
         torch.testing.assert_close(g, w, rtol=1e-6, atol=1e-9)
 
 
-def test_a_compiled_inverse_marks_what_it_cannot_raise():
+def test_a_compiled_inverse_is_nan_where_it_fails():
     flow = small("shift")
     z, _ = batch(3)
     z[1, 1] = torch.nan

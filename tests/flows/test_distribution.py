@@ -60,14 +60,14 @@ def test_expand():
     x = wide.sample((2,))
     assert x.shape == (2, 6, 4, 3)
     torch.testing.assert_close(wide.log_prob(x), flow(c).log_prob(x))
-    plain = trained_flow(3)().expand([5])
-    assert plain.batch_shape == (5,)
-    assert plain.sample().shape == (5, 3)
-    assert plain.log_prob(torch.zeros(3, dtype=DOUBLE)).shape == (5,)
+    unconditional = trained_flow(3)().expand([5])
+    assert unconditional.batch_shape == (5,)
+    assert unconditional.sample().shape == (5, 3)
+    assert unconditional.log_prob(torch.zeros(3, dtype=DOUBLE)).shape == (5,)
     with pytest.raises(ArgumentError, match="NaN or infinite"):
-        plain.log_prob(torch.full((5, 3), torch.nan, dtype=DOUBLE))
+        unconditional.log_prob(torch.full((5, 3), torch.nan, dtype=DOUBLE))
     with pytest.raises(ArgumentError, match=r"shape \(2, 3\) does not broadcast with the batch shape \(5,\)"):
-        plain.log_prob(torch.zeros(2, 3, dtype=DOUBLE))
+        unconditional.log_prob(torch.zeros(2, 3, dtype=DOUBLE))
     loose = trained_flow(3)(validate_args=False).expand([5])
     assert loose.log_prob(torch.full((5, 3), torch.nan, dtype=DOUBLE)).isnan().all()
 
@@ -213,10 +213,10 @@ def test_fits_zuko():
     zuko = pytest.importorskip("zuko")
     flow = trained_flow(3)
     base = Independent(Normal(torch.zeros(3, dtype=DOUBLE), torch.ones(3, dtype=DOUBLE)), 1)
-    plain = zuko.distributions.NormalizingFlow(flow.transform(), base)
+    single = zuko.distributions.NormalizingFlow(flow.transform(), base)
     x = flow().sample((6,))
-    torch.testing.assert_close(plain.log_prob(x), flow().log_prob(x))
-    drawn, log_p = plain.rsample_and_log_prob((4,))
+    torch.testing.assert_close(single.log_prob(x), flow().log_prob(x))
+    drawn, log_p = single.rsample_and_log_prob((4,))
     torch.testing.assert_close(log_p, flow().log_prob(drawn), rtol=1e-6, atol=1e-6)
     # A spline of zuko's in front of the flow, as one lazy flow of zuko's.
     spline = zuko.flows.NSF(3, transforms=1, hidden_features=(8,)).double()
@@ -231,7 +231,7 @@ def test_fits_zuko():
 
 
 def test_reverse_kl_training_finds_a_gaussian():
-    """Variational inference: gradients through rsample must lead somewhere."""
+    """Variational inference: gradients through rsample decrease the loss."""
     torch.manual_seed(0)
     flow = trained_flow(2, 0, "shift", blocks=1, hidden=(8,), ranges={"strength": 0.3, "frequency": (0.1, 1.0)})
     target = torch.distributions.MultivariateNormal(

@@ -50,7 +50,7 @@ def test_defaults_of_full_conditioning():
     assert SinusoidalFlow(6, squash=2).bijection.bijections[0].bijections[0].conditioner.squash == 2
 
 
-def test_no_conditioning_is_scales_alone():
+def test_no_conditioning_is_sinusoidal_layers_alone():
     flow = SinusoidalFlow(2, conditioning="none", blocks=3)
     *scales, last = flow.bijection
     assert [type(s) for s in scales] == [SinusoidalLayer] * 3
@@ -75,7 +75,7 @@ def test_initialize_standardises(conditioning):
     torch.testing.assert_close(z.std(0, correction=0), torch.ones(3, dtype=DOUBLE))
 
 
-def test_initialize_refuses_what_has_no_mean():
+def test_initialize_needs_finite_rows():
     flow = trained_flow(2)
     for x in (torch.empty(0, 2), torch.tensor([[1.0, torch.nan]])):
         with pytest.raises(ArgumentError, match="at least one row, and no NaN"):
@@ -109,21 +109,21 @@ def test_wrong_arguments_say_what_would_be_right():
         assert isinstance(caught.value, SinuflowError)
 
 
-def test_invert_gives_the_evidence():
+def test_invert_returns_a_certificate():
     flow = trained_flow(3, 2)
     x, c = batch(3, 2, rows=6)
     z, ladj = flow.bijection(x.view(2, 3, 3), c.view(2, 3, 2))
-    found = flow.invert(z, c.view(2, 3, 2))
-    torch.testing.assert_close(found.x.view(6, 3), x, rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(found.ladj, -ladj, rtol=1e-6, atol=1e-6)
-    assert found.x.is_contiguous()
-    for field in (found.iterations, found.residual, found.converged, found.ladj):
+    inverse = flow.invert(z, c.view(2, 3, 2))
+    torch.testing.assert_close(inverse.x.view(6, 3), x, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(inverse.ladj, -ladj, rtol=1e-6, atol=1e-6)
+    assert inverse.x.is_contiguous()
+    for field in (inverse.iterations, inverse.residual, inverse.converged, inverse.ladj):
         assert field.shape == (2, 3)
-    measured = (flow.bijection(found.x, c.view(2, 3, 2))[0] - z).abs().amax(-1)
-    torch.testing.assert_close(found.residual, measured.detach())
-    assert found.converged.all()
-    assert found.converged.dtype == torch.bool
-    assert not found.residual.requires_grad
+    measured = (flow.bijection(inverse.x, c.view(2, 3, 2))[0] - z).abs().amax(-1)
+    torch.testing.assert_close(inverse.residual, measured.detach())
+    assert inverse.converged.all()
+    assert inverse.converged.dtype == torch.bool
+    assert not inverse.residual.requires_grad
 
 
 def test_invert_raises_or_returns():
@@ -132,8 +132,8 @@ def test_invert_raises_or_returns():
     z[2, 0] = torch.inf
     with pytest.raises(InversionError, match="of 5 samples"):
         flow.invert(z)
-    found = flow.invert(z, on_failure="return")
-    assert found.converged.tolist() == [True, True, False, True, True]
+    inverse = flow.invert(z, on_failure="return")
+    assert inverse.converged.tolist() == [True, True, False, True, True]
     z, _ = batch(3)
     cut = flow.invert(z, solver="fixed_point", max_iterations=2, on_failure="return")
     assert not cut.converged.all()
@@ -171,8 +171,8 @@ def test_invert_is_differentiable():
     flow = trained_flow(2)
     z, _ = batch(2)
     z.requires_grad_()
-    found = flow.invert(z)
-    (grad,) = torch.autograd.grad(found.x.sum(), z)
+    inverse = flow.invert(z)
+    (grad,) = torch.autograd.grad(inverse.x.sum(), z)
     (want,) = torch.autograd.grad(flow.bijection.inverse(z)[0].sum(), z)
     torch.testing.assert_close(grad, want)
 
@@ -203,7 +203,7 @@ def test_dropout_is_refused_while_training(conditioning):
     flow().sample((3,))
 
 
-def test_numpy_integers_are_welcome():
+def test_numpy_integers_are_accepted():
     flow = SinusoidalFlow(np.int64(2), blocks=np.int32(1), hidden=[np.int64(4)])
     assert flow.config["features"] == 2
     assert type(flow.config["features"]) is int
@@ -226,9 +226,9 @@ def test_second_derivatives_through_the_inverse_are_refused(conditioning):
 def test_algorithm_1_cut_off_is_never_silent(conditioning, limit):
     flow = trained_flow(3, 0, conditioning, blocks=1)
     z, _ = batch(3, rows=100)
-    found = flow.invert(z, solver="fixed_point", max_iterations=limit, on_failure="return")
-    assert not found.converged.all()
-    assert (found.residual[found.converged] <= 1e-9).all()
+    inverse = flow.invert(z, solver="fixed_point", max_iterations=limit, on_failure="return")
+    assert not inverse.converged.all()
+    assert (inverse.residual[inverse.converged] <= 1e-9).all()
 
 
 def test_tensors_on_other_devices_are_refused():

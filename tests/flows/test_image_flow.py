@@ -60,8 +60,8 @@ def test_image_flows_are_sinusoidal_flows():
 
 
 def test_a_context_costs_few_parameters():
-    plain, conditional = (SinusoidalFlow.image(context=context, blocks=1) for context in (0, 10))
-    sizes = [sum(p.numel() for p in flow.parameters()) for flow in (plain, conditional)]
+    unconditional, conditional = (SinusoidalFlow.image(context=context, blocks=1) for context in (0, 10))
+    sizes = [sum(p.numel() for p in flow.parameters()) for flow in (unconditional, conditional)]
     assert sizes[1] - sizes[0] == 2 * 10 * (32 + 2 * 16)  # two networks: the first maps, and two bottlenecks
 
 
@@ -134,9 +134,9 @@ def test_samples_are_certified_and_come_from_their_noise(context, conditioning):
     assert x.shape == (7, 4, 90)
     torch.testing.assert_close(flow(c).log_prob(x), log_p, rtol=1e-7, atol=1e-6)
     noise = torch.randn(7, 4, 90, dtype=DOUBLE)
-    found = flow.invert(noise, c)
-    assert found.converged.all()
-    torch.testing.assert_close(flow.bijection(found.x, c)[0], noise, rtol=1e-9, atol=1e-9)
+    inverse = flow.invert(noise, c)
+    assert inverse.converged.all()
+    torch.testing.assert_close(flow.bijection(inverse.x, c)[0], noise, rtol=1e-9, atol=1e-9)
     noise[2, 1, 5] = torch.inf
     with pytest.raises(InversionError, match="1 of 28 samples"):
         flow.invert(noise, c)
@@ -174,15 +174,15 @@ def test_scoring_and_inverting_compile_without_a_break(solver, conditioning):
     x, c = batch(24, 2)
 
     def both(x):
-        found = flow.invert(x, c, solver=solver, on_failure="return")
-        return flow(c).log_prob(x), found.x, found.ladj, found.residual, found.converged
+        inverse = flow.invert(x, c, solver=solver, on_failure="return")
+        return flow(c).log_prob(x), inverse.x, inverse.ladj, inverse.residual, inverse.converged
 
     got = untraced()(torch.compile(both, fullgraph=True, backend="aot_eager"))(x.requires_grad_())
     want = both(x)
     for g, w in zip(got, want, strict=True):
         torch.testing.assert_close(g, w, rtol=1e-6, atol=1e-12)
     inputs = [x, *flow.parameters()]
-    losses = [found[0].sum() + found[1].sin().sum() + found[2].sin().sum() for found in (got, want)]
+    losses = [result[0].sum() + result[1].sin().sum() + result[2].sin().sum() for result in (got, want)]
     grads = [torch.autograd.grad(loss, inputs) for loss in losses]
     for g, w in zip(*grads, strict=True):
         torch.testing.assert_close(g, w)
@@ -195,10 +195,10 @@ def test_on_a_gpu_it_is_the_same_flow(dtype):
     flow = trained_image_flow((3, 6, 5), 2, dtype)
     x, c = batch(90, 2, dtype=dtype)
     want = flow(c).log_prob(x)
-    there = flow.to("cuda")
-    torch.testing.assert_close(there(c.cuda()).log_prob(x.cuda()).cpu(), want, rtol=1e-4, atol=1e-3)
-    z, _ = there.bijection(x.cuda(), c.cuda())
-    back = there.invert(z, c.cuda())
+    on_gpu = flow.to("cuda")
+    torch.testing.assert_close(on_gpu(c.cuda()).log_prob(x.cuda()).cpu(), want, rtol=1e-4, atol=1e-3)
+    z, _ = on_gpu.bijection(x.cuda(), c.cuda())
+    back = on_gpu.invert(z, c.cuda())
     assert back.converged.all()
     back.x.sum().backward()
 

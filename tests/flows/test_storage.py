@@ -159,7 +159,7 @@ def test_foreign_files_are_refused(tmp_path):
 
 
 def forged(path, change_header=None, change_tensors=None):
-    """A file that is right in all respects but one, checksum included."""
+    """A file with one mistake and a valid checksum."""
     flow = trained_flow(2, hidden=(4,), blocks=1)
     tensors = dict(flow.state_dict())
     if change_tensors:
@@ -177,7 +177,7 @@ def forged(path, change_header=None, change_tensors=None):
     return path
 
 
-def test_the_forgery_itself_loads(path):
+def test_an_unchanged_forged_file_loads(path):
     assert sinuflow.load(forged(path)).features == 2
 
 
@@ -202,7 +202,7 @@ def test_the_forgery_itself_loads(path):
         ("config", CONFIG.format(features=10**9, hidden=4), "far too few parameters"),
     ],
 )
-def test_headers_that_lie_are_refused(path, field, value, message):
+def test_invalid_headers_are_refused(path, field, value, message):
     with pytest.raises(StorageError, match=message):
         sinuflow.load(forged(path, lambda header: header.update({field: value})))
     if field != "sha256":

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 import sinuflow
-from sinuflow import SinusoidalFlow, StorageError
-from sinuflow.flows import storage
+from sinuflow import Flow, SinusoidalFlow, StorageError
+from sinuflow.bijections import AutoregressiveWaves
+from sinuflow.flows import StudentT, storage
 from sinuflow.flows.storage import Model, read_model, write_model
 from tests.builders import trained_flow
 from tests.hostile.bounds import MEBIBYTE, costs_of
@@ -138,8 +139,9 @@ def test_other_than_regular_files_are_refused_at_once(tmp_path):
         (lambda: SinusoidalFlow(200_000, blocks=1, conditioning="full", scales=1, waves=1, hidden=(1,)), 9),
         (lambda: SinusoidalFlow(1, blocks=1, conditioning="full", scales=1, waves=1, hidden=(1,) * 8000), 1),
         (lambda: SinusoidalFlow(1, blocks=2000, conditioning="none", scales=1, waves=1), 0),
+        (lambda: Flow(AutoregressiveWaves(2, hidden=(5000, 5000)), StudentT(2)), 90),
     ],
-    ids=["wide", "bfloat16", "image", "features", "layers", "blocks"],
+    ids=["wide", "bfloat16", "image", "features", "layers", "blocks", "composed"],
 )
 def test_a_valid_file_loads_within_the_bounds(make, least, tmp_path):
     """At most twice the size of the file, although a conditioner has a mask for every weight."""

@@ -106,7 +106,7 @@ def test_unchanged_files_load_and_runs_resume(models, runs, tmp_path, capsys):
 
 
 def test_a_loaded_flow_equals_the_saved_one(tmp_path):
-    """Flows are built on the meta device first: no meta tensor may remain."""
+    """Flows are built without values first: every parameter and mask must have them afterwards."""
     for flow in (
         trained_flow(3, 1, "shift", hidden=(8,), blocks=2),
         trained_flow(3, 0, "full", hidden=(8, 8), residual=True, dtype=torch.float32),

@@ -12,6 +12,7 @@ from .. import __version__
 from ..data.labels import listed
 from ..errors import ArgumentError
 from ..flows.flow import Flow
+from ..flows.sinusoidal import SinusoidalFlow
 from ..models.image import ImageModel
 from ..models.loading import load
 from ..models.table import TableModel
@@ -63,6 +64,7 @@ def _show_model(path: Path) -> None:
     flow = model if isinstance(model, Flow) else model.flow
     parameters = sum(p.numel() for p in flow.parameters())
     options = ", ".join(f"{k}={v}" for k, v in flow.config.items() if k not in ("features", "context"))
+    options = options if isinstance(flow, SinusoidalFlow) else str(flow.spec())
     echo(f"flow: {parameters:,} parameters; {options}")
 
 

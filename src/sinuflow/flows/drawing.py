@@ -21,7 +21,6 @@ import torch
 from ..bijections import Bijection, Chain
 from ..errors import ArgumentError
 from ..files import write_atomically
-from ..registry import Spec
 from .flow import Flow
 
 _INK, _MUTED, _PAPER, _PANEL, _FAINT = "#1f2328", "#6a7078", "#ffffff", "#f6f7f8", "#eceef0"
@@ -124,10 +123,8 @@ def _layer(bijection: Bijection) -> _Layer:
 
 
 def _argument(value: Any) -> str:
-    if isinstance(value, Spec):
-        return f"{value.name}({', '.join(f'{k} {_argument(v)}' for k, v in value.arguments.items() if v)})"
-    shown = f"({', '.join(map(_argument, value))})" if isinstance(value, list) else str(value)
-    return textwrap.shorten(shown, 40, placeholder=" …")
+    shown = f"({', '.join(map(str, value))})" if isinstance(value, list) else str(value)
+    return textwrap.shorten(shown, 60, placeholder=" …")
 
 
 def _parameter_sum(flow: Flow, blocks: Sequence[Sequence[_Layer]]) -> str:

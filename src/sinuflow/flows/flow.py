@@ -85,11 +85,11 @@ class Flow(Component, nn.Module):
 
         A flow without such a layer, as ``conditioning="full"``, is not changed: give it standardised data.
         """
-        rows, given, _ = self.bijection.feature_major(x, context, "x")
+        rows, context_rows, _ = self.bijection.feature_major(x, context, "x")
         if not rows.shape[-1] or not bool(rows.isfinite().all()):
             raise ArgumentError("x must have at least one row, and no NaN or infinity, to initialise from")
         with torch.no_grad():
-            self.bijection.initialize(rows, given)
+            self.bijection.initialize(rows, context_rows)
         self.bijection.check_parameters()
 
     def invert(

@@ -70,8 +70,8 @@ def inverse_with_certificate(
     bijection: Bijection, z: Tensor, context: Tensor | None, options: SolverOptions = CERTIFIED
 ) -> Inversion:
     """x of shape (..., D) and the log-determinant (...), with the layers' certificates (layers, B); does not raise."""
-    rows, given, shape = bijection.feature_major(z, context, "z")
-    result = bijection.certified(rows, given, options)
+    rows, context_rows, shape = bijection.feature_major(z, context, "z")
+    result = bijection.certified(rows, context_rows, options)
     # Contiguous, so that the round trip rounds exactly as it would for the tensor that the caller gets.
     x = from_feature_major(result.x, shape).contiguous()
     return result._replace(x=x, ladj=result.ladj.reshape(shape))

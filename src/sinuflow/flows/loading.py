@@ -64,8 +64,8 @@ def _set_tensors(path: Path, flow: Flow, tensors: dict[str, Tensor]) -> None:
         )
     dtypes = {tensors[name].dtype for name, t in state.items() if isinstance(t, nn.Parameter)}
     if len(dtypes) > 1 or any(_kind(t) != _kind(tensors[name]) for name, t in state.items()):
-        found = sorted({str(t.dtype) for t in tensors.values()})
-        raise StorageError(f"{path} mixes or misuses dtypes: {', '.join(found)}")
+        names = sorted({str(t.dtype) for t in tensors.values()})
+        raise StorageError(f"{path} mixes or misuses dtypes: {', '.join(names)}")
     modules = dict(flow.named_modules(remove_duplicate=False))
     for name, tensor in tensors.items():  # load_state_dict would take time that grows with the square of their number
         module, _, own = name.rpartition(".")
