@@ -14,7 +14,7 @@ from sinuflow.data.sources import ResidentRows
 from sinuflow.training import ImageRows, RowSource
 from sinuflow.training.device_engine import DeviceEngine
 from sinuflow.training.guard import Guard
-from tests.training.test_device_engine import Asked, settings, train
+from tests.training.test_device_engine import Synchronizations, settings, train
 
 PIXELS = PixelMap(alpha=0.05)
 
@@ -142,9 +142,9 @@ def test_on_a_device_a_step_makes_its_batch_by_itself(context):
         later, _ = train(engine, 5)
     assert later < loss
     inputs, _ = engine._step_for(16, 0)
-    with Asked() as asked:
+    with Synchronizations() as synchronizations:
         engine._make(inputs, 0)
-    assert asked.times == 0
+    assert synchronizations.count == 0
     first, second = (engine._resident._take(torch.arange(6)) for _ in range(2))
     assert first.x.shape == (49, 6)
     assert not (first.x == second.x).any()

@@ -52,8 +52,8 @@ def test_samples_have_the_class_of_their_label(striped):
 
 def test_anomalies_have_high_percentiles(striped):
     model, _, (test, labels) = striped
-    usual = model.anomaly_percentile(model.bits_per_dimension(test, labels))
-    assert 35 < float(usual.mean()) < 65
+    percentile = model.anomaly_percentile(model.bits_per_dimension(test, labels))
+    assert 35 < float(percentile.mean()) < 65
     odd = torch.randint(256, (5, 1, 8, 8), dtype=torch.uint8)
     assert (model.anomaly_percentile(model.bits_per_dimension(odd, [0] * 5)) == 100).all()
 

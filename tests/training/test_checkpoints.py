@@ -163,6 +163,13 @@ def test_minutes_between_checkpoints_are_not_negative(tmp_path, minutes):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("steps", [0, 2.5, True])
+def test_steps_between_checkpoints_are_positive_integers(tmp_path, steps):
+    with pytest.raises(ArgumentError, match="checkpoint_steps must be a whole number of at least 1"):
+        quick(small_flow(), checkpoint=tmp_path / "run", checkpoint_steps=steps)
+    assert not (tmp_path / "run").exists()
+
+
 def send_at(monkeypatch, step, *numbers):
     """Send signals to this process within a step."""
     original = EagerEngine.advance

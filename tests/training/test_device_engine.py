@@ -1,4 +1,4 @@
-"""The engine for GPUs, run on the CPU: the same losses and weights as the eager engine."""
+"""The device engine on the CPU: the same losses and weights as the eager engine."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def build(kind, options, source, dtype=DOUBLE, context=0):
 def train(engine, steps, start=0):
     losses, step = [], start
     while step < start + steps:
-        brought = engine.advance(step, start + steps - step)
-        step += brought.steps
-        losses.append((brought.loss_sum, brought.loss_count))
+        advance = engine.advance(step, start + steps - step)
+        step += advance.steps
+        losses.append((advance.loss_sum, advance.loss_count))
     return sum(s for s, _ in losses), sum(c for _, c in losses)
 
 
 def nudge(x, context, generator):
-    """An encoder, as tables have them: then batches are not rows as they are held."""
+    """An encoder, as for tables."""
     return Batch(x + 0.01 * torch.rand(x.shape, generator=generator, dtype=x.dtype), context)
 
 
@@ -68,7 +68,7 @@ def nudge(x, context, generator):
         {"clip": 0.1, "batch_size": 400},
     ],
 )
-def test_a_hundred_steps_equal_the_eager_engine(changes, encode, monkeypatch):
+def test_a_hundred_steps_agree_with_the_eager_engine(changes, encode, monkeypatch):
     if encode is not None:  # then the rows are not resident, and every batch is encoded by itself
         monkeypatch.setattr(MemoryRows, "taker", lambda _: None)
     options = settings(**changes)
@@ -112,18 +112,18 @@ def test_resident_rows_are_encoded_when_an_epoch_starts():
     assert torch.equal(take(torch.arange(400)).x, first)  # a resumed run sees the same noise
 
 
-def test_training_on_resident_rows_that_are_encoded_never_asks_the_device():
+def test_encoded_resident_rows_need_no_synchronization():
     _, engine, _, _ = build(DeviceEngine, settings(), MemoryRows(banana(400).double(), encode=nudge))
     loss, count = train(engine, 50)
     assert count == 50
     assert train(engine, 50, start=50)[0] < loss
     inputs, _ = engine._step_for(64, 0)
-    with Asked() as asked:
+    with Synchronizations() as synchronizations:
         engine._make(inputs, 0)
-    assert asked.times == 0
+    assert synchronizations.count == 0
 
 
-def test_engines_agree_in_float32():
+def test_in_float32_the_engines_agree_up_to_rounding():
     sums = []
     for kind in (EagerEngine, DeviceEngine):
         _, engine, _, _ = build(kind, settings(), MemoryRows(banana(400)), torch.float32)
@@ -149,7 +149,7 @@ def test_gradients_come_from_the_flow_program(context, monkeypatch):
     assert sums[0] == pytest.approx(sums[1], rel=1e-4)
 
 
-def test_engines_agree_with_a_context():
+def test_context():
     context = banana(400, seed=3).double()
     sums = []
     for kind in (EagerEngine, DeviceEngine):
@@ -159,10 +159,10 @@ def test_engines_agree_with_a_context():
 
 
 def test_a_run_can_change_engines():
-    """A checkpoint from a CPU continues on a GPU, and vice versa."""
+    """A checkpoint from a CPU can be resumed on a GPU, and vice versa."""
     options = settings(ema=0.99, weight_decay=0.01)
-    _, op, _, _ = build(EagerEngine, options, MemoryRows(banana(400).double()))
-    train(op, 60)
+    _, uninterrupted, _, _ = build(EagerEngine, options, MemoryRows(banana(400).double()))
+    train(uninterrupted, 60)
     for first, second in ((EagerEngine, DeviceEngine), (DeviceEngine, EagerEngine)):
         _, engine, guard, batches = build(first, options, MemoryRows(banana(400).double()))
         train(engine, 30)
@@ -171,13 +171,13 @@ def test_a_run_can_change_engines():
         other_guard.restore(guard.state())
         other_batches.position = batches.position
         train(other, 30, start=30)
-        for a, b in zip(flow.state_dict().values(), op.snapshot().weights.values(), strict=True):
+        for a, b in zip(flow.state_dict().values(), uninterrupted.snapshot().weights.values(), strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-8)
-        for a, b in zip(other.average.values(), op.average.values(), strict=True):
+        for a, b in zip(other.average.values(), uninterrupted.average.values(), strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-8)
 
 
-def test_bad_batches_are_skipped_and_counted():
+def test_outlying_batches_are_skipped_and_counted():
     rows = banana(640).double()
     rows[5] = math.nan  # in one batch of every epoch of ten
     flow, engine, guard, _ = build(DeviceEngine, settings(), MemoryRows(rows))
@@ -188,7 +188,7 @@ def test_bad_batches_are_skipped_and_counted():
     assert all(p.isfinite().all() for p in flow.parameters())
 
 
-def test_nan_weights_mean_that_a_run_is_lost():
+def test_nan_weights_mean_divergence():
     flow, engine, guard, _ = build(DeviceEngine, settings(), MemoryRows(banana(400).double()))
     good = engine.snapshot()
     with torch.no_grad():
@@ -210,7 +210,7 @@ def test_closing_gives_every_parameter_its_own_memory():
     assert len({p.untyped_storage().data_ptr() for p in flow.parameters()}) == len(before)
 
 
-def test_flat_parameters_are_the_parameters():
+def test_flat_parameters_share_memory_with_the_parameters():
     flow = SinusoidalFlow(2, blocks=1, hidden=(4,))
     flat = FlatParameters(flow)
     with torch.no_grad():
@@ -218,30 +218,30 @@ def test_flat_parameters_are_the_parameters():
     assert all(bool((p == 0.5).all()) for p in flow.parameters())
 
 
-class Asked(TorchDispatchMode):
-    """Counts how often the host asks for a number, which a captured step must not."""
+class Synchronizations(TorchDispatchMode):
+    """Counts synchronizations with the host, which a captured step must not have."""
 
     def __init__(self):
         super().__init__()
-        self.times = 0
+        self.count = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.times += function is torch.ops.aten._local_scalar_dense.default
+        self.count += function is torch.ops.aten._local_scalar_dense.default
         return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("changes", [{}, {"ema": 0.99, "weight_decay": 0.1, "optimizer": "adamw", "clip": None}])
-def test_a_step_never_synchronizes(changes):
+def test_a_step_needs_no_synchronization(changes):
     _, engine, _, _ = build(DeviceEngine, settings(**changes), MemoryRows(banana(400).double()))
     engine.advance(0, 1)
     inputs, _ = engine._step_for(64, 0)
-    with Asked() as asked:
+    with Synchronizations() as synchronizations:
         engine._make(inputs, 0)
-    assert asked.times == 0
+    assert synchronizations.count == 0
 
 
-def test_warm_up_steps_need_one_batch(monkeypatch):
-    """CUDA-graph capture with the GPU calls mocked: the last batch of an epoch must suffice."""
+def test_warm_up_steps_use_a_single_batch(monkeypatch):
+    """A capture without what needs a GPU, at the last batch of an epoch."""
     nothing = contextlib.nullcontext
     monkeypatch.setattr(torch.cuda, "Stream", lambda: SimpleNamespace(wait_stream=lambda _: None))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(wait_stream=lambda _: None))
@@ -256,30 +256,30 @@ def test_warm_up_steps_need_one_batch(monkeypatch):
     assert batches.position == (0, 1)
 
 
-def test_graphs_share_a_pool_until_the_batch_size_changes(monkeypatch):
+def test_graphs_of_all_blocks_share_a_pool_until_the_batch_size_changes(monkeypatch):
     captured: list[tuple[int, int, object]] = []
     _, engine, _, _ = build(DeviceEngine, settings(), MemoryRows(banana(400).double()))
     engine._stability = SimpleNamespace(blocks=3)
 
-    def record(inputs, turn):
-        captured.append((inputs.x.shape[-1], turn, engine._pool))
+    def capture(inputs, block):
+        captured.append((inputs.x.shape[-1], block, engine._pool))
         engine._pool = engine._pool or object()
         return lambda: None
 
-    monkeypatch.setattr(engine, "_captured", record)
+    monkeypatch.setattr(engine, "_captured", capture)
     engine._capture = True
     for step in range(7):
         inputs, _ = engine._step_for(64, step)
-    assert [turn for _, turn, _ in captured] == [0, 1, 2]
+    assert [block for _, block, _ in captured] == [0, 1, 2]
     assert captured[0][2] is None
     assert captured[1][2] is captured[2][2] is engine._pool
     assert engine._step_for(64, 9)[0] is inputs
     engine._step_for(16, 4)
-    assert [(size, turn) for size, turn, _ in captured[3:]] == [(16, 1)]
+    assert [(size, block) for size, block, _ in captured[3:]] == [(16, 1)]
     assert captured[3][2] is None
 
 
-def test_frozen_parameters_use_the_eager_engine():
+def test_frozen_parameters_need_the_eager_engine():
     flow = small_flow()
     next(flow.parameters()).requires_grad_(False)
     engine = make_engine(flow, Batches(MemoryRows(banana(400)), 64, 0), settings(), Guard(1.0), lambda _: 1e-3)

@@ -13,7 +13,7 @@ from sinuflow import SinusoidalFlow
 from sinuflow.bijections.image import ImageShift
 from sinuflow.training import stability as module
 from sinuflow.training.stability import Stability, growth_penalty, patch_noise
-from tests.training.test_device_engine import Asked
+from tests.training.test_device_engine import Synchronizations
 
 WIDTH = 6
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -126,16 +126,16 @@ def test_each_estimate_is_of_one_block(monkeypatch):
         for layer in (layer for block in list(flow.bijection)[:3] for layer in block):
             inputs += [h] if isinstance(layer, ImageShift) else []
             h, _ = layer.transform(h, context if layer.context else None)
-    for turn in range(stability.blocks):
+    for block in range(stability.blocks):
         for p in flow.parameters():
             p.grad = None
-        torch.manual_seed(turn)
-        total = stability.penalty(x, context, turn)
+        torch.manual_seed(block)
+        total = stability.penalty(x, context, block)
         total.backward()
-        mine = set(list(flow.bijection)[turn].parameters())
+        mine = set(list(flow.bijection)[block].parameters())
         assert all(p.grad is None for p in flow.parameters() if p not in mine)
         assert sum(p.grad is not None for p in mine) > 0
-        torch.manual_seed(turn)
+        torch.manual_seed(block)
         parts = [growth_penalty(s, x, z, context, 0.05 * patch_noise(z, (1, 5, 5))) for s, x, z in seen[-2:]]
         assert float(total.detach()) == pytest.approx(7.0 * 3 * float(sum(parts).detach()))
     assert [shift.reverse for shift, _, _ in seen] == [True, False] * 3
@@ -155,9 +155,9 @@ def steep_flow(dtype: torch.dtype, context: int = 0) -> SinusoidalFlow:
 def test_the_penalty_does_not_synchronize_with_the_device():
     """So that it can be captured in a CUDA graph."""
     flow = steep_flow(torch.float32)
-    with Asked() as asked:
+    with Synchronizations() as synchronizations:
         Stability(flow, 100.0).penalty(torch.randn(49, 6), None, 1).backward()
-    assert asked.times == 0
+    assert synchronizations.count == 0
 
 
 def test_evaluation_covers_all_blocks_with_fixed_noise():
@@ -170,8 +170,8 @@ def test_evaluation_covers_all_blocks_with_fixed_noise():
     # The estimates of the blocks have this mean.
     stability = Stability(flow, 10.0)
     with torch.no_grad():
-        turns = [float(stability.penalty(x, None, turn)) for turn in range(stability.blocks) for _ in range(40)]
-    assert penalty == pytest.approx(sum(turns) / len(turns), rel=0.2)
+        estimates = [float(stability.penalty(x, None, block)) for block in range(stability.blocks) for _ in range(40)]
+    assert penalty == pytest.approx(sum(estimates) / len(estimates), rel=0.2)
 
 
 @pytest.mark.gpu

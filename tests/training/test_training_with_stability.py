@@ -132,7 +132,7 @@ def test_clipping_does_not_change_the_weight_of_the_penalty(kind, monkeypatch):
 @pytest.mark.parametrize("factor", [math.inf, math.nan, 1e30])
 @pytest.mark.parametrize("whose", ["likelihood", "penalty"])
 def test_a_non_finite_gradient_skips_the_step(whose, factor, kind, monkeypatch):
-    """Nothing of it may get into the weights, whoever's it is; also if only its norm is beyond them."""
+    """Whether it is the likelihood's or the penalty's, and also if only its norm overflows."""
     flow = steep_flow(torch.float32)
     mine, other = (next(block.parameters()) for block in list(flow.bijection)[:2])  # the penalty is that of the first
     seen = []

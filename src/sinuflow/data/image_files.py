@@ -43,8 +43,8 @@ class Pictures:
         """The class of each image, by name if the classes have names."""
         if self.labels is None:
             return None
-        numbers = self.labels.tolist()
-        return numbers if self.classes is None else [self.classes[i] for i in numbers]
+        indices = self.labels.tolist()
+        return indices if self.classes is None else [self.classes[i] for i in indices]
 
     def select(self, rows: Tensor) -> Pictures:
         """Some of the images, with their labels."""

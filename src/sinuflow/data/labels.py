@@ -46,11 +46,11 @@ def class_counts(labels: Tensor, name: str = "labels") -> list[int]:
     return [int(n) for n in counts]
 
 
-def numbers_of(labels: Any, classes: Sequence[str], count: int) -> Tensor:
+def class_indices(labels: Any, classes: Sequence[str], count: int) -> Tensor:
     """Labels, or names of classes, as the indices of known classes.
 
     Example:
-        >>> numbers_of(["dog", "cat"], classes=["cat", "dog"], count=2).tolist()
+        >>> class_indices(["dog", "cat"], classes=["cat", "dog"], count=2).tolist()
         [1, 0]
     """
     if isinstance(labels, (list, tuple)) and any(isinstance(label, str) for label in labels):
@@ -58,10 +58,10 @@ def numbers_of(labels: Any, classes: Sequence[str], count: int) -> Tensor:
         if unknown:
             raise DataError(f"there is no class {unknown[0]!r}; the model has {listed(classes)}")
         labels = [classes.index(label) for label in labels]
-    numbers = as_labels(labels, count)
-    if count and int(numbers.max()) >= len(classes):
-        raise DataError(f"labels must be below {len(classes)}, the number of the model's classes; got {numbers.max()}")
-    return numbers
+    indices = as_labels(labels, count)
+    if count and int(indices.max()) >= len(classes):
+        raise DataError(f"labels must be below {len(classes)}, the number of the model's classes; got {indices.max()}")
+    return indices
 
 
 def listed(classes: Sequence[str], most: int = 10) -> str:

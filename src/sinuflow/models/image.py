@@ -15,7 +15,7 @@ from torch import Tensor
 from ..bijections.pixels import PixelMap
 from ..checks import flag, integer, items, number, optional, text, whole
 from ..data.image_files import as_images
-from ..data.labels import listed, numbers_of
+from ..data.labels import class_indices, listed
 from ..errors import DataError
 from ..flow_config import FlowConfig, ImageFlowConfig
 from ..flows.distribution import check_temperature
@@ -202,7 +202,7 @@ class ImageModel(FittedModel):
             return None
         if labels is None:
             raise DataError(f"this model has classes: give a label for each image, of {listed(self.classes)}")
-        return F.one_hot(numbers_of(labels, self.classes, count), len(self.classes)).float()
+        return F.one_hot(class_indices(labels, self.classes, count), len(self.classes)).float()
 
     def _stored(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return {"alpha": self.pixels.alpha, "classes": self.classes, "counts": self.counts}, {}

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from ..bijections.pixels import PixelMap
 from ..data.image_files import Pictures, open_pictures
-from ..data.labels import class_counts, numbers_of
+from ..data.labels import class_counts, class_indices
 from ..data.sources import seeded
 from ..errors import ArgumentError, DataError
 from ..flow_config import ImageConditioning
@@ -154,5 +154,5 @@ def _parts(data: Pictures, validation: Any, classes: list[str] | None, seed: int
         return data, Pictures(held_out.images)
     if held_out.labels is None:
         raise DataError("the images have labels, so validation must be a pair (images, labels)")
-    labels = numbers_of(held_out.known_labels, classes or [], len(held_out.images))
+    labels = class_indices(held_out.known_labels, classes or [], len(held_out.images))
     return data, Pictures(held_out.images, labels)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..checks import whole
 from ..data.fingerprint import fingerprint, fingerprint_of_head
 from ..data.sources import as_source
 from ..errors import ArgumentError
@@ -151,6 +152,8 @@ def fit(
     )
     if stability is not None:
         Stability(flow, stability)  # raises before anything is changed if it does not fit the flow
+    if checkpoint_steps is not None:
+        checkpoint_steps = whole("checkpoint_steps", checkpoint_steps, least=1)
     if not checkpoint_minutes >= 0:
         raise ArgumentError(f"checkpoint_minutes must be 0 or more; got {checkpoint_minutes}")
     folder = None if checkpoint is None else CheckpointFolder(Path(checkpoint), checkpoint_steps, checkpoint_minutes)
@@ -159,11 +162,11 @@ def fit(
     records = Path(history) if history is not None else None if folder is None else folder.history
     log = History(records, None if tensorboard is None else Path(tensorboard))
     shown = make_progress(progress)
-    identity: dict[str, Any] = {**settings.as_dict(), "rows": rows.rows}
-    if folder is not None:  # only checkpoints need the configuration and the hashes
-        identity["flow"] = flow.config
-        identity["train"] = fingerprint(rows, shown.say)
-        identity["val"] = None if val_rows is None else fingerprint(val_rows, shown.say)
+    identity: dict[str, Any] = {}
+    if folder is not None:  # only checkpoints need it
+        sources = {"train": rows, "val": val_rows}
+        hashes = {k: None if source is None else fingerprint(source, shown.say) for k, source in sources.items()}
+        identity = {**settings.as_dict(), "flow": flow.config, "rows": rows.rows, **hashes}
     cuda = [torch.cuda.current_device() if place.index is None else place.index] if place.type == "cuda" else []
     current = torch.cuda.device(cuda[0]) if cuda else contextlib.nullcontext()
     locked = contextlib.nullcontext() if folder is None else folder.locked()
