@@ -14,8 +14,6 @@ from tests.processes import python
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
-#: Links to pages that other changes move or add.
-PENDING = {"../explanation/kernels.md", "explanation/kernels.md", "kernels.md"}
 #: Replacements that only save time; tests/test_compile.py has the default backend.
 FASTER = {
     "docs/guide.md": {
@@ -71,10 +69,10 @@ def test_the_results_page_matches_the_records():
 def test_the_architecture_page_has_the_actual_call_trace():
     folder = ROOT / "docs" / "explanation"
     code = (folder / "trace_calls.py").read_text(encoding="utf-8")
-    result = python(code, env={**os.environ, "SINUFLOW_KERNELS": "plain"})
+    result = python(code, env={**os.environ, "SINUFLOW_KERNELS": "reference"})
     assert result.returncode == 0, result.stderr
     page = (folder / "architecture.md").read_text(encoding="utf-8")
-    command = "SINUFLOW_KERNELS=plain python docs/explanation/trace_calls.py docs/explanation/architecture.md"
+    command = "SINUFLOW_KERNELS=reference python docs/explanation/trace_calls.py docs/explanation/architecture.md"
     assert f"```\n{result.stdout}```" in page, f"run: {command}"
 
 
@@ -98,7 +96,7 @@ def anchors(path: Path) -> set[str]:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_resolve(path):
     for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
-        if "://" in target or target in PENDING:
+        if "://" in target:
             continue
         name, _, anchor = target.partition("#")
         linked = (path.parent / name).resolve() if name else path
