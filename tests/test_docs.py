@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sinuflow.paper.page import page
+from sinuflow.registry import Component
 from tests.processes import python
 
 ROOT = Path(__file__).parent.parent
@@ -84,6 +86,17 @@ def test_every_promise_names_tests_that_exist():
         source = (ROOT / file).read_text(encoding="utf-8")
         for function in filter(None, functions):
             assert f"def {function}(" in source, f"{file} has no {function}"
+
+
+@pytest.mark.parametrize("package", ["transformers", "conditioners", "bijections"])
+def test_the_reference_lists_all_components(package):
+    text = (ROOT / "docs" / "reference" / "components.md").read_text(encoding="utf-8")
+    section = text.split(f"## `sinuflow.{package}`")[1].split("\n## ")[0]
+    module = importlib.import_module(f"sinuflow.{package}")
+    classes = {name: value for name, value in vars(module).items() if name in module.__all__ and isinstance(value, type)}
+    components = [name for name, value in classes.items() if issubclass(value, Component)]
+    assert components
+    assert [name for name in components if f"`{name}`" not in section] == []
 
 
 def anchors(path: Path) -> set[str]:
