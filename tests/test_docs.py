@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from pathlib import Path
@@ -9,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from sinuflow.paper.page import page
+from sinuflow.registry import Component
 from tests.processes import python
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
-#: Links to pages that other changes move or add.
-PENDING = {"../explanation/kernels.md", "explanation/kernels.md", "kernels.md"}
 #: Replacements that only save time; tests/test_compile.py has the default backend.
 FASTER = {
     "docs/guide.md": {
@@ -71,10 +71,10 @@ def test_the_results_page_matches_the_records():
 def test_the_architecture_page_has_the_actual_call_trace():
     folder = ROOT / "docs" / "explanation"
     code = (folder / "trace_calls.py").read_text(encoding="utf-8")
-    result = python(code, env={**os.environ, "SINUFLOW_KERNELS": "plain"})
+    result = python(code, env={**os.environ, "SINUFLOW_KERNELS": "reference"})
     assert result.returncode == 0, result.stderr
     page = (folder / "architecture.md").read_text(encoding="utf-8")
-    command = "SINUFLOW_KERNELS=plain python docs/explanation/trace_calls.py docs/explanation/architecture.md"
+    command = "SINUFLOW_KERNELS=reference python docs/explanation/trace_calls.py docs/explanation/architecture.md"
     assert f"```\n{result.stdout}```" in page, f"run: {command}"
 
 
@@ -88,6 +88,17 @@ def test_every_promise_names_tests_that_exist():
             assert f"def {function}(" in source, f"{file} has no {function}"
 
 
+@pytest.mark.parametrize("package", ["transformers", "conditioners", "bijections"])
+def test_the_reference_lists_all_components(package):
+    text = (ROOT / "docs" / "reference" / "components.md").read_text(encoding="utf-8")
+    section = text.split(f"## `sinuflow.{package}`")[1].split("\n## ")[0]
+    module = importlib.import_module(f"sinuflow.{package}")
+    classes = {name: value for name, value in vars(module).items() if name in module.__all__ and isinstance(value, type)}
+    components = [name for name, value in classes.items() if issubclass(value, Component)]
+    assert components
+    assert [name for name in components if f"`{name}`" not in section] == []
+
+
 def anchors(path: Path) -> set[str]:
     """The anchors that GitHub gives to a page's headings."""
     text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
@@ -98,7 +109,7 @@ def anchors(path: Path) -> set[str]:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_resolve(path):
     for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
-        if "://" in target or target in PENDING:
+        if "://" in target:
             continue
         name, _, anchor = target.partition("#")
         linked = (path.parent / name).resolve() if name else path

@@ -1,6 +1,6 @@
 """Print the packages that one ``log_prob`` and one ``sample`` pass through.
 
-    SINUFLOW_KERNELS=plain python docs/explanation/trace_calls.py [architecture.md]
+    SINUFLOW_KERNELS=reference python docs/explanation/trace_calls.py [architecture.md]
 
 With a file, its block of calls is replaced. A line is a call from one package of ``sinuflow`` into another, indented by
 its depth; repeated calls are left out.
