@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any, List, Protocol  # noqa: UP035
 
 import torch
 from torch import Tensor
@@ -161,7 +161,7 @@ def _(z: Tensor, *_: Any) -> Fields:
 
 def _inverse_backward(
     x: Tensor, context: Tensor | None, parameters: Sequence[Tensor], grad_x: Tensor, grad_ladj: Tensor, key: int
-) -> list[Tensor]:
+) -> List[Tensor]:  # noqa: UP006 - PyTorch before 2.7 infers no schema from list[Tensor]
     def pull_back() -> list[Tensor]:
         with torch.no_grad():
             return _PROBLEMS[key].pull_back(x, context, parameters, grad_x, grad_ladj)  # type: ignore[no-any-return]
