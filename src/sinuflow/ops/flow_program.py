@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError
 from ..registry import Spec
+from .autograd import needs_gradients
 from .backends.cuda.driver import CudaLauncher
 from .backends.cuda.packing import Offsets, Packed
 from .backends.cuda.program import Activations, Inverse, Program
@@ -155,7 +156,7 @@ class FlowProgram:
         """z of shape (D, B) and the log-determinant of shape (B,), with gradients."""
         parameters = self.parameters()
         inputs = (x, *([] if context is None else [context]), *parameters)
-        if torch.is_grad_enabled() and any(t.requires_grad for t in inputs) and not self.has_gradients():
+        if needs_gradients(*inputs) and not self.has_gradients():
             return self.chain.layer_by_layer(x, context)
         z, ladj = _Transform.apply(torch.is_grad_enabled(), self, self.dropout(), x, context, *parameters)
         return z, ladj
@@ -230,9 +231,9 @@ class _Transform(torch.autograd.Function):
         if learning:
             assert scored.activations is not None
             ctx.op, ctx.dropout = op, dropout
-            kept = [*packed, *scored.activations]  # freed with the other saved tensors
-            ctx.present = [t is not None for t in kept]
-            tensors = [t for t in kept if t is not None]
+            intermediate = [*packed, *scored.activations]  # freed with the other saved tensors
+            ctx.present = [t is not None for t in intermediate]
+            tensors = [t for t in intermediate if t is not None]
             ctx.save_for_backward(*tensors, scored.z, x, *([] if context is None else [context]), *parameters)
         return scored.z, scored.ladj
 
@@ -240,8 +241,11 @@ class _Transform(torch.autograd.Function):
     def backward(ctx: Any, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Any, ...]:
         op: FlowProgram = ctx.op
         saved = iter(ctx.saved_tensors)  # PyTorch raises if one of them was changed in place
-        kept: list[Any] = [next(saved) if present else None for present in ctx.present]
-        packed, activations = Packed(*kept[: len(Packed._fields)]), Activations(*kept[len(Packed._fields) :])
+        intermediate: list[Any] = [next(saved) if present else None for present in ctx.present]
+        packed, activations = (
+            Packed(*intermediate[: len(Packed._fields)]),
+            Activations(*intermediate[len(Packed._fields) :]),
+        )
         z, x, *saved = saved
         context, parameters = (saved[0], saved[1:]) if op.shape.context else (None, saved)
         if torch.is_grad_enabled():
@@ -267,8 +271,8 @@ def _second_order(
         outputs = op.chain.layer_by_layer(x, context)
     leaves = [x, context, *parameters]
     differentiable = [t for t in leaves if t is not None and t.requires_grad]
-    found = iter(torch.autograd.grad(outputs, differentiable, grads, create_graph=True, allow_unused=True))
-    return tuple(next(found) if t is not None and t.requires_grad else None for t in leaves)
+    results = iter(torch.autograd.grad(outputs, differentiable, grads, create_graph=True, allow_unused=True))
+    return tuple(next(results) if t is not None and t.requires_grad else None for t in leaves)
 
 
 # ---------------------------------------------------------------- selection and self-test
@@ -289,11 +293,11 @@ def flow_program(chain: Chain, x: Tensor) -> FlowProgram | None:
 
 
 def _build(chain: Chain, device: torch.device) -> FlowProgram | None:
-    found = layout(chain.spec(), chain.named_parameters())
-    if found is None:
+    compiled = layout(chain.spec(), chain.named_parameters())
+    if compiled is None:
         return None
-    program = Program(*found, device, CudaLauncher(found.shape, device))
-    op = FlowProgram(chain, found.shape, program)
+    program = Program(*compiled, device, CudaLauncher(compiled.shape, device))
+    op = FlowProgram(chain, compiled.shape, program)
     return op if program.fits() and passes_selftest(lambda: agrees(op), "the kernels of the flow program") else None
 
 

@@ -81,9 +81,9 @@ def arguments_of(kernel: str) -> type[Arguments]:
 
 
 def _match(pattern: str, text: str) -> re.Match[str]:
-    found = re.search(pattern, text, re.DOTALL)
-    assert found is not None, pattern
-    return found
+    match = re.search(pattern, text, re.DOTALL)
+    assert match is not None, pattern
+    return match
 
 
 class Launcher(Protocol):

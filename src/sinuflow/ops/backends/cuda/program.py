@@ -99,9 +99,9 @@ class Program:
     def _plan(
         self, stages: list[Stage], networks: list[NetworkOffsets], shared_bytes: Callable[[Block, int, int], int]
     ) -> ExecutionPlan:
-        found = streams(stages, networks, zero=self._total)
-        tables = {name: getattr(found, name).to(self.device) for name in ("gather", "starts", "tables")}
-        return ExecutionPlan(found._replace(**tables), shared_bytes)
+        assigned = streams(stages, networks, zero=self._total)
+        tables = {name: getattr(assigned, name).to(self.device) for name in ("gather", "starts", "tables")}
+        return ExecutionPlan(assigned._replace(**tables), shared_bytes)
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, device=self.device, dtype=torch.float32)

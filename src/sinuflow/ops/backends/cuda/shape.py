@@ -128,7 +128,7 @@ class FlowShape:
         copies = 4 if block.rows == 8 else 2  # halves, also of the next group where that overlaps
         known = copies * (depth * group.unit_stride + group.output_stride + 4) if group.degrees > 1 else residual
         each = 16 * parts + 4 * self.features + 1 + (self.outputs if self.conditional else 0) + known
-        constants = 2 * (self.biases + self.inner_numbers) + self.wave_size + round_up(self.features, 4)
+        constants = 2 * (self.biases + self.inner_weights) + self.wave_size + round_up(self.features, 4)
         groups = len(group.ranges(self.features))
         stages = 2 * groups - 1 if group.degrees > 1 else groups * (depth + 1 - self.direct)
         tables = _tables(stages, stages * (depth + 1) if group.degrees > 1 else stages, tiles)
@@ -151,9 +151,9 @@ class FlowShape:
         )
 
     @property
-    def inner_numbers(self) -> int:
+    def inner_weights(self) -> int:
         """Weights of a group, or of a first layer, that the inverse reads one by one."""
-        return round_up(self.units * (self.context + self.features), 4) if self.direct else self.group.numbers
+        return round_up(self.units * (self.context + self.features), 4) if self.direct else self.group.weights
 
     @property
     def _most_units(self) -> int:
@@ -174,7 +174,7 @@ class FlowShape:
             hidden = self.plan.hidden[0].rows
             counts = [hidden[end - 1] - below(hidden, begin) for begin, end in _ranges(self.features, degrees)]
             larger = Group(degrees, max(counts), self._most_units, len(self.hidden), degrees * self.outputs)
-            if larger.units > _MOST_UNITS or larger.degree_units > LANES or larger.numbers > _MOST_INNER:
+            if larger.units > _MOST_UNITS or larger.degree_units > LANES or larger.weights > _MOST_INNER:
                 break
             group = larger
         return group
@@ -199,7 +199,7 @@ class Group:
         return round_up(self.outputs, LANES)
 
     @property
-    def numbers(self) -> int:
+    def weights(self) -> int:
         """Weights within a group."""
         if self.degrees == 1:
             return 0
@@ -234,9 +234,9 @@ class Block:
         """Floats of prefetched tiles."""
         return WARPS * self.slots * TILE * TILE
 
-    def operand(self, numbers: int) -> int:
+    def operand(self, units: int) -> int:
         """Floats of an operand with so many activations per row."""
-        return numbers * self.rows * (2 if self.split else 1)
+        return units * self.rows * (2 if self.split else 1)
 
 
 #: For kernels that do not go through a flow row by row.

@@ -104,7 +104,7 @@ def inner_index(shape: FlowShape, networks: list[NetworkOffsets], zero: int) -> 
         first = torch.full((shape.units, shape.context + shape.features), -1)
         seen = _places(shape.plan.layers[0])
         first[: len(seen)] = seen
-        flat = F.pad(first.flatten(), (0, shape.inner_numbers - first.numel()), value=-1)
+        flat = F.pad(first.flatten(), (0, shape.inner_weights - first.numel()), value=-1)
         return torch.cat([torch.where(flat < 0, zero, flat + n.weights[0]) for n in networks]).to(torch.int32)
     if group.degrees == 1:
         return torch.zeros(0, dtype=torch.int32)
@@ -259,7 +259,7 @@ class Assignment(NamedTuple):
 
 
 def whole_rows(counts: list[int], warps: range) -> Assignment:
-    """Every row of tiles to one of these warps; ``counts`` are the rows' numbers of tiles."""
+    """Every row of tiles to one of these warps; ``counts`` are the lengths of the rows."""
     shares: list[list[int]] = [[] for _ in range(WARPS)]
     shares[warps.start : warps.stop] = _balanced(counts, len(warps))
     order, runs = list[int](), list[list[int]]()

@@ -60,8 +60,8 @@ def _indexed(masks: Sequence[Tensor]) -> tuple[list[Tensor], int]:
     """The indices of all weights, in their shapes; and how many there are."""
     weights, count = [], 0
     for mask in masks:
-        numbers = torch.arange(mask.numel()).view(mask.shape) + count
-        weights.append(torch.where(mask.cpu() > 0, numbers, NONE))
+        index = torch.arange(mask.numel()).view(mask.shape) + count
+        weights.append(torch.where(mask.cpu() > 0, index, NONE))
         count += mask.numel()
     return weights, count
 

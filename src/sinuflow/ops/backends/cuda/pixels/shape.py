@@ -155,6 +155,6 @@ def _stride(columns: int) -> int:
     return whole if whole % 16 else whole + 4
 
 
-def _plane(numbers: int) -> int:
+def _plane(size: int) -> int:
     """The distance from one map to the next."""
-    return round_up(numbers - 8, 32) + 8
+    return round_up(size - 8, 32) + 8
