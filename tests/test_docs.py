@@ -93,7 +93,8 @@ def test_the_reference_lists_all_components(package):
     text = (ROOT / "docs" / "reference" / "components.md").read_text(encoding="utf-8")
     section = text.split(f"## `sinuflow.{package}`")[1].split("\n## ")[0]
     module = importlib.import_module(f"sinuflow.{package}")
-    classes = {name: value for name, value in vars(module).items() if name in module.__all__ and isinstance(value, type)}
+    public = {name: getattr(module, name) for name in module.__all__}
+    classes = {name: value for name, value in public.items() if isinstance(value, type)}
     components = [name for name, value in classes.items() if issubclass(value, Component)]
     assert components
     assert [name for name in components if f"`{name}`" not in section] == []
