@@ -113,8 +113,8 @@ class Bijection(Component, nn.Module):
         yield type(self).__name__
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        rows, given, shape = self.feature_major(x, context, "x")
-        z, ladj = self.transform(rows, given)
+        rows, context, shape = self.feature_major(x, context, "x")
+        z, ladj = self.transform(rows, context)
         ladj = z.new_zeros(z.shape[-1]) if ladj is None else ladj
         return from_feature_major(z, shape), ladj.reshape(shape)
 
@@ -126,8 +126,8 @@ class Bijection(Component, nn.Module):
         ill-conditioned parameters: :meth:`sinuflow.SinusoidalFlow.invert` measures it and checks its tolerance.
         A compiled graph cannot raise; there, a sample that fails is NaN.
         """
-        rows, given, shape = self.feature_major(z, context, "z")
-        result = self.certified(rows, given, CERTIFIED)
+        rows, context, shape = self.feature_major(z, context, "z")
+        result = self.certified(rows, context, CERTIFIED)
         x, ladj = result.x, result.ladj
         if torch.compiler.is_compiling():
             converged = result.converged.all(0)
@@ -162,7 +162,7 @@ class Bijection(Component, nn.Module):
         shape = x.shape[:-1]
         if self.context:
             if context is None:
-                raise ArgumentError(f"a context of shape (..., {self.context}) is needed, and none was given")
+                raise ArgumentError(f"a context of shape (..., {self.context}) is needed")
             check_vectors(context, self.context, "context")
             if context.dtype != x.dtype:
                 raise ArgumentError(f"the context has dtype {context.dtype}, but {name} has {x.dtype}")
@@ -178,7 +178,7 @@ class Bijection(Component, nn.Module):
             context = to_feature_major(context, shape)
         elif context is not None:
             raise ArgumentError(
-                f"a context of shape {tuple(context.shape)} was given, but this map was built with context=0"
+                f"a context of shape {tuple(context.shape)} was passed, but this bijection was built with context=0"
             )
         parameter = next(self.parameters(), None)
         if parameter is not None and parameter.dtype != x.dtype:

@@ -1,4 +1,4 @@
-"""The LDU block, of which the paper's flow is made."""
+"""The LDU block of the paper's flow."""
 
 from __future__ import annotations
 

@@ -150,20 +150,20 @@ class PixelCNN(Conditioner):
         parameters = list(self.parameters())
         active: list[Tensor] = []
         with torch.enable_grad():
-            given = None if context is None else context.detach().requires_grad_()
+            leaf = None if context is None else context.detach().requires_grad_()
             images = to_images(x.detach(), self.shape)
-            outputs = from_images(pixel_network(images, None if given is None else given.mT, self.weights(), active))
+            outputs = from_images(pixel_network(images, None if leaf is None else leaf.mT, self.weights(), active))
         masks = [(t.detach() > 0).flatten(2).permute(1, 2, 0).contiguous() for t in active]
         with torch.inference_mode():  # makes small operations about twice as fast
             pattern = Activations(masks[::3], masks[1::3], masks[2::3])
             grad_z, grad_h = pixelcnn_adjoint(self._network(None), pattern, grad, local)
         grad_z, grad_h = grad_z.clone(), grad_h.clone()
-        leaves = [*parameters, *([] if given is None else [given])]
+        leaves = [*parameters, *([] if leaf is None else [leaf])]
         wanted = [t for t in leaves if t.requires_grad]
         flat = grad_h.transpose(0, 1).reshape(outputs.shape)
         grads = iter(torch.autograd.grad(outputs, wanted, flat) if wanted else ())
         results = [next(grads) if t.requires_grad else torch.zeros_like(t) for t in leaves]
-        return Adjoint(grad_z, results[: len(parameters)], None if given is None else results[-1])
+        return Adjoint(grad_z, results[: len(parameters)], None if leaf is None else results[-1])
 
     def fused_forward(self, transformer: Transformer, x: Tensor, context: Tensor | None, reverse: bool) -> Any:
         if transformer.kind not in ("shift", "affine"):

@@ -17,7 +17,7 @@ from .staircase import Staircase, staircase
 
 @dataclass(frozen=True)
 class Layer:
-    """One masked matrix, as the degrees of its rows and columns tell it."""
+    """One masked matrix, described by the degrees of its rows and columns."""
 
     rows: tuple[int, ...]  # rows[m]: how many rows have a degree of at most m
     columns: tuple[int, ...]  # columns[m]: how many columns have a degree of at most m
@@ -38,7 +38,7 @@ class Block(NamedTuple):
 
     degrees: range
     known: list[Piece]  # all rows of the block, and what is known when the block begins
-    fresh: list[list[Piece]]  # for every degree, its rows, and what the block itself has found by then
+    fresh: list[list[Piece]]  # for every degree, its rows, and the columns that the block itself has computed by then
     begun: list[bool]  # for every layer, whether anything is known: if not, its rows have not been written
 
 
@@ -83,7 +83,7 @@ class Plan:
 
 
 def below(counts: tuple[int, ...], degree: int) -> int:
-    """How many have a degree below the given one, if ``counts[m]`` have a degree of at most m."""
+    """How many have a degree below this one, if ``counts[m]`` have a degree of at most m."""
     return counts[degree - 1] if degree else 0
 
 

@@ -23,7 +23,7 @@ from .workspace import WORKSPACE
 
 
 class Network(NamedTuple):
-    """A masked network but for its numbers."""
+    """A masked network without its weights."""
 
     plan: Plan
     skips: tuple[bool, ...]  # whether hidden layer l adds what layer l - 2 had before its activation
@@ -36,7 +36,7 @@ class Network(NamedTuple):
 
     @property
     def dropping(self) -> tuple[int, ...]:
-        """Hidden layers with dropout: all, or those inside of residual blocks, which leave the way past them whole."""
+        """Hidden layers with dropout: all, or those inside residual blocks, so that the skip connections have none."""
         layers = range(len(self.skips))
         return tuple(layers[1::2] if any(self.skips) else layers) if self.dropout else ()
 
@@ -77,7 +77,7 @@ class _Blocked(torch.autograd.Function):
         count = len(network.layers)
         weights, biases, masks = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
         learning = grad_enabled and any(ctx.needs_input_grad)
-        # The derivative of a rectifier can be told from its output: no need to keep its input.
+        # The derivative of relu follows from its output: its input need not be saved.
         keep_before = learning and network.activation != "relu"
         overwrite = not keep_before and not any(network.skips)
         inputs, before, keeps, dropping = [h], list[Tensor](), list[Tensor](), network.dropping
@@ -152,8 +152,8 @@ def _differentiable_backward(
 ) -> tuple[Any, ...]:
     count = len(weights)
 
-    def run(h: Tensor, *numbers: Tensor) -> Tensor:
-        return reference(network, h, numbers[:count], numbers[count:], masks, keeps)
+    def run(h: Tensor, *tensors: Tensor) -> Tensor:
+        return reference(network, h, tensors[:count], tensors[count:], masks, keeps)
 
     return None, None, *reference_backward(run, (h, *weights, *biases), (grad,)), *[None] * count
 

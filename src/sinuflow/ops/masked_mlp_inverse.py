@@ -24,7 +24,7 @@ from .workspace import WORKSPACE
 
 
 class MaskedNetwork(NamedTuple):
-    """A masked network's structure and numbers; the head comes last in both lists."""
+    """A masked network with its weights and biases; the head comes last in both lists."""
 
     plan: Plan
     weights: list[Tensor]
@@ -158,8 +158,8 @@ def ordered_adjoint(
             rows = slice(layers[0].rows[m], layers[0].rows[last])
             of_feature = of_input[0][place : place + 1]
             of_feature.addmm_(network.weights[0][rows, place : place + 1].mT, of_layer[0][rows])
-            whole = of_input[0][place] if squashed is None else of_input[0][place] * squashed[m]
-            grad_z[m], parameters = local(m, grad_y[m] + whole)
+            through = of_input[0][place] if squashed is None else of_input[0][place] * squashed[m]
+            grad_z[m], parameters = local(m, grad_y[m] + through)
             of_layer[head][outputs * m : outputs * (m + 1)] = parameters
             for i in reversed(range(head)):
                 span = slice(below(layers[i].rows, m), layers[i].rows[m])

@@ -1,4 +1,4 @@
-"""The map of a PixelCNN, given its masked weights."""
+"""The forward pass of a PixelCNN with masked weights."""
 
 from __future__ import annotations
 
@@ -10,33 +10,36 @@ from torch import Tensor
 
 
 class PixelWeights(NamedTuple):
-    """A network's numbers: the first convolution's, those of each block's three, and the head's.
+    """The parameters of the first convolution, of the three convolutions of every block, and of the head.
 
     A weight has shape (outputs, inputs, reach + 1, 2 * reach + 1): it looks ``reach`` rows up and as many columns to
-    either side. ``given`` has the matrices for the context, of the first convolution and of each block, or nothing.
+    either side. ``context_weights`` has the matrices for the context, of the first convolution and of each block, or is
+    empty.
     """
 
     weights: list[Tensor]
     biases: list[Tensor]
-    given: list[Tensor]
+    context_weights: list[Tensor]
 
 
-def pixel_network(x: Tensor, context: Tensor | None, numbers: PixelWeights, keep: list[Tensor] | None = None) -> Tensor:
+def pixel_network(
+    x: Tensor, context: Tensor | None, parameters: PixelWeights, keep: list[Tensor] | None = None
+) -> Tensor:
     """Images (B, C, H, W), and a context (B, K), to outputs (B, C, H, W).
 
-    What is active inside is added to ``keep``: three tensors for every block (its input, and those of its second and
+    Hidden activations are appended to ``keep``: three tensors for every block (its input, and those of its second and
     third convolutions), and the head's input.
     """
-    weights, biases, given = numbers
+    weights, biases, context_weights = parameters
     h = _convolution(x, weights[0], biases[0])
     if context is not None:
-        h = h + _everywhere(F.linear(context, given[0]))
+        h = h + _everywhere(F.linear(context, context_weights[0]))
     for i in range(1, len(weights) - 1, 3):
         active = F.relu(h)
         small = F.relu(_convolution(active, weights[i], biases[i]))
         inner = _convolution(small, weights[i + 1], biases[i + 1])
         if context is not None:
-            inner = inner + _everywhere(F.linear(context, given[i // 3 + 1]))
+            inner = inner + _everywhere(F.linear(context, context_weights[i // 3 + 1]))
         inner = F.relu(inner)
         h = h + _convolution(inner, weights[i + 2], biases[i + 2])
         if keep is not None:

@@ -198,7 +198,7 @@ def fused_inverse(
     """x, given z; the outputs for it; and the largest hidden unit of every image. Without gradients."""
     purpose: Purpose = "invert float64" if z.dtype == torch.float64 else "invert"
     packed = kernels.pack([*weights.weights, *weights.biases], purpose)
-    added = None if context is None else added_maps(kernels.shape, context, weights.given)
+    added = None if context is None else added_maps(kernels.shape, context, weights.context_weights)
     x = kernels.inverse(packed, z.contiguous(), added)
     return x, *kernels.check(packed, x, added)
 

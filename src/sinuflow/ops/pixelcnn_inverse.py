@@ -63,13 +63,13 @@ class PixelNetwork(NamedTuple):
     head: Convolution
 
     @classmethod
-    def of(cls, shape: Sequence[int], numbers: PixelWeights, context: Tensor | None) -> PixelNetwork:
+    def of(cls, shape: Sequence[int], parameters: PixelWeights, context: Tensor | None) -> PixelNetwork:
         """From masked weights, and the context (B, K)."""
-        weights, biases, given = numbers
+        weights, biases, context_weights = parameters
         channels, height, width = shape
 
-        def convolution(i: int, told: int | None = None) -> Convolution:
-            added = None if context is None or told is None else F.linear(context, given[told])
+        def convolution(i: int, term: int | None = None) -> Convolution:
+            added = None if context is None or term is None else F.linear(context, context_weights[term])
             return Convolution.of(weights[i], biases[i], added)
 
         blocks = [
@@ -105,7 +105,7 @@ def fronts(height: int, width: int, device: torch.device) -> list[Front]:
         >>> [front.pixels.tolist() for front in fronts(2, 5, torch.device("cpu"))]
         [[0], [1], [2], [3], [4, 5], [6], [7], [8], [9]]
     """
-    found = []
+    result = []
     for time in range(width + SKEW * (height - 1)):
         rows = torch.arange(height)
         columns = time - SKEW * rows
@@ -122,8 +122,8 @@ def fronts(height: int, width: int, device: torch.device) -> list[Front]:
                 j = columns + sign * (kernel % side - reach)
                 outside = (i < 0) | (i >= height) | (j < 0) | (j >= width)
                 places.append(torch.where(outside, height * width, i * width + j).flatten())
-        found.append(Front(*(t.to(device) for t in (rows * width + columns, *places))))
-    return found
+        result.append(Front(*(t.to(device) for t in (rows * width + columns, *places))))
+    return result
 
 
 def incremental(network: PixelNetwork, like: Tensor) -> Iterator[Step]:
@@ -250,12 +250,12 @@ def certified(z: Tensor, x: Tensor, outputs: Tensor, largest: Tensor, units: tor
 
 
 def _before(convolution: Convolution) -> Tensor:
-    """The matrix from what is seen before the centre to the outputs."""
+    """The matrix from the places before the centre to the outputs."""
     return convolution.places.flatten(1)
 
 
 def _after(convolution: Convolution) -> Tensor:
-    """The matrix from the gradients of the outputs, wherever the centre is seen from, to that of the centre."""
+    """The matrix from the gradients of the outputs that see the centre to that of the centre."""
     return convolution.places.transpose(0, 1).flatten(1)
 
 
@@ -265,14 +265,14 @@ def _empty_maps(like: Tensor, maps: int, pixels: int) -> Tensor:
 
 
 def _look_back(convolution: Convolution, matrix: Tensor, maps: Tensor, places: Tensor, count: int) -> Tensor:
-    found = torch.addmm(convolution.bias, matrix, _gather(maps, places, count))
+    h = torch.addmm(convolution.bias, matrix, _gather(maps, places, count))
     if convolution.context is not None:
-        found.view(len(found), count, -1).add_(convolution.context)
-    return found
+        h.view(len(h), count, -1).add_(convolution.context)
+    return h
 
 
 def _gather(maps: Tensor, places: Tensor, count: int) -> Tensor:
-    """Every map at the given places of so many pixels, (maps * places of a kernel, pixels * images)."""
+    """Every map at the places of ``count`` pixels, (maps * places of a kernel, pixels * images)."""
     return maps.index_select(1, places).view(len(maps) * len(places) // count, count * maps.shape[-1])
 
 

@@ -18,7 +18,7 @@ class Step(NamedTuple):
 
 
 class Staircase(NamedTuple):
-    """A mask in blocks; ``exact`` if the blocks alone tell it, with nothing masked inside them."""
+    """A mask in blocks; ``exact`` if nothing is masked inside the blocks."""
 
     steps: tuple[Step, ...]
     exact: bool

@@ -1,4 +1,4 @@
-"""How an inverse is to be found, and how closely."""
+"""The method and tolerances of an inverse."""
 
 from __future__ import annotations
 
