@@ -125,7 +125,7 @@ def test_kernels_drop_the_same_units(name, monkeypatch):
     x = torch.randn(300, flow.features)
     op = flow_program(flow.bijection, x.cuda().mT)
     assert op is not None
-    assert op.has_gradients()  # a trial, which takes no dropout
+    assert op.has_gradients()  # the self-test disables dropout
     dropout = Dropout(0.3, torch.tensor([3, -4], dtype=torch.int32))
     monkeypatch.setattr(op, "dropout", lambda: dropout._replace(seed=dropout.seed.cuda()))
     dropping_like([m for m in exact.modules() if isinstance(m, MADE)], dropout, op.shape.units)
@@ -218,7 +218,7 @@ def test_pixelcnn_kernels_agree_with_float64(shape, tf32, outputs, monkeypatch):
     assert isinstance(program, PixelProgram)
     for reverse in (False, True):
         exactly = x.double().requires_grad_()
-        truth = reference_outputs(exactly, c.double(), exact.numbers(), shape, reverse)
+        truth = reference_outputs(exactly, c.double(), exact.weights(), shape, reverse)
         seen = x.cuda().requires_grad_()
         z = fused_outputs(program, network.network(), seen, c.cuda(), reverse)
         with torch.no_grad():
@@ -234,16 +234,16 @@ def test_pixelcnn_kernels_agree_with_float64(shape, tf32, outputs, monkeypatch):
         for ours, theirs in zip(grads, expected, strict=True):
             assert (ours.double().cpu() - theirs).abs().max() <= 1e-4 * (1 + theirs.abs().max())
     with torch.no_grad():
-        truth = reference_outputs(x.double(), c.double(), exact.numbers(), shape, False)
+        truth = reference_outputs(x.double(), c.double(), exact.weights(), shape, False)
         z = scaled(truth, len(x)).z.float().cuda()
-        back, again, _ = fused_inverse(program, z, c.cuda(), network.numbers())
+        back, again, _ = fused_inverse(program, z, c.cuda(), network.weights())
     assert (back.cpu() - x).abs().max() <= 1e-4
     assert (again.cpu() - truth).abs().max() <= 1e-5 * (1 + truth.abs().max())
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_wide_pixelcnn_kernels_agree_with_float64(outputs):
-    """Larger than a block's shared memory: by Triton, tf32 while they learn, and exact otherwise."""
+    """Networks that do not fit in shared memory use Triton: TF32 in training, float32 otherwise."""
     network = PixelCNN((3, 32, 32), channels=64, residual_blocks=4, outputs=outputs)
     for parameter in network.parameters():
         parameter.data += 0.02 * torch.randn_like(parameter)
@@ -256,7 +256,7 @@ def test_wide_pixelcnn_kernels_agree_with_float64(outputs):
     assert inverse_kernels(network.network(), x) is program
     for reverse in (False, True):
         exactly, seen = x.double().requires_grad_(), x.clone().requires_grad_()
-        truth = reference_outputs(exactly, None, exact.numbers(), exact.shape, reverse)
+        truth = reference_outputs(exactly, None, exact.weights(), exact.shape, reverse)
         told = fused_outputs(program, network.network(), seen, None, reverse)
         with torch.no_grad():
             scored = fused_outputs(program, network.network(), x, None, reverse)
@@ -267,8 +267,8 @@ def test_wide_pixelcnn_kernels_agree_with_float64(outputs):
         ours, theirs = (torch.cat([t.flatten().double() for t in g]) for g in (grads, expected))
         assert (ours - theirs).norm() <= 0.03 * theirs.norm()
     with torch.no_grad():
-        truth = reference_outputs(x.double(), None, exact.numbers(), exact.shape, False)
-        back, again, _ = fused_inverse(program, scaled(truth, len(x)).z.float(), None, network.numbers())
+        truth = reference_outputs(x.double(), None, exact.weights(), exact.shape, False)
+        back, again, _ = fused_inverse(program, scaled(truth, len(x)).z.float(), None, network.weights())
     assert (back - x).abs().max() <= 1e-4
     assert (again - truth).abs().max() <= 1e-5 * (1 + truth.abs().max())
 
@@ -287,11 +287,11 @@ def test_float64_pixelcnn_kernels_and_their_inverse(shape, outputs):
         pytest.skip("needs an H100 or H200")
     assert program is not None
     for reverse in (False, True):
-        truth = reference_outputs(x, c.double(), exact.numbers(), shape, reverse)
+        truth = reference_outputs(x, c.double(), exact.weights(), shape, reverse)
         told = fused_outputs(program, network.network(), x.cuda(), c.cuda(), reverse)
         assert (told.cpu() - truth).abs().max() <= 1e-6 * (1 + truth.abs().max())
     told = fused_outputs(program, network.network(), x.cuda(), c.cuda(), False)
-    back, again, _ = fused_inverse(program, scaled(told, len(x)).z, c.cuda(), network.numbers())
+    back, again, _ = fused_inverse(program, scaled(told, len(x)).z, c.cuda(), network.weights())
     # By chance, a sum may be so close to the middle of two units that it is rounded otherwise on the way back.
     assert (back.cpu() - x).abs().median() <= 1e-14
     assert (back.cpu() - x).abs().max() <= 1e-6
