@@ -43,6 +43,7 @@ class Autoregressive(Bijection):
     """
 
     key: int
+    stateful = True
     transformer: Transformer
     conditioner: Conditioner
     permutation: Tensor | None
@@ -81,15 +82,15 @@ class Autoregressive(Bijection):
 
     def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
         z = self._ordered(z, self.permutation)
-        result = implicit_inverse(self, z, context, list(self.parameters()), options)
+        result = implicit_inverse(self, z, context, self.parameters(), options)
         return result._replace(x=self._ordered(result.x, self.inverse_permutation))
 
     def solve(
-        self, z: Tensor, context: Tensor | None, parameters: Sequence[Tensor], options: SolverOptions
+        self, z: Tensor, context: Tensor | None, parameters: Sequence[Tensor] | None, options: SolverOptions
     ) -> Inversion:
         """The inverse of a feature-major batch in the conditioner's order, without gradients."""
         with torch.no_grad():
-            if all(p is q for p, q in zip(parameters, self.parameters(), strict=True)):
+            if parameters is None:
                 return self._solve(z, context, options)
             return with_parameters(self, parameters, self._solve, z, context, options)  # type: ignore[no-any-return]
 

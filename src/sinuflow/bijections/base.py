@@ -180,7 +180,9 @@ class Bijection(Component, nn.Module):
             raise ArgumentError(
                 f"a context of shape {tuple(context.shape)} was passed, but this bijection was built with context=0"
             )
-        parameter = next(self.parameters(), None)
+        parameter = None
+        for parameter in self.parameters():  # noqa: B007  # PyTorch 2.6 cannot compile next(iterator, default)
+            break
         if parameter is not None and parameter.dtype != x.dtype:
             raise ArgumentError(
                 f"{name} has dtype {x.dtype}, but the parameters have {parameter.dtype}: convert one of them "

@@ -18,10 +18,12 @@ class _Stack:
     """The stack as a problem of :mod:`sinuflow.solvers.implicit`, whose parameters are those of its waves."""
 
     key: int
+    stateful = False
 
     def solve(
-        self, z: Tensor, context: Tensor | None, parameters: Sequence[Tensor], options: SolverOptions
+        self, z: Tensor, context: Tensor | None, parameters: Sequence[Tensor] | None, options: SolverOptions
     ) -> Inversion:
+        assert parameters is not None
         return scale_stack.inverse(z, Waves(*parameters), options)
 
     def pull_back(

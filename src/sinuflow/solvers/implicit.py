@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, List, Protocol  # noqa: UP035
@@ -31,11 +31,13 @@ class Problem(Protocol):
     """A map to invert, with parameters that may need gradients."""
 
     key: int
+    #: Whether the problem is a module that holds its parameters.
+    stateful: bool
 
     def solve(
-        self, z: Tensor, context: Tensor | None, parameters: Sequence[Tensor], options: SolverOptions
+        self, z: Tensor, context: Tensor | None, parameters: Sequence[Tensor] | None, options: SolverOptions
     ) -> Inversion:
-        """The inverse for a feature-major batch (D, B), without gradients."""
+        """The inverse for a feature-major batch (D, B), without gradients; by the module's parameters if None."""
 
     def pull_back(
         self, x: Tensor, context: Tensor | None, parameters: Sequence[Tensor], grad_x: Tensor, grad_ladj: Tensor
@@ -54,12 +56,18 @@ def enter(problem: Problem) -> None:
 
 
 def implicit_inverse(
-    problem: Problem, z: Tensor, context: Tensor | None, parameters: Sequence[Tensor], options: SolverOptions
+    problem: Problem,
+    z: Tensor,
+    context: Tensor | None,
+    parameters: Iterable[Tensor],
+    options: SolverOptions,
 ) -> Inversion:
     """Solve the problem, with gradients for z, the context and the parameters."""
     if torch.compiler.is_compiling():
         rest = (options.method, *options.tolerances(z.dtype), options.limit)
         return Inversion(*inverse_op(z, context, list(parameters), problem.key, *rest))
+    if not torch.is_grad_enabled():  # then parameters, which a module iterates over slowly, are not collected
+        return problem.solve(z, context, None if problem.stateful else list(parameters), options)
     return Inversion(*_Implicit.apply(problem, options, z, context, *parameters))
 
 
@@ -68,7 +76,7 @@ class _Implicit(torch.autograd.Function):
     def forward(
         ctx: Any, problem: Problem, options: SolverOptions, z: Tensor, context: Tensor | None, *parameters: Tensor
     ) -> Fields:
-        result = problem.solve(z, context, parameters, options)
+        result = problem.solve(z, context, None if problem.stateful else parameters, options)
         ctx.problem = problem
         _save(ctx, result, context, parameters)
         ctx.mark_non_differentiable(*result[2:])
