@@ -62,6 +62,13 @@ def test_code_blocks_of_the_readme_run(tmp_path):
     assert result.returncode == 0, result.stderr
 
 
+def test_names_that_version_0_1_documents_can_be_imported():
+    old, new = (importlib.import_module(name) for name in ("sinuflow.pixels", "sinuflow.bijections.pixels"))
+    assert old.PixelMap is new.PixelMap
+    with pytest.warns(DeprecationWarning, match="SinusoidalLayer"):
+        assert importlib.import_module("sinuflow.bijections").SinusoidalScale.__name__ == "SinusoidalLayer"
+
+
 def test_the_results_page_matches_the_records():
     folder = ROOT / "docs" / "results"
     written = (folder / "README.md").read_text(encoding="utf-8")
