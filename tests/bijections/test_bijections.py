@@ -345,7 +345,7 @@ def test_bad_input_says_what_was_expected_and_what_came():
         scale(torch.zeros(5, 3, dtype=DOUBLE))
     with pytest.raises(ArgumentError, match="got list"):
         scale([1.0, 2.0, 3.0])
-    with pytest.raises(ArgumentError, match=r"a context of shape \(5, 2\) was given, but .* context=0"):
+    with pytest.raises(ArgumentError, match=r"a context of shape \(5, 2\) was passed, but .* context=0"):
         scale(torch.zeros(5, 3), torch.zeros(5, 2))
     conditional = SinusoidalLayer(3, context=2)
     with pytest.raises(ArgumentError, match=r"a context of shape \(\.\.\., 2\) is needed"):
