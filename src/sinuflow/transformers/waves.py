@@ -18,6 +18,7 @@ class ConditionalWaves(Transformer):
     The order of the parameters is that of :mod:`sinuflow.ops.conditional_waves`.
 
     Example:
+        >>> import torch
         >>> waves = ConditionalWaves(scales=2, waves=4)
         >>> x = torch.randn(3, 5)
         >>> z, ladj = waves(x, torch.zeros(3, waves.num_parameters, 5))  # the identity
