@@ -29,7 +29,7 @@ POSITIVE = st.floats(1e-2, 1e2)
 
 
 @registry.register
-class Power(ColumnMap):
+class PositivePower(ColumnMap):
     """x ↦ x^exponent for x > 0."""
 
     def __init__(self, exponent):
@@ -82,7 +82,7 @@ def maps(draw):
         return Standardize(centre=draw(REAL), scale=draw(POSITIVE)), 2000 * share - 1000
     if kind == "tails":
         return CompressTails(width=draw(POSITIVE)), 2000 * share - 1000
-    return Power(draw(st.floats(0.2, 3))), 100 * share
+    return PositivePower(draw(st.floats(0.2, 3))), 100 * share
 
 
 @given(maps())
@@ -128,7 +128,9 @@ def frame(rows=60):
     )
 
 
-@pytest.mark.parametrize("wish", [Power, Power(0.3), Cube, Cube()], ids=["class", "instance", "cube", "cube instance"])
+@pytest.mark.parametrize(
+    "wish", [PositivePower, PositivePower(0.3), Cube, Cube()], ids=["class", "instance", "cube", "cube instance"]
+)
 def test_a_users_map_trains_samples_saves_and_loads(wish, tmp_path, monkeypatch):
     model = fit_table(frame(), maps={"a": wish, "c": wish}, **QUICK)
     scores = model.log_prob(frame())
@@ -139,7 +141,7 @@ def test_a_users_map_trains_samples_saves_and_loads(wish, tmp_path, monkeypatch)
     again = sinuflow.load(path)
     np.testing.assert_array_equal(again.log_prob(frame()), scores)
     assert again.sample(5, seed=0).equals(model.sample(5, seed=0))
-    name = "tests.Cube" if "Cube" in str(wish) else "Power"
+    name = "tests.Cube" if "Cube" in str(wish) else "PositivePower"
     assert name in [column.map for column in again.preprocessor.columns]
     assert name in again.preprocessor.columns[0].describe()
     monkeypatch.delitem(registry._CLASSES, name)
@@ -149,24 +151,24 @@ def test_a_users_map_trains_samples_saves_and_loads(wish, tmp_path, monkeypatch)
 
 def test_the_density_of_a_users_map_is_in_the_columns_units():
     values = pd.DataFrame({"x": np.random.default_rng(1).gamma(4, size=300)})
-    model = fit_table(values, maps={"x": Power(0.5)}, **QUICK)
+    model = fit_table(values, maps={"x": PositivePower(0.5)}, **QUICK)
     grid = np.linspace(1e-6, 60, 60_001)
     assert np.trapezoid(np.exp(model.log_prob(pd.DataFrame({"x": grid}))), grid) == pytest.approx(1, abs=2e-3)
 
 
 def test_a_users_map_can_refuse_a_column():
-    with pytest.raises(sinuflow.DataError, match="column 'b' cannot take a Power: it holds values that are"):
-        fit_table(frame(), maps={"b": Power}, **QUICK)
-    with pytest.raises(sinuflow.DataError, match=r"column 'b' holds -.*, which is outside of the map 'Power'"):
-        fit_table(frame(), maps={"b": Power(0.5)}, **QUICK)
+    with pytest.raises(sinuflow.DataError, match="column 'b' cannot take a PositivePower: it holds values that are"):
+        fit_table(frame(), maps={"b": PositivePower}, **QUICK)
+    with pytest.raises(sinuflow.DataError, match=r"column 'b' holds -.*, which is outside of the map 'PositivePower'"):
+        fit_table(frame(), maps={"b": PositivePower(0.5)}, **QUICK)
 
 
 def test_only_column_maps_are_built_from_files():
-    model = fit_table(frame(), maps={"a": Power(0.5)}, **QUICK)
+    model = fit_table(frame(), maps={"a": PositivePower(0.5)}, **QUICK)
     stored = copy.deepcopy(model.preprocessor.as_dict())
     for name, arguments, message in (
         ("ElementwiseAffine", {"features": 10**9}, "is not a column map"),
-        ("Power", {"colour": 1.0}, "does not take its stored arguments"),
+        ("PositivePower", {"colour": 1.0}, "does not take its stored arguments"),
         ("nonsense", {}, "is not registered"),
     ):
         stored["columns"][0] |= {"map": name, "arguments": arguments}
@@ -177,7 +179,7 @@ def test_only_column_maps_are_built_from_files():
 
 
 def test_a_run_is_not_resumed_with_other_arguments_of_a_users_map(tmp_path):
-    fit_table(frame(), maps={"a": Power(0.5)}, **QUICK, checkpoint=tmp_path)
-    fit_table(frame(), maps={"a": Power(0.5)}, **QUICK, checkpoint=tmp_path, resume=True)
+    fit_table(frame(), maps={"a": PositivePower(0.5)}, **QUICK, checkpoint=tmp_path)
+    fit_table(frame(), maps={"a": PositivePower(0.5)}, **QUICK, checkpoint=tmp_path, resume=True)
     with pytest.raises(sinuflow.TrainingError, match="other data"):
-        fit_table(frame(), maps={"a": Power(0.4)}, **QUICK, checkpoint=tmp_path, resume=True)
+        fit_table(frame(), maps={"a": PositivePower(0.4)}, **QUICK, checkpoint=tmp_path, resume=True)
