@@ -7,7 +7,6 @@ their ratios are meaningful.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
 import time
@@ -20,6 +19,7 @@ import zuko
 import sinuflow
 from looks_trained import look_trained
 from memory import peak_of
+from records import make_record, write
 
 BATCH = 512
 
@@ -216,21 +216,10 @@ def main() -> None:
     small = side_by_side(6, 256, arguments.rounds)
     large = side_by_side(63, 512, arguments.rounds)
     ratios = table(small, large)
-    record = {
-        "command": "make bench",
-        "seed": 0,
-        "hardware": platform.machine(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "zuko": zuko.__version__},
-        "ratios": ratios,
-        "milliseconds": {"D=6": small, "D=63": large},
-        "growth": growth(),
-        "chunks": chunked_rows(),
-        "seconds": time.perf_counter() - start,
-        "comparable": False,  # the paper has no such table
-    }
+    results = {"ratios": ratios, "milliseconds": {"D=6": small, "D=63": large}}
+    results |= {"growth": growth(), "chunks": chunked_rows()}
     if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+        write(arguments.json, make_record("make bench", start, "no: the paper has no such table", **results))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ CUDA-graph capture come before the first.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sinuflow
+from records import make_record, write
 from sinuflow.data import Preprocessor, open_table, survey
 from sinuflow.data.sources import MemoryRows, seeded
 from sinuflow.models.defaults import table_recipe
@@ -93,6 +93,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=300_000)
     parser.add_argument("--steps", type=int, default=4000 if torch.cuda.is_available() else 80)
     options = parser.parse_args()
+    start = time.perf_counter()
     x = raw_rows(options.rows)
     preprocessor, raw = preprocessor_for(x), torch.from_numpy(x)
     encoded = preprocessor.encode(raw, None, seeded(0)).x
@@ -101,9 +102,7 @@ def main() -> None:
         rates["encoded"].append(rows_per_second(MemoryRows(raw, encode=preprocessor.encode), options.steps))
         rates["resident"].append(rows_per_second(MemoryRows(encoded), options.steps))
     medians = {name: statistics.median(values) for name, values in rates.items()}
-    record = {
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),
-        "torch": torch.__version__,
+    results = {
         "rows": options.rows,
         "columns": COLUMNS,
         "batch_size": BATCH,
@@ -115,11 +114,12 @@ def main() -> None:
     print(f"{'':28}{'rows/s':>12}")
     for name, rate in medians.items():
         print(f"{name:28}{rate:12,.0f}")
-    print(f"{'ratio':28}{record['ratio']:12.3f}")
-    for name, count in record["operations"].items():
+    print(f"{'ratio':28}{results['ratio']:12.3f}")
+    for name, count in results["operations"].items():
         print(f"{'operations, ' + name:28}{count:12d}")
     if options.json is not None:
-        options.json.write_text(json.dumps(record, indent=2) + "\n")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        write(options.json, make_record("python encoding.py", start, "no: the paper has no tables", device, **results))
 
 
 if __name__ == "__main__":

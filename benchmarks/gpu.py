@@ -8,9 +8,6 @@ Times are in milliseconds, medians of replays. A training step includes the batc
 from __future__ import annotations
 
 import argparse
-import json
-import math
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +18,7 @@ import torch
 
 import sinuflow
 from looks_trained import look_trained
+from records import make_record, write
 from sinuflow.bijections.base import CERTIFIED
 from sinuflow.data.batches import Batches
 from sinuflow.data.sources import MemoryRows, RowSource
@@ -28,6 +26,8 @@ from sinuflow.training.device_engine import DeviceEngine
 from sinuflow.training.guard import Guard
 from sinuflow.training.settings import Settings
 
+#: Whether times may stand beside the paper's.
+COMPARABLE = "no: other hardware, and the paper times other things"
 #: Operations per second of an H200's tensor cores, with three TF32 products for each float32 product.
 TF32_THREE = 130e12
 
@@ -309,35 +309,7 @@ def main() -> None:
     if not arguments.quick:
         results |= {"zuko": beside_zuko(), "growth": growth(), "memory": memory()}
     if arguments.json:
-        write_record(arguments.json, "python gpu.py", start, results)
-
-
-def write_record(path: Path, command: str, start: float, results: Any) -> None:
-    """Write the results with hardware and versions."""
-    record = {
-        "command": command,
-        "seed": 0,
-        "hardware": torch.cuda.get_device_name(),
-        "versions": {
-            "sinuflow": sinuflow.__version__,
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            "python": platform.python_version(),
-        },
-        "seconds": round(time.perf_counter() - start, 1),
-        "comparable_with_paper": "no: other hardware, and the paper times other things",
-        "results": results,
-    }
-    path.write_text(json.dumps(clean(record), indent=1) + "\n")
-
-
-def clean(value: Any) -> Any:
-    """JSON has no infinities."""
-    if isinstance(value, dict):
-        return {key: clean(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [clean(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        write(arguments.json, make_record("python gpu.py", start, COMPARABLE, "cuda", results=results))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ images.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,9 @@ import torch
 from sklearn.datasets import load_digits
 
 import sinuflow
+from records import make_record, write
 from sinuflow.data.image_sets import IMAGE_SETS
 from sinuflow.paper.image_data import downsample
-from sinuflow.paper.record import hardware, versions
 
 CONDITIONINGS = ("shift", "affine")
 #: Number and shape of CIFAR-10's images.
@@ -66,6 +65,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    start = time.perf_counter()
     results = []
     print("| dataset | seed | conditioning | bits/dim | histogram baseline | seconds | round-trip error |")
     print("|---|---|---|---|---|---|---|")
@@ -78,14 +78,10 @@ def main() -> None:
                 cells = [name, seed, conditioning, *bits, result["seconds"], f"{result['round_trip']:.1e}"]
                 print("| " + " | ".join(map(str, cells)) + " |", flush=True)
     if arguments.json:
-        record = {
-            "command": f"python benchmarks/image_conditioning.py{' DATA' if arguments.data else ''}",
-            "hardware": hardware("cpu"),
-            "versions": versions(),
-            "comparable_with_paper": "no: small flows, and validation images",
-            "results": results,
-        }
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+        command = f"python benchmarks/image_conditioning.py{' DATA' if arguments.data else ''}"
+        comparable = "no: small flows, and validation images"
+        seeds = f"0 to {arguments.seeds - 1}"
+        write(arguments.json, make_record(command, start, comparable, seed=seeds, results=results))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ import torch
 from safetensors.torch import load_file
 
 import sinuflow
-from gpu import first_call, median_of, replayed, sampling, scoring, step_time, write_record
+from gpu import COMPARABLE, first_call, median_of, replayed, sampling, scoring, step_time
+from records import make_record, write
 from sinuflow.bijections.pixels import PixelMap
 from sinuflow.conditioners import pixelcnn
 from sinuflow.data.image_rows import ImageRows
@@ -142,7 +143,8 @@ def main() -> None:
     if arguments.json:
         chosen = "".join(f" {name}" for name in arguments.flows)
         chosen += "".join(f" --{name} MODEL" for name in FLOWS if getattr(arguments, name))
-        write_record(arguments.json, f"python images.py{chosen}", start, records)
+        record = make_record(f"python images.py{chosen}", start, COMPARABLE, "cuda", results=records)
+        write(arguments.json, record)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -126,25 +125,11 @@ def main() -> None:
     start = time.perf_counter()
     ratios = compare(arguments.old, arguments.new, arguments.repeats)
     if arguments.json:
-        import torch
+        from records import make_record, revision, write  # only here, because old revisions may lack what it needs
 
-        record = {
-            "command": f"python benchmarks/revisions.py OLD --repeats {arguments.repeats}",
-            "old": _revision(arguments.old),
-            "revision": _revision(arguments.new),
-            "seed": 0,
-            "hardware": f"{platform.machine()}, one thread each",
-            "versions": {"python": platform.python_version(), "torch": torch.__version__},
-            "ratios": ratios,
-            "seconds": time.perf_counter() - start,
-            "comparable": False,  # the paper has no such table
-        }
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
-
-
-def _revision(folder: Path) -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
+        command = f"python benchmarks/revisions.py OLD --repeats {arguments.repeats}"
+        results = {"old": revision(arguments.old), "revision": revision(arguments.new), "ratios": ratios}
+        write(arguments.json, make_record(command, start, "no: the paper has no such table", **results))
 
 
 if __name__ == "__main__":

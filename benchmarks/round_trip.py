@@ -22,10 +22,10 @@ import torch
 from safetensors.torch import load_file
 
 import sinuflow
+from records import make_record, write
 from sinuflow.bijections.pixels import PixelMap
 from sinuflow.data.image_sets import image_set
 from sinuflow.paper.recipes import recipes
-from sinuflow.paper.record import hardware, versions
 from sinuflow.training import ImageRows
 
 _BATCH = 100
@@ -122,16 +122,10 @@ def main() -> None:
         words += [f"--images {arguments.images}"] if arguments.images else []
         words += [f"--device {arguments.device}"] if arguments.device != "cpu" else []
         names = [arguments.dataset, arguments.model if arguments.model != "today" else "", arguments.device]
-        record[", ".join(name for name in names if name not in ("", "cpu"))] = {
-            "command": " ".join(words),
-            "seed": 0,
-            "hardware": hardware(arguments.device),
-            "versions": versions(),
-            "seconds": round(time.perf_counter() - start, 1),
-            "comparable_with_paper": "no: the paper gives no numbers",
-            **errors,
-        }
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+        record[", ".join(name for name in names if name not in ("", "cpu"))] = make_record(
+            " ".join(words), start, "no: the paper gives no numbers", arguments.device, **errors
+        )
+        write(arguments.json, record)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,7 @@ datasets are used. Each of N worker processes uses one thread.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import platform
 import time
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,12 +23,12 @@ import torch
 from torch import Tensor
 
 import sinuflow
+from records import make_record, write
 from sinuflow import fit_table
 from sinuflow.compare import ZukoFlow
 from sinuflow.data.sources import seeded
 from sinuflow.models.defaults import table_recipe
 from sinuflow.models.table import TableModel
-from sinuflow.paper.record import versions
 from sinuflow.report import gaussian_log_density
 from sinuflow.training import Batch, MemoryRows
 
@@ -161,6 +159,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    start = time.perf_counter()
     names = arguments.datasets or [*OWN, *(PACK if arguments.data else ())]
     print("Mean held-out log-density in nats (worst row); after the semicolon, the gain of Sinuflow.\n")
     print("| table (rows x columns) | splits | s | Sinuflow | Gaussian | zuko MAF | zuko NSF |")
@@ -180,15 +179,15 @@ def main() -> None:
     runs = {name: [run for task, run in results.items() if task[0] == name] for name in names}
     lines = [summarize(name, tables[name], runs[name]) for name in names]
     if arguments.json:
-        record = {
-            "command": "python tabular_defaults.py --data DIR",
-            "seed": "0, and 0 to 9 for tables under 2,000 rows",
-            "hardware": f"{platform.machine()}, 1 thread for each of {arguments.workers} processes",
-            "versions": versions(),
-            "comparable_with_paper": "no: other tables, other splits",
-            "results": lines,
-        }
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+        record = make_record(
+            "python tabular_defaults.py --data DIR",
+            start,
+            "no: other tables, other splits",
+            seed="0, and 0 to 9 for tables under 2,000 rows",
+            processes=arguments.workers,
+            results=lines,
+        )
+        write(arguments.json, record)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -109,12 +108,6 @@ def of_revision(source: Path, rounds: int, kernels: str) -> dict[str, dict[str, 
     return measured
 
 
-def revision() -> str:
-    """The commit of this file."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def main() -> None:
     """Measure, print ratios, and write them down if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -124,6 +117,7 @@ def main() -> None:
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    start = time.perf_counter()
     if arguments.work:
         print(json.dumps(measure(arguments.rounds, compiled_only=True)))
         return
@@ -143,17 +137,14 @@ def main() -> None:
     for name, row in ratios.items():
         print(f"| {name} | {' | '.join(f'{row[how]:.2f}' for how in others)} |")
     if arguments.json:
-        record = {
-            "command": "python benchmarks/waves.py" + (" --old OLD" if arguments.old else ""),
-            "revision": revision(),
-            "seed": 0,
-            "hardware": f"{platform.machine()}, one thread, {ROWS} rows",
-            "versions": {"python": platform.python_version(), "torch": torch.__version__},
-            "ratios": ratios,
-            "milliseconds": milliseconds,
-            "comparable": False,  # with the paper: it has no such table
-        }
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+        from records import (  # other revisions of Sinuflow, which --work measures, may lack what it needs
+            make_record,
+            write,
+        )
+
+        command = "python benchmarks/waves.py" + (" --old OLD" if arguments.old else "")
+        results = {"rows": ROWS, "ratios": ratios, "milliseconds": milliseconds}
+        write(arguments.json, make_record(command, start, "no: the paper has no such table", **results))
 
 
 if __name__ == "__main__":
