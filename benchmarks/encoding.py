@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sinuflow
 from records import make_record, write
-from sinuflow.data import Preprocessor, open_table, survey
+from sinuflow.data import Preprocessor
+from sinuflow.data.inspect import inspect_numbers
 from sinuflow.data.sources import MemoryRows, seeded
 from sinuflow.models.defaults import table_recipe
 
@@ -42,8 +42,7 @@ def raw_rows(rows: int) -> np.ndarray:
 
 def preprocessor_for(x: np.ndarray) -> Preprocessor:
     """As `fit_table` makes it."""
-    surveyed = survey(open_table(pyarrow.table({f"x{i}": x[:, i] for i in range(COLUMNS)})), [], [])
-    preprocessor = Preprocessor(surveyed.columns(surveyed.rows))
+    preprocessor = Preprocessor([inspect_numbers(f"x{i}", x[:, i], "double") for i in range(COLUMNS)])
     rows = torch.from_numpy(x[:100_000])
     y, _ = preprocessor.prepare(preprocessor.dequantize(rows, seeded(0)))
     preprocessor.whitening.initialize(y.mT, None)

@@ -2,9 +2,11 @@
 
     git worktree add /tmp/old 0.1.0
     python revisions.py /tmp/old/src --json ../docs/results/revisions.json
+    python revisions.py /tmp/old/src --device cuda --json ../docs/results/gpu_revisions.json
 
 Three processes build the same flows: the old revision, a second copy of it, and the new one. In each round all
-processes run the same job, in rotating order, so that a slowdown of the machine affects all of them alike.
+processes run the same job, in rotating order, so that a slowdown of the machine affects all of them alike. On a GPU,
+the jobs are those of gpu.py and of images.py, and each revision runs them by its own copies of these files.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 SIZES = {"D=6": (6, 256), "D=63": (63, 512)}
 
 
-def jobs() -> dict[str, Callable[[], object]]:
+def cpu_jobs() -> dict[str, Callable[[], object]]:
     """The timed calls by name, as in core.py, for the revision that is imported."""
     import torch
 
@@ -46,9 +49,76 @@ def jobs() -> dict[str, Callable[[], object]]:
     return calls
 
 
-def work() -> None:
+def gpu_jobs() -> dict[str, Callable[[], object]]:
+    """The captured calls and training steps of gpu.py and images.py, for the revision that is imported."""
+    import torch
+
+    import gpu
+    import images
+
+    calls: dict[str, Callable[[], object]] = {}
+
+    def add(name: str, flow: Any, x: Any, rows: int, source: Any, training: Any) -> None:
+        for what, job in (
+            ("log_prob", gpu.scoring(flow, x, validate_args=False)),
+            ("sample", gpu.sampling(flow, rows)),
+        ):
+            calls[f"{name}: {what}"] = synchronized(captured(job))
+        settings = gpu.Settings(
+            steps=10**6, batch_size=rows, learning_rate=1e-9, optimizer="adam", schedule="constant", warmup=0,
+            weight_decay=0.0, clip=5.0, ema=None, patience=None, validate_every=10**6, seed=0,
+        )  # fmt: skip
+        engine = gpu.DeviceEngine(
+            training.train(), gpu.Batches(source, rows, 0), settings, gpu.Guard(1e9), lambda _: 1e-9, True
+        )
+        calls[f"{name}: training steps"] = synchronized(lambda: engine.advance(0, 64))
+
+    for name in gpu.FLOWS:
+        rows = next(rows for _, flow, rows, _, _, _ in gpu.TARGETS if flow == name)
+        flow, x = gpu.make_flow(name, rows)
+        source = gpu.MemoryRows(torch.randn(4000 * rows, flow.features, device="cuda"))
+        add(name, flow, x, rows, source, gpu.make_flow(name, rows)[0])
+    for name in ("mnist", "cifar10", "cifar10-affine", "cifar10-best"):
+        flow, training = (images.make_flow(name, None).cuda() for _ in range(2))
+        with torch.no_grad():
+            x = flow.bijection.inverse(torch.randn(images.IMAGES, flow.features, device="cuda"))[0]
+        data = images.FLOWS[name][0]
+        pixels = (256 * torch.rand(20_000, *images.SHAPES[data])).to(torch.uint8)
+        source = images.ImageRows(pixels, images.PixelMap(images.ALPHA[data]), flips=data == "cifar10")
+        add(name, flow, x, images.IMAGES, source.to(torch.device("cuda")), training)
+    return calls
+
+
+def captured(job: Callable[[], object]) -> Callable[[], object]:
+    """The replay of a job, captured as a CUDA graph."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            job()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        job()
+    return graph.replay
+
+
+def synchronized(job: Callable[[], object]) -> Callable[[], object]:
+    """A job that ends when the GPU has finished."""
+    import torch
+
+    def run() -> None:
+        job()
+        torch.cuda.synchronize()
+
+    return run
+
+
+def work(device: str) -> None:
     """Run the jobs requested on standard input, and print the seconds per call of each."""
-    known = jobs()
+    known = cpu_jobs() if device == "cpu" else gpu_jobs()
     for job in known.values():
         job()
         job()
@@ -64,11 +134,18 @@ def work() -> None:
 class Worker:
     """A subprocess that imports one revision."""
 
-    def __init__(self, source: Path) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(source.resolve()), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, __file__, "--work"]
+    def __init__(self, source: Path, device: str) -> None:
+        # On a CPU, one definition of the jobs serves both revisions; the GPU's use internals, which change.
+        benchmarks = Path(__file__).parent if device == "cpu" else source.resolve().parent / "benchmarks"
+        path = os.pathsep.join(map(str, (source.resolve(), benchmarks)))
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        command = [
+            sys.executable,
+            "-c",
+            f"import runpy; runpy.run_path({str(Path(__file__).resolve())!r})['work']({device!r})",
+        ]
         self._process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command, env=environment, cwd=source, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -81,9 +158,9 @@ class Worker:
         return float(self._out.readline())
 
 
-def compare(old: Path, new: Path, repeats: int) -> dict[str, dict[str, float]]:
+def compare(old: Path, new: Path, device: str, repeats: int) -> dict[str, dict[str, float]]:
     """For every job, the median time ratio of new to old, and the median and range of old to old."""
-    workers = {"old": Worker(old), "again": Worker(old), "new": Worker(new)}
+    workers = {"old": Worker(old, device), "again": Worker(old, device), "new": Worker(new, device)}
     names = list(workers)
     result = {}
     print("| job | new / old | old / old, median and range |\n|---|---|---|")
@@ -111,25 +188,22 @@ def compare(old: Path, new: Path, repeats: int) -> dict[str, dict[str, float]]:
 def main() -> None:
     """Compare the revision in a folder with the one that this file belongs to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("old", type=Path, nargs="?", help="the src folder of the old revision")
+    parser.add_argument("old", type=Path, help="the src folder of the old revision")
     parser.add_argument("--new", type=Path, default=Path(__file__).parents[1] / "src")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--json", type=Path, help="also write the results to this file")
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.work:
-        work()
-        return
-    if arguments.old is None:
-        parser.error("name the src folder of the old revision")
     start = time.perf_counter()
-    ratios = compare(arguments.old, arguments.new, arguments.repeats)
+    ratios = compare(arguments.old, arguments.new, arguments.device, arguments.repeats)
     if arguments.json:
         from records import make_record, revision, write  # only here, because old revisions may lack what it needs
 
-        command = f"python benchmarks/revisions.py OLD --repeats {arguments.repeats}"
+        command = f"python benchmarks/revisions.py OLD --device {arguments.device} --repeats {arguments.repeats}"
         results = {"old": revision(arguments.old), "revision": revision(arguments.new), "ratios": ratios}
-        write(arguments.json, make_record(command, start, "no: the paper has no such table", **results))
+        write(
+            arguments.json, make_record(command, start, "no: the paper has no such table", arguments.device, **results)
+        )
 
 
 if __name__ == "__main__":
