@@ -90,7 +90,7 @@ def gpu_jobs() -> dict[str, Callable[[], object]]:
 
 
 def captured(job: Callable[[], object]) -> Callable[[], object]:
-    """The replay of a job, captured as a CUDA graph."""
+    """The replay of a job, captured as a CUDA graph, which needs the job's tensors."""
     import torch
 
     stream = torch.cuda.Stream()
@@ -102,7 +102,11 @@ def captured(job: Callable[[], object]) -> Callable[[], object]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         job()
-    return graph.replay
+
+    def replay(job: Callable[[], object] = job) -> None:
+        graph.replay()
+
+    return replay
 
 
 def synchronized(job: Callable[[], object]) -> Callable[[], object]:
