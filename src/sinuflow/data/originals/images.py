@@ -1,4 +1,4 @@
-"""MNIST and CIFAR-10 from their published files, with labels."""
+"""MNIST and CIFAR-10 with labels, and BSDS300, 8 by 8 grey patches of photographs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...errors import DataError
+from ...errors import DataError, SinuflowError
+from ..benchmarks import BENCHMARKS
+from ..datasets import Splits
 from ..image_sets import IMAGE_SETS, Bytes
-from .common import find_file
+from .tables import find_file
 
 _CIFAR10_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 _CIFAR10_FOLDER = "cifar-10-batches-bin"
+#: BSDS300: the side of a patch, and patches dequantized at a time.
+_SIDE, _CHUNK = 8, 65_536
 
 
 class LabelledSplits(NamedTuple):
@@ -39,25 +43,23 @@ def prepare_mnist(original: Path) -> LabelledSplits:
         for part in ("train", "t10k")
         for name, dimensions in ((f"{part}-images-idx3-ubyte", 3), (f"{part}-labels-idx1-ubyte", 1))
     )
-    return split_validation(10_000, train[:, None], labels, test[:, None], test_labels)
+    return _split_validation(10_000, train[:, None], labels, test[:, None], test_labels)
 
 
 def prepare_cifar10(original: Path) -> LabelledSplits:
     """From ``cifar-10-binary.tar.gz`` or its unpacked folder: six files of labels and images, without pickles."""
-    raw = _from_folder(original) if original.is_dir() else _from_archive(original)
+    if original.is_dir():
+        folder = original / _CIFAR10_FOLDER if (original / _CIFAR10_FOLDER).is_dir() else original
+        raw = {name: find_file(folder, name).read_bytes() for name in _CIFAR10_FILES}
+    else:
+        raw = _from_archive(original)
     *train, (test, test_labels) = (_cifar10_images(raw[name], name) for name in _CIFAR10_FILES)
     images, labels = (np.concatenate(part) for part in zip(*train, strict=True))
-    return split_validation(5_000, images, labels, test, test_labels)
+    return _split_validation(5_000, images, labels, test, test_labels)
 
 
-def split_validation(size: int, train: Bytes, labels: Bytes, test: Bytes, test_labels: Bytes) -> LabelledSplits:
-    """Split the last ``size`` training images off for validation.
-
-    Example:
-        >>> images, labels = np.zeros((5, 1, 2, 2), np.uint8), np.arange(5, dtype=np.uint8)
-        >>> split_validation(2, images, labels, images, labels).val_labels
-        array([3, 4], dtype=uint8)
-    """
+def _split_validation(size: int, train: Bytes, labels: Bytes, test: Bytes, test_labels: Bytes) -> LabelledSplits:
+    """Split the last ``size`` training images off for validation."""
     if len(train) <= size or len(train) != len(labels) or len(test) != len(test_labels):
         raise DataError(
             f"{len(train):,} training images with {len(labels):,} labels, and {len(test):,} test images with "
@@ -89,11 +91,6 @@ def read_idx(path: Path, dimensions: int) -> Bytes:
     return np.frombuffer(raw, np.uint8, offset=header).reshape(sizes)
 
 
-def _from_folder(original: Path) -> dict[str, bytes]:
-    folder = original / _CIFAR10_FOLDER if (original / _CIFAR10_FOLDER).is_dir() else original
-    return {name: find_file(folder, name).read_bytes() for name in _CIFAR10_FILES}
-
-
 def _from_archive(original: Path) -> dict[str, bytes]:
     if not original.is_file():
         raise DataError(f"there is no {original}: give the published file cifar-10-binary.tar.gz, or its folder")
@@ -116,3 +113,71 @@ def _cifar10_images(raw: bytes, name: str) -> tuple[Bytes, Bytes]:
         raise DataError(f"{name} is not the published file: download it again")
     rows = rows.reshape(-1, 1 + math.prod(shape))
     return rows[:, 1:].reshape(-1, *shape), rows[:, 0]
+
+
+def prepare_bsds300(original: Path) -> Splits:
+    """From the folder ``BSDS300``, with ``images/train`` and ``images/test``."""
+    for folder in (original, original / "images", original / "BSDS300" / "images"):
+        if (folder / "train").is_dir() and (folder / "test").is_dir():
+            return split_bsds300(read_photographs(folder / "train"), read_photographs(folder / "test"))
+    raise DataError(f"there are no folders images/train and images/test in {original}: give the unpacked BSDS300")
+
+
+def read_photographs(folder: Path) -> list[Bytes]:
+    """The grey values of all photographs in a folder, in numerical order of their names."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise SinuflowError("reading photographs needs Pillow: pip install pillow") from None
+    paths = [path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg", ".png")]
+    photographs = []
+    for path in sorted(paths, key=lambda path: (len(path.stem), path.stem)):
+        try:
+            with Image.open(path, formats=("JPEG", "PNG")) as picture:
+                photograph = np.asarray(picture.convert("L"), dtype=np.uint8)
+        except OSError as error:
+            raise DataError(f"{path} is not a picture, or is damaged: unpack BSDS300 again") from error
+        if min(photograph.shape) < _SIDE:
+            raise DataError(f"{path} is smaller than a patch of {_SIDE} by {_SIDE}: unpack BSDS300 again")
+        photographs.append(photograph)
+    return photographs
+
+
+def split_bsds300(
+    train: list[Bytes], test: list[Bytes], sizes: tuple[int, int, int] = BENCHMARKS["bsds300"].sizes
+) -> Splits:
+    """Cut patches at random places; a tenth of the training photographs is the validation split.
+
+    The published patches were cut at other places of the same photographs.
+
+    Example:
+        >>> photographs = [np.full((9, 12), value, dtype=np.uint8) for value in range(10)]
+        >>> [part.shape for part in split_bsds300(photographs, photographs, (20, 5, 10))]
+        [(20, 63), (5, 63), (10, 63)]
+    """
+    if len(train) < 2 or not test:
+        raise DataError(f"{len(train)} and {len(test)} photographs are too few: unpack BSDS300 again")
+    random = np.random.RandomState(300)
+    order = random.permutation(len(train))
+    size = max(1, len(train) // 10)
+    pools = ([train[i] for i in order[size:]], [train[i] for i in order[:size]], test)
+    return Splits(*(_patches(pool, n, random) for pool, n in zip(pools, sizes, strict=True)))
+
+
+def _patches(photographs: list[Bytes], count: int, random: np.random.RandomState) -> np.ndarray:
+    """Dequantized patches from random places of random photographs, shuffled, (count, 63)."""
+    each = np.bincount(random.randint(len(photographs), size=count), minlength=len(photographs))
+    patches = []
+    for photograph, n in zip(photographs, each, strict=True):
+        windows = np.lib.stride_tricks.sliding_window_view(photograph, (_SIDE, _SIDE))
+        down, across = (random.randint(0, size, size=n) for size in windows.shape[:2])
+        patches.append(windows[down, across].reshape(n, _SIDE**2))
+    shuffled = np.concatenate(patches)[random.permutation(count)]
+    return np.concatenate([dequantize(shuffled[i : i + _CHUNK], random) for i in range(0, count, _CHUNK)])
+
+
+def dequantize(patches: Bytes, random: np.random.RandomState) -> np.ndarray:
+    """Add uniform noise within a grey value, subtract the patch's mean, and drop the last pixel, which is redundant."""
+    light = (patches + random.rand(*patches.shape)) / 256.0
+    light -= light.mean(1, keepdims=True)
+    return light[:, :-1].astype(np.float32)
