@@ -15,7 +15,7 @@ from torch import Tensor
 from .datasets import find
 
 Draw = Callable[[int, torch.Generator | None], Tensor]
-LogProb = Callable[[Tensor], Tensor]
+Function = Callable[[Tensor], Tensor]
 
 #: Integration nodes along a curve, much closer to each other than the width of the noise.
 _NODES = 2048
@@ -27,13 +27,6 @@ _CHUNK = 256
 class Toy:
     """A toy density.
 
-    Attributes:
-        name: as in :data:`TOYS`.
-        features: 1 or 2.
-        limit: nearly all samples lie between -limit and limit.
-        draw: samples rows with a generator, or None for the global one.
-        log_prob: the log-density of rows, or None if it is unknown.
-
     Example:
         >>> toy = TOYS["checkerboard"]
         >>> x = toy.sample(4, torch.Generator().manual_seed(0))
@@ -43,9 +36,9 @@ class Toy:
 
     name: str
     features: int
-    limit: float
-    draw: Draw
-    log_prob: LogProb | None
+    limit: float  # nearly all samples lie between -limit and limit
+    draw: Draw  # samples rows with a generator, or None for the global one
+    log_prob: Function | None  # of rows, or None if it is unknown
 
     def sample(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
         """Independent rows, (rows, features), float32."""
@@ -53,12 +46,7 @@ class Toy:
 
 
 def toy(name: str) -> Toy:
-    """The toy density of a name.
-
-    Example:
-        >>> toy("moons").features
-        2
-    """
+    """The toy density of a name."""
     return find(TOYS, name, "toy density")
 
 
@@ -72,9 +60,6 @@ def _normal(rows: int, features: int, generator: torch.Generator | None) -> Tens
 
 def _choose(count: int, rows: int, generator: torch.Generator | None) -> Tensor:
     return torch.randint(count, (rows,), generator=generator)
-
-
-# ---------------------------------------------------------------- mixtures of Gaussians
 
 
 def _gaussians(name: str, centres: Tensor, width: float, limit: float) -> Toy:
@@ -96,19 +81,16 @@ def _gaussians(name: str, centres: Tensor, width: float, limit: float) -> Toy:
 COUNT, REACH = 7, 40.0
 
 
-def gaussian_row(count: int = COUNT, reach: float = REACH) -> Toy:
-    """Unit Gaussians with means evenly spaced from -reach to reach: the paper's one-dimensional example."""
-    centres = torch.linspace(-reach, reach, count, dtype=torch.float64).unsqueeze(-1)
-    return _gaussians("gaussians", centres, 1.0, reach + 5)
+def gaussian_row() -> Toy:
+    """Unit Gaussians with evenly spaced means: the paper's one-dimensional example."""
+    centres = torch.linspace(-REACH, REACH, COUNT, dtype=torch.float64).unsqueeze(-1)
+    return _gaussians("gaussians", centres, 1.0, REACH + 5)
 
 
 def _eight_gaussians() -> Toy:
     angles = torch.arange(8, dtype=torch.float64) * math.pi / 4
     centres = 4 * torch.stack([angles.cos(), angles.sin()], -1) / 1.414
     return _gaussians("8gaussians", centres, 0.5 / 1.414, 4.5)
-
-
-# ---------------------------------------------------------------- circles
 
 
 def _circles(name: str, radii: list[float], width: float) -> Toy:
@@ -129,51 +111,44 @@ def _circles(name: str, radii: list[float], width: float) -> Toy:
     return Toy(name, 2, max(radii) + 5 * width, draw, log_prob)
 
 
-# ---------------------------------------------------------------- curves
+def _curves(name: str, points_at: Function, width: float, square: float = 0.0) -> Toy:
+    """Curves c(u) with u uniform in (0, 1), plus isotropic noise; ``points_at`` maps u to (curves, n, 2).
 
+    ``square`` is the side of a square of additional uniform noise, up and right of the curve.
+    """
 
-@dataclass(frozen=True)
-class _Curves:
-    """Curves c(t(u)) with u uniform, plus isotropic noise."""
-
-    points: Callable[[Tensor], Tensor]  # of u in (0, 1): (curves, n, 2)
-    width: float
-    square: float = 0.0  # the side of a square of additional uniform noise, up and right of the curve
-
-    def toy(self, name: str) -> Toy:
-        return Toy(name, 2, 4.0, self.draw, self.log_prob)
-
-    def draw(self, rows: int, generator: torch.Generator | None) -> Tensor:
-        points = self.points(_uniform(rows, generator))
+    def draw(rows: int, generator: torch.Generator | None) -> Tensor:
+        points = points_at(_uniform(rows, generator))
         which = _choose(len(points), rows, generator)
-        noise = self.width * _normal(rows, 2, generator)
-        if self.square:
+        noise = width * _normal(rows, 2, generator)
+        if square:
             # The second curve is the first, with its noise, rotated by half a turn.
-            square = torch.stack([_uniform(rows, generator), _uniform(rows, generator)], -1) * self.square
-            noise = noise + square * (1 - 2 * which).unsqueeze(-1)
+            shift = torch.stack([_uniform(rows, generator), _uniform(rows, generator)], -1) * square
+            noise = noise + shift * (1 - 2 * which).unsqueeze(-1)
         return points[which, torch.arange(rows)] + noise
 
-    def log_prob(self, x: Tensor) -> Tensor:
-        u = (torch.arange(_NODES, dtype=torch.float64) + 0.5) / _NODES
-        points = self.points(u)
-        return torch.cat([self._chunk(part, points) for part in x.double().split(_CHUNK)])
-
-    def _chunk(self, x: Tensor, points: Tensor) -> Tensor:
+    def log_prob(x: Tensor) -> Tensor:
+        points = points_at((torch.arange(_NODES, dtype=torch.float64) + 0.5) / _NODES)
+        turns = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat_interleave(_NODES)
         nodes = points.flatten(0, 1)
-        if self.square:
-            turns = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat_interleave(points.shape[1])
-            each = sum(self._log_noise(turns * (x[:, i : i + 1] - nodes[:, i])) for i in range(2))
-        else:
-            square = torch.cdist(x, nodes, compute_mode="donot_use_mm_for_euclid_dist").square()
-            each = -0.5 * square / self.width**2 - math.log(2 * math.pi * self.width**2)
-        return torch.logsumexp(torch.as_tensor(each), -1) - math.log(len(nodes))
+        parts = []
+        for part in x.double().split(_CHUNK):
+            if square:
+                each = sum(log_noise(turns * (part[:, i : i + 1] - nodes[:, i])) for i in range(2))
+            else:
+                distance = torch.cdist(part, nodes, compute_mode="donot_use_mm_for_euclid_dist")
+                each = -0.5 * (distance / width).square() - math.log(2 * math.pi * width**2)
+            parts.append(torch.logsumexp(torch.as_tensor(each), -1) - math.log(len(nodes)))
+        return torch.cat(parts)
 
-    def _log_noise(self, gap: Tensor) -> Tensor:
+    def log_noise(gap: Tensor) -> Tensor:
         """The log-density of a uniform plus a Gaussian variable, from the smaller tail, which avoids cancellation."""
-        inside = self.square - gap
-        near, far = torch.minimum(gap, inside) / self.width, torch.maximum(gap, inside) / self.width
+        inside = square - gap
+        near, far = torch.minimum(gap, inside) / width, torch.maximum(gap, inside) / width
         difference = torch.special.ndtr(near) - torch.special.ndtr(-far)
-        return torch.where(difference > 0, difference.clamp(min=1e-300).log(), -1e4) - math.log(self.square)
+        return torch.where(difference > 0, difference.clamp(min=1e-300).log(), -1e4) - math.log(square)
+
+    return Toy(name, 2, 4.0, draw, log_prob)
 
 
 def _moons(u: Tensor) -> Tensor:
@@ -192,9 +167,6 @@ def _two_spirals(u: Tensor) -> Tensor:
     t = 3 * math.pi * u.sqrt()
     arm = (t / 3).unsqueeze(-1) * torch.stack([-t.cos(), t.sin()], -1)
     return torch.stack([arm, -arm])
-
-
-# ---------------------------------------------------------------- others
 
 
 def _draw_checkerboard(rows: int, generator: torch.Generator | None) -> Tensor:
@@ -223,13 +195,13 @@ TOYS: dict[str, Toy] = {
     toy.name: toy
     for toy in (
         _eight_gaussians(),
-        _Curves(_two_spirals, 0.1, 0.5 / 3).toy("2spirals"),
+        _curves("2spirals", _two_spirals, 0.1, 0.5 / 3),
         Toy("checkerboard", 2, 4.0, _draw_checkerboard, _log_prob_checkerboard),
         _circles("circles", [3.0, 1.5], 0.24),
-        _Curves(_moons, 0.2).toy("moons"),
+        _curves("moons", _moons, 0.2),
         Toy("pinwheel", 2, 4.5, _draw_pinwheel, None),
         _circles("rings", [3.0, 2.25, 1.5, 0.75], 0.08),
-        _Curves(_swissroll, 0.2).toy("swissroll"),
+        _curves("swissroll", _swissroll, 0.2),
         gaussian_row(),
     )
 }
