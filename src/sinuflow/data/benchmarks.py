@@ -15,8 +15,7 @@ from .datasets import Splits as Splits
 PREPROCESSED = "https://zenodo.org/records/1161203"
 
 _UCI = "https://archive.ics.uci.edu/dataset"
-_CC_BY = "CC BY 4.0"
-_SUBSET = "no: a subset, or other columns; use it only to compare flows with each other"
+_GAS, _HEPMASS = f"{_UCI}/322/gas+sensor+array+under+dynamic+gas+mixtures", f"{_UCI}/347/hepmass"
 
 
 class Benchmark(Dataset):
@@ -45,6 +44,11 @@ class Benchmark(Dataset):
         return rows
 
 
+def _subset(name: str, columns: int, description: str, source: str, sizes: tuple[int, int, int]) -> Benchmark:
+    comparable = "no: a subset, or other columns; use it only to compare flows with each other"
+    return Benchmark(name, (columns,), description, source, sizes, comparable=comparable)
+
+
 #: The benchmark datasets by name.
 BENCHMARKS: dict[str, Benchmark] = {
     dataset.name: dataset
@@ -54,29 +58,24 @@ BENCHMARKS: dict[str, Benchmark] = {
             (6,),
             "electric power of one household, every minute of four years",
             f"{_UCI}/235/individual+household+electric+power+consumption",
-            _CC_BY,
             (1_659_917, 184_435, 204_928),
-            "yes",
             "household_power_consumption.txt",
         ),
         Benchmark(
             "gas",
             (8,),
             "gas sensors in changing mixtures of ethylene and carbon monoxide",
-            f"{_UCI}/322/gas+sensor+array+under+dynamic+gas+mixtures",
-            _CC_BY,
+            _GAS,
             (852_174, 94_685, 105_206),
-            "yes: another random quarter of the rows",
             "ethylene_CO.txt",
+            "yes: another random quarter of the rows",
         ),
         Benchmark(
             "hepmass",
             (21,),
             "simulated particle collisions: the signal at mass 1000",
-            f"{_UCI}/347/hepmass",
-            _CC_BY,
+            _HEPMASS,
             (315_123, 35_013, 174_987),
-            "yes",
             "FOLDER_WITH_1000_train.csv.gz_AND_1000_test.csv.gz",
         ),
         Benchmark(
@@ -84,71 +83,42 @@ BENCHMARKS: dict[str, Benchmark] = {
             (43,),
             "electron neutrinos in the MiniBooNE detector",
             f"{_UCI}/199/miniboone+particle+identification",
-            _CC_BY,
             (29_556, 3_284, 3_648),
-            "yes: split in the order of the file, which is our reading of the recipe",
             "MiniBooNE_PID.txt",
+            "yes: split in the order of the file, which is our reading of the recipe",
         ),
         Benchmark(
             "bsds300",
             (63,),
             "8 by 8 grey patches of the BSDS300 photographs",
             "https://www2.eecs.berkeley.edu/Research/Projects/CS/vision/bsds/",
-            "for non-commercial research and education",
             (1_000_000, 50_000, 250_000),
-            "yes: patches cut at other places",
             "BSDS300",
+            "yes: patches cut at other places",
+            "for non-commercial research and education",
         ),
-        Benchmark(
-            "gas-small",
-            (8,),
-            "random rows of gas",
-            f"{_UCI}/322/gas+sensor+array+under+dynamic+gas+mixtures",
-            _CC_BY,
-            (10_000, 10_000, 10_000),
-            _SUBSET,
-            None,
+        _subset("gas-small", 8, "random rows of gas", _GAS, (10_000, 10_000, 10_000)),
+        _subset(
+            "hepmass-small", 22, "the signal among the first 10,000 rows of each file", _HEPMASS, (4_506, 500, 4_924)
         ),
-        Benchmark(
-            "hepmass-small",
-            (22,),
-            "the signal among the first 10,000 rows of each file of hepmass",
-            f"{_UCI}/347/hepmass",
-            _CC_BY,
-            (4_506, 500, 4_924),
-            _SUBSET,
-            None,
-        ),
-        Benchmark(
+        _subset(
             "miniboone-small",
-            (43,),
+            43,
             "the validation rows of miniboone, divided once more, and its test rows",
             PREPROCESSED,
-            _CC_BY,
             (2_956, 328, 3_648),
-            _SUBSET,
-            None,
         ),
     )
 }
 
 
 def benchmark(name: str) -> Benchmark:
-    """The benchmark dataset of a name.
-
-    Example:
-        >>> benchmark("bsds300").comparable
-        'yes: patches cut at other places'
-    """
+    """The benchmark dataset of a name."""
     return find(BENCHMARKS, name, "benchmark dataset")
 
 
 def load_benchmark(name: str, folder: str | os.PathLike[str] | None) -> Splits:
-    """Read a prepared dataset.
-
-    Args:
-        name: as in :data:`BENCHMARKS`.
-        folder: in which the folder ``name`` has ``train.npy``, ``val.npy`` and ``test.npy``.
+    """Read a prepared dataset: ``train.npy``, ``val.npy`` and ``test.npy`` in ``folder/name``.
 
     Example:
         >>> import tempfile

@@ -31,26 +31,16 @@ class Dataset:
 
     A prepared dataset is a folder with ``train.npy``, ``val.npy`` and ``test.npy``, which
     :mod:`sinuflow.data.originals` makes from the published files.
-
-    Attributes:
-        name: of the dataset and its folder.
-        shape: of an example, (features,) or (C, H, W).
-        description: what it holds.
-        source: the page that publishes the original files.
-        licence: of the data.
-        sizes: numbers of training, validation and test examples.
-        comparable: whether results are comparable with published ones: "yes" or "no", and a qualification.
-        original: the file or folder that ``sinuflow data prepare`` reads; None if there is no recipe.
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of an example, (features,) or (C, H, W)
     description: str
-    source: str
-    licence: str
+    source: str  # the page that publishes the original files
     sizes: tuple[int, int, int]
-    comparable: str
-    original: str | None
+    original: str | None = None  # what `sinuflow data prepare` reads; None if there is no recipe
+    comparable: str = "yes"  # with published results: "yes" or "no", and a qualification
+    licence: str = "CC BY 4.0"
 
     #: The type of the stored numbers, and what an example is called.
     dtype: ClassVar[type[np.generic]] = np.floating
