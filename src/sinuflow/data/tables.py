@@ -11,26 +11,19 @@ import numpy as np
 
 from ..errors import DataError
 from .arrays import open_array
-from .arrow_errors import arrow_modules, translated
+from .arrow import INDEX_COLUMN, array_to_arrow, arrow_modules, frame_to_arrow, parquet_dataset, translated
 from .csv_files import csv_dataset, with_missing
-from .frames import array_to_arrow, frame_to_arrow
 from .names import check_names
-from .parquet_files import INDEX_COLUMN, parquet_dataset
 
 #: Rows read at a time.
-CHUNK = 65_536
+_CHUNK = 65_536
 
 
 class Table:
-    """A table that is read in batches.
+    """An Arrow dataset that is read in batches, with a name for messages.
 
-    The columns of a CSV file are read as text; their types are inferred from all rows.
-
-    Args:
-        name: for messages.
-        dataset: an Arrow dataset.
-        files: its Parquet files, if all have the dataset's schema.
-        text: whether it is a text file.
+    The columns of a text file are read as text; their types are inferred from all rows. ``files`` are its Parquet
+    files, if all have the dataset's schema.
     """
 
     def __init__(self, name: str, dataset: Any, files: list[str] | None = None, text: bool = False) -> None:
@@ -50,7 +43,18 @@ class Table:
     def batches(self, columns: list[str]) -> Iterator[Any]:
         """Record batches in the order of the rows, with unchanged cells."""
         with translated(self.name):
-            yield from self._batches(columns)
+            if self._files is None:
+                # Reading ahead only takes memory when processing is slower than reading.
+                yield from self.dataset.to_batches(
+                    columns=columns, batch_size=_CHUNK, use_threads=False, batch_readahead=1, fragment_readahead=1
+                )
+                return
+            from pyarrow import parquet
+
+            for file in self._files:
+                with parquet.ParquetFile(file, pre_buffer=False) as reader:
+                    for batch in reader.iter_batches(_CHUNK, columns=columns, use_threads=False):
+                        yield batch.select(columns)
 
     def cells(self, batch: Any, column: str) -> Any:
         """A column of a batch of this table, with null for missing values of a text file."""
@@ -60,20 +64,6 @@ class Table:
         with translated(self.name):
             array.validate(full=True)  # strings in Parquet files may be invalid UTF-8
         return array
-
-    def _batches(self, columns: list[str]) -> Iterator[Any]:
-        if self._files is None:
-            # Reading ahead only takes memory when processing is slower than reading.
-            yield from self.dataset.to_batches(
-                columns=columns, batch_size=CHUNK, use_threads=False, batch_readahead=1, fragment_readahead=1
-            )
-            return
-        from pyarrow import parquet
-
-        for file in self._files:
-            with parquet.ParquetFile(file, pre_buffer=False) as reader:
-                for batch in reader.iter_batches(CHUNK, columns=columns, use_threads=False):
-                    yield batch.select(columns)
 
     def count(self) -> int:
         """The number of rows."""
