@@ -13,8 +13,7 @@ from PIL import Image
 
 from sinuflow import DataError, SinuflowError
 from sinuflow.data.image_files import holds_pictures, open_pictures
-from sinuflow.data.image_grid import grid_of
-from sinuflow.data.png import read_pngs, write_png
+from sinuflow.data.png import grid_of, read_pngs, write_png
 from tests.models.small_images import gradients
 
 

@@ -12,17 +12,7 @@ from ..errors import DataError
 
 
 def open_array(path: Path, remedy: str) -> np.ndarray[Any, Any]:
-    """Memory-map a ``.npy`` file.
-
-    Args:
-        path: of the file.
-        remedy: for the message if it is missing or damaged.
-
-    Example:
-        >>> open_array(Path("nowhere.npy"), "ask the author")
-        Traceback (most recent call last):
-        sinuflow.errors.DataError: there is no nowhere.npy: ask the author
-    """
+    """Memory-map a ``.npy`` file; ``remedy`` is for the message if it is missing or damaged."""
     if not os.path.isfile(path):  # Path.is_file raises for names that are too long
         raise DataError(f"there is no {path}: {remedy}")
     try:

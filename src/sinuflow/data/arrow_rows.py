@@ -12,10 +12,8 @@ from torch import Tensor
 from ..errors import ArgumentError
 from .sources import Batch, Encoder, make_batch, seeded
 
-#: Rows that are shuffled among each other at a time.
-_BUFFER = 262_144
-#: Rows that are read at a time.
-_CHUNK = 65_536
+#: Rows that are shuffled among each other at a time, and rows that are read at a time.
+_BUFFER, _CHUNK = 262_144, 65_536
 
 
 class ArrowRows:

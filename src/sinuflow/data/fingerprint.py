@@ -11,10 +11,8 @@ from torch import Tensor
 
 from .sources import RowSource
 
-#: Rows that are hashed at a time.
-_ROWS = 65_536
-#: Hashing more rows than this takes long enough to be announced.
-_MANY = 5_000_000
+#: Rows that are hashed at a time, and from how many on hashing takes long enough to be announced.
+_ROWS, _MANY = 65_536, 5_000_000
 #: The size of the first batch, which version 0.1.0 hashed.
 _HEAD = 256
 #: The rows of a table by which a report recognizes it.

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from ..bijections.pixels import LEVELS, PixelMap, check_images, flip_horizontally
 from ..errors import ArgumentError
-from .sources import Batch, IndexedRows, Taker, seeded
+from .sources import Batch, ResidentRows, Taker, seeded
 
 #: The most images to initialize from, and the most pixel values in a validation batch, to bound memory.
 _HEAD, _VALUES = 1024, 2**21
 
 
-class ImageRows(IndexedRows):
+class ImageRows(ResidentRows):
     """Images of bytes, dequantized and mapped to logits batch by batch.
 
     In training, the noise of every pixel is fresh in every epoch. For validation, the noise is always the same, on any
@@ -60,7 +60,7 @@ class ImageRows(IndexedRows):
         self._ladj: float | None = None
 
     def taker(self) -> Taker:
-        """The function that makes batches on the device: noise, flips and logit are part of a captured step."""
+        """Makes batches on the device: noise, flips and logit are part of a captured step."""
         return lambda rows: self._batch(rows, None, training=True).map(lambda t: t.mT)
 
     def head(self, rows: int) -> Batch:

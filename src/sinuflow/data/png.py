@@ -1,13 +1,15 @@
-"""PNG files, by Pillow."""
+"""PNG files, by Pillow, and grids of images as one picture."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import DataError, SinuflowError
@@ -17,6 +19,10 @@ from ..files import replacing
 _MODES = ("L", "RGB")
 #: Larger pictures are refused before decompression, because a small file could exhaust all memory.
 _MOST_PIXELS = 2**26
+#: In a grid, small images are enlarged by a whole factor to about this height.
+_HEIGHT = 32
+#: Pixels between images, and their value.
+_GAP, _WHITE = 2, 255
 
 
 def read_pngs(files: list[Path]) -> Tensor:
@@ -79,3 +85,23 @@ def _pillow() -> Any:
     except ImportError:
         raise SinuflowError("PNG pictures need Pillow: pip install 'sinuflow[images]'") from None
     return Image
+
+
+def grid_of(images: Tensor, columns: int | None = None) -> Tensor:
+    """Images of bytes (N, C, H, W), row by row, as one image (C, H', W').
+
+    Without ``columns``, the grid is about square.
+
+    Example:
+        >>> grid_of(torch.zeros(6, 1, 32, 32, dtype=torch.uint8), columns=3).shape
+        torch.Size([1, 66, 100])
+    """
+    count = len(images)
+    columns = math.ceil(math.sqrt(count)) if columns is None else min(columns, count)
+    rows = math.ceil(count / columns)
+    times = max(1, round(_HEIGHT / images.shape[2]))
+    large = images.repeat_interleave(times, 2).repeat_interleave(times, 3)
+    tiles = F.pad(large, (0, _GAP, 0, _GAP, 0, 0, 0, rows * columns - count), value=_WHITE)
+    _, channels, height, width = tiles.shape
+    grid = tiles.view(rows, columns, channels, height, width).permute(2, 0, 3, 1, 4)
+    return grid.reshape(channels, rows * height, columns * width)[:, :-_GAP, :-_GAP]

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import ArgumentError
 
 #: The share of a GPU's free memory that raw and encoded rows may take.
-_SHARE_OF_MEMORY = 0.5
+_SHARE = 0.5
 #: Values that are encoded at a time on a GPU.
 _VALUES = 2**24
 
@@ -54,60 +54,42 @@ class RowSource(Protocol):
 
 #: Makes a batch of the rows with these numbers, feature-major: x of shape (features, B).
 Taker = Callable[[Tensor], Batch]
-
-
-@runtime_checkable
-class ResidentRows(Protocol):
-    """A source that is on one device, and makes batches there without host synchronization."""
-
-    #: The number of rows.
-    rows: int
-
-    def start_epoch(self, number: int, seed: int) -> Tensor:
-        """The order of an epoch's rows, on the device; called before the epoch's first batch."""
-
-    def taker(self) -> Taker | None:
-        """The function that makes batches, which a CUDA graph can capture; None if the rows are not resident."""
-
-
 #: Encodes raw rows and their context on the device that they are on; may draw noise from the generator.
 Encoder = Callable[[Tensor, Tensor | None, torch.Generator], Batch]
 
 
-class IndexedRows:
-    """A source that selects rows by their numbers; subclasses define ``_batch``.
+class ResidentRows:
+    """A source that selects rows by their numbers, if possible on the device; subclasses define ``_batch``.
 
-    Args:
-        rows: their number.
-        home: the device of the rows before encoding.
-        device: the device of the batches.
+    ``home`` is the device of the rows before encoding, ``device`` that of the batches.
     """
 
     def __init__(self, rows: int, home: torch.device, device: torch.device) -> None:
         self.rows, self.home, self.device = rows, home, device
 
     def epoch(self, number: int, batch_size: int, seed: int, skip: int = 0) -> Iterator[Batch]:
-        order, size = self._order(number, seed), min(batch_size, self.rows)
+        order, size = self.start_epoch(number, seed), min(batch_size, self.rows)
         for i in range(skip, self.rows // size):
             part = order[i * size : (i + 1) * size]
             yield self._batch(part, seeded(seed, number, i, device=self.device), training=True)
 
     def start_epoch(self, number: int, seed: int) -> Tensor:
-        """The order of an epoch's rows, on the device."""
-        return self._order(number, seed)
+        """The order of an epoch's rows, on the device; called before the epoch's first batch."""
+        return torch.randperm(self.rows, generator=seeded(seed, number)).to(self.home)
+
+    def taker(self) -> Taker | None:
+        """Makes batches on the device, so that a CUDA graph can capture it; None if the rows are not there."""
+        raise NotImplementedError
 
     def in_order(self, batch_size: int) -> Iterator[Batch]:
         for rows in torch.arange(self.rows).split(batch_size):
             yield self._batch(rows, seeded(0, int(rows[0])))
 
-    def _order(self, number: int, seed: int) -> Tensor:
-        return torch.randperm(self.rows, generator=seeded(seed, number)).to(self.home)
-
     def _batch(self, rows: Tensor, generator: torch.Generator, training: bool = False) -> Batch:
         raise NotImplementedError
 
 
-class MemoryRows(IndexedRows):
+class MemoryRows(ResidentRows):
     """Rows that are held in memory, or in that of a GPU if they fit there.
 
     With ``encode``, the dequantization noise of a row is fresh in every epoch. On a CPU, every batch is encoded by
@@ -158,7 +140,8 @@ class MemoryRows(IndexedRows):
         return (t for t in self._raw if t is not None)
 
     def to(self, device: torch.device) -> MemoryRows:
-        fit = self._encode is None or _fit(device, 2 * sum(t.nbytes for t in self.raw()))
+        size = 2 * sum(t.nbytes for t in self.raw())
+        fit = self._encode is None or device.type != "cuda" or size <= _SHARE * torch.cuda.mem_get_info(device)[0]
         raw = self._raw.map(lambda t: t.to(device)) if fit else self._raw
         return MemoryRows(*raw, self._encode, raw.x.device if fit else device, self.identity)
 
@@ -211,11 +194,6 @@ def as_source(data: Any, features: int, context: int, dtype: torch.dtype, name: 
     if side.shape != (len(rows), context):
         raise ArgumentError(f"the context of {name} must have shape ({len(rows)}, {context}); got {tuple(side.shape)}")
     return MemoryRows(rows, side)
-
-
-def _fit(device: torch.device, size: int) -> bool:
-    """Whether rows of so many bytes can be resident on a device."""
-    return device.type != "cuda" or size <= _SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[0]
 
 
 def _finite_rows(data: Any, dtype: torch.dtype, name: str) -> Tensor:
