@@ -14,7 +14,7 @@ from .columns import Column
 from .names import quoted_list
 from .preprocessing import Preprocessor
 from .tables import Table
-from .values import Array, codes_of, is_number, is_text, parse_texts, refuse_unusable, to_floats
+from .values import Array, numbers_of
 
 
 class Rows(NamedTuple):
@@ -29,7 +29,7 @@ class Rows(NamedTuple):
 
 def columns_to_numbers(columns: list[Column], batch: Any, first_row: int, table: Table) -> Array:
     """The columns of a record batch of this table, found by name, as numbers."""
-    parts = [_numbers(column, table.cells(batch, column.name), first_row, table.name) for column in columns]
+    parts = [numbers_of(column, table.cells(batch, column.name), first_row, table.name) for column in columns]
     return np.stack(parts, axis=1) if parts else np.empty((len(batch), 0))
 
 
@@ -51,23 +51,3 @@ def read_rows(table: Table, preprocessor: Preprocessor, all_columns: bool = Fals
         context = numbers[:, split:] if preprocessor.context_columns else None
         yield Rows(batch, numbers[:, :split], context, ~torch.isnan(numbers).any(1).numpy(), first)
         first += len(batch)
-
-
-def _numbers(column: Column, array: Any, first_row: int, table: str) -> Array:
-    if column.kind == "category":
-        return codes_of(column, array, first_row, table)
-    kind = str(array.type)
-    if is_text(kind):
-        numbers, bad = parse_texts(array)
-        if bad.any():
-            at = int(bad.argmax())
-            raise DataError(
-                f"{table}, row {first_row + at + 1}: column {column.name!r} must be a number; "
-                f"it holds {array[at].as_py()!r}"
-            )
-    elif is_number(kind):
-        numbers = to_floats(array)
-    else:
-        raise DataError(f"column {column.name!r} of {table} must hold numbers; it holds {kind}")
-    refuse_unusable(array, numbers, column.name, first_row, table)
-    return numbers

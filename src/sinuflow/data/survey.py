@@ -18,10 +18,8 @@ from .values import Array
 
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 
-#: Tables up to this many values are held in memory; of larger ones, a sample of rows.
-IN_MEMORY = 50_000_000
-#: Rows of that sample.
-SAMPLE = 200_000
+#: Tables up to this many values are held in memory; of larger ones, a sample of so many rows.
+IN_MEMORY, SAMPLE = 50_000_000, 200_000
 #: The most categories of a column.
 _MOST_CATEGORIES = 100
 #: The share of numbers from which a column of strings counts as numbers with mistakes.
@@ -33,14 +31,15 @@ class ColumnScan:
 
     def __init__(self, name: str, type_name: str, table: str, wish: Wish | None) -> None:
         self.name, self.type, self.wish, self._table = name, type_name, wish, table
-        self.text = cells.is_text(type_name)
+        kind = cells.kind_of(type_name)
+        self.kind = "category" if wish == "category" else kind
         self.missing = 0
         self.low, self.high = np.inf, -np.inf
         self.categories: dict[Any, int] = {}
         self.began_as_numbers = False
         self._parsed = self._bad = 0
         self._first_bad: tuple[int, str] | None = None
-        if not (self.text or cells.is_number(type_name) or cells.is_category(type_name)):
+        if kind is None:
             raise DataError(
                 f"column {name!r} of {table} holds {type_name}, which is neither number nor text: "
                 f"leave it out with {drop_option(name)}"
@@ -55,34 +54,21 @@ class ColumnScan:
         return numbers
 
     def _numbers(self, array: Any, first_row: int) -> Array:
-        if self.wish == "category" or cells.is_category(self.type) or self._bad:
+        if self.kind == "category" or self._bad:
             return self._codes(array)
-        if not self.text:
-            numbers = self._floats(array)
-        else:
-            numbers, bad = cells.parse_texts(array)
-            if bad.any():
-                at = int(bad.argmax())
-                self._first_bad = (first_row + at + 1, str(array[at].as_py()))
-                return self._codes(array)
-            self._parsed += int((~np.isnan(numbers)).sum())
-            self.began_as_numbers = True
+        numbers, bad = cells.to_numbers(array)
+        if bad.any():
+            at = int(bad.argmax())
+            self._first_bad = (first_row + at + 1, str(array[at].as_py()))
+            return self._codes(array)
+        self._parsed += int((~np.isnan(numbers)).sum())
+        self.began_as_numbers = True
         cells.refuse_unusable(array, numbers, self.name, first_row, self._table)
         return numbers
 
-    def _floats(self, array: Any) -> Array:
-        try:
-            return cells.to_floats(array)
-        except Exception as error:  # Arrow raises many types, and does not name the column
-            reason = str(error).splitlines()[0][:120]
-            raise DataError(
-                f"column {self.name!r} of {self._table} cannot be used as numbers ({reason}): leave it out with "
-                f"{drop_option(self.name)}"
-            ) from error
-
     def _codes(self, array: Any) -> Array:
         values, codes = cells.distinct_values(array)
-        if self.text and self.wish != "category":
+        if self.kind == "text":
             counts = np.bincount(codes[~np.isnan(codes)].astype(np.int64), minlength=len(values))
             numeric = np.array([cells.parse_number(value) is not None for value in values], dtype=bool)
             self._parsed, self._bad = self._parsed + counts[numeric].sum(), self._bad + counts[~numeric].sum()
@@ -116,10 +102,7 @@ class Survey:
     categories: dict[str, tuple[Any, ...]]  # by the names of categorical columns
 
     def columns(self, train: Ids) -> list[Column]:
-        """The columns, with maps chosen by the values of these rows.
-
-        Only the smallest and the largest value, and the categories, come from all rows.
-        """
+        """The columns, with maps chosen by the values of these rows; bounds and categories come from all rows."""
         chosen = self.numbers[np.isin(self.rows, train, assume_unique=True)]
         columns = [self._column(scan, chosen[:, i]) for i, scan in enumerate(self.scans)]
         if not any(c.role == "feature" and c.kind != "constant" for c in columns):
@@ -134,7 +117,7 @@ class Survey:
             return inspect_codes(scan.name, values, self.categories[scan.name], scan.type, role)
         # Numbers in a text file are integers if all of them are.
         whole = bool((values == np.round(values)).all()) and max(-scan.low, scan.high) < 2**53
-        kind = ("int64" if whole else "double") if scan.text else scan.type
+        kind = ("int64" if whole else "double") if scan.kind == "text" else scan.type
         return inspect_numbers(scan.name, values, kind, role, scan.wish, (float(scan.low), float(scan.high)))
 
 
@@ -201,9 +184,7 @@ def _check_rows(name: str, total: int, scans: list[ColumnScan], usable: int, mis
         raise DataError(f"{name} has no rows")
     empty = [scan.name for scan in scans if scan.missing == total]
     if empty:
-        raise DataError(
-            f"{name}: column {empty[0]!r} holds no values at all: leave it out with {drop_option(empty[0])}"
-        )
+        raise DataError(f"{name}: column {empty[0]!r} holds no values: leave it out with {drop_option(empty[0])}")
     counts = [f"{scan.missing} in {scan.name!r}" for scan in scans if scan.missing]
     if counts and missing != "drop":
         raise DataError(
