@@ -29,8 +29,7 @@ class Rows(NamedTuple):
 
 def columns_to_numbers(columns: list[Column], batch: Any, first_row: int, table: Table) -> Array:
     """The columns of a record batch of this table, found by name, as numbers."""
-    parts = [numbers_of(column, table.cells(batch, column.name), first_row, table.name) for column in columns]
-    return np.stack(parts, axis=1) if parts else np.empty((len(batch), 0))
+    return np.stack([numbers_of(c, table.cells(batch, c.name), first_row, table.name) for c in columns], axis=1)
 
 
 def read_rows(table: Table, preprocessor: Preprocessor, all_columns: bool = False) -> Iterator[Rows]:
