@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from ..errors import DataError, SinuflowError
-from .names import check_names
+from .names import quoted_list
 
 #: Columns that pandas adds to Parquet files for its index.
 INDEX_COLUMN = re.compile(r"__index_level_\d+__")
@@ -50,6 +51,15 @@ def _first_line(error: Exception) -> str:
     text = " ".join(map(str, error.args)) if not isinstance(error, OSError) else str(error)
     text = text.strip() or type(error).__name__
     return text.split("Invalid: ")[-1].splitlines()[0][:300]  # Arrow puts the place before the problem
+
+
+def check_names(table: str, columns: list[str]) -> None:
+    """Refuse a table without columns, or with two of the same name."""
+    if not columns:
+        raise DataError(f"{table} has no columns")
+    duplicates = sorted(name for name, count in Counter(columns).items() if count > 1)
+    if duplicates:
+        raise DataError(f"{table} has more than one column called {quoted_list(duplicates)}: rename them")
 
 
 def array_to_arrow(name: str, array: np.ndarray) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, TrainingError
 
 #: The share of a GPU's free memory that raw and encoded rows may take.
 _SHARE = 0.5
@@ -156,6 +156,38 @@ class MemoryRows(ResidentRows):
             for whole, values in zip(resident, self._batch(part, generator), strict=True):
                 if whole is not None and values is not None:
                     whole[:, part] = values.mT
+
+
+class Batches:
+    """The training batches of all epochs, from any position on."""
+
+    def __init__(self, source: RowSource, size: int, seed: int) -> None:
+        self.source, self.size, self.seed = source, size, seed
+        self._position = (0, 0)
+        self._epoch: Iterator[Batch] | None = None
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The epoch, and the number of its batches that were used."""
+        return self._position
+
+    @position.setter
+    def position(self, position: tuple[int, int]) -> None:
+        self._position, self._epoch = position, None
+
+    def next(self) -> Batch:
+        """The next batch."""
+        while True:
+            epoch, taken = self._position
+            if self._epoch is None:
+                self._epoch = self.source.epoch(epoch, self.size, self.seed, skip=taken)
+            batch = next(self._epoch, None)
+            if batch is not None:
+                self._position = (epoch, taken + 1)
+                return batch
+            if taken == 0:
+                raise TrainingError("the training data have no rows")
+            self.position = (epoch + 1, 0)
 
 
 def make_batch(raw: Batch, encode: Encoder | None, generator: torch.Generator, device: torch.device) -> Batch:
