@@ -80,9 +80,6 @@ def write_miniboone(path, signal=212, background=90):
 
 def test_power_is_the_published_recipe(tmp_path):
     complete = write_power(tmp_path / "household_power_consumption.txt")
-    table = tables.read_power(tmp_path / "household_power_consumption.txt")
-    np.testing.assert_array_equal(table, complete)
-
     # In the order of the published code: rows are shuffled in place, then noise is drawn for voltage, active
     # power and meters.
     random = np.random.RandomState(42)

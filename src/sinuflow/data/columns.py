@@ -23,11 +23,7 @@ Role = Literal["feature", "context"]
 #: The most characters of a column's name in a file.
 LONGEST_NAME = 100_000
 #: The column maps of file format 1, and the fields of a stored column that are their arguments, with defaults.
-_FORMAT_1: dict[str, dict[str, float]] = {
-    "linear": {},
-    "log": {"offset": 0.0},
-    "logit": {"lower": 0.0, "upper": 1.0},
-}
+_FORMAT_1: dict[str, dict[str, float]] = {"linear": {}, "log": {"offset": 0.0}, "logit": {"lower": 0.0, "upper": 1.0}}
 #: What users may ask for a column by name.
 MAP_NAMES = ("linear", *sorted(COLUMN_MAPS), "category")
 
@@ -155,18 +151,11 @@ _STORED = fields(
         "type": text(200),
         "role": one_of(*get_args(Role)),
         "map": text(),
-        "step": number(low=0),
-        "origin": number(),
         "rounded": flag,
         "digits": integer(0, 400),
-        "low": number(),
-        "high": number(),
-        "lower": number(),
-        "upper": number(),
-        "offset": number(),
-        "centre": number(),
         "scale": number(above=0),
-        "tail": number(low=0),
+        **dict.fromkeys(("step", "tail"), number(low=0)),
+        **dict.fromkeys(("origin", "low", "high", "lower", "upper", "offset", "centre"), number()),
         "categories": items(_scalar),
     },
     {"arguments": fields({}, others=number())},

@@ -24,14 +24,6 @@ def fingerprint(source: RowSource, say: Callable[[str], None] = lambda _: None) 
 
     Rows are hashed before encoding if the source has a method ``raw``: an encoding may round differently on another
     machine or with another number of threads. ``say`` receives a message if hashing takes long.
-
-    Example:
-        >>> from sinuflow.data.sources import MemoryRows
-        >>> x = torch.zeros(1000, 2)
-        >>> before = fingerprint(MemoryRows(x))
-        >>> x[999, 1] = 1.0
-        >>> fingerprint(MemoryRows(x)) == before
-        False
     """
     identity = getattr(source, "identity", None)
     if isinstance(identity, str) and identity:

@@ -18,18 +18,14 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 #: What users may ask for a column: a name, or a class or instance of their own.
 Wish = str | type[ColumnMap] | ColumnMap
 
-#: The share of repeated values from which a column without a grid is dequantized.
-_REPEATED = 0.02
-#: The share of repeated values from which a column of decimals is dequantized.
-_REPEATED_DECIMALS = 0.05
+#: The share of repeated values from which a column without a grid, or one of decimals, is dequantized.
+_REPEATED, _REPEATED_DECIMALS = 0.02, 0.05
 #: The most digits after the point.
 _DIGITS = 8
 #: A value this many typical deviations from the median makes all others indistinguishable.
 _ABSURD = 1e7
-#: Where tails begin to be compressed, in standard deviations: usually, and for heavy tails.
+#: Where tails begin to be compressed, in standard deviations, and where those do that reach beyond ``_TAIL``.
 _TAIL, _HEAVY_TAIL = 8.0, 3.0
-#: The largest standardized value of a column whose tails are not heavy.
-_FAR = 8.0
 
 
 def inspect_numbers(
@@ -137,7 +133,7 @@ def _with_map(column: Column, values: Array, wish: Wish | None) -> Column:
 def _standardized(column: Column, values: Array) -> Column:
     y = _mapped(column, values)
     centre, scale = float(y.mean()), float(y.std())
-    if float(np.abs(y - centre).max()) > _FAR * scale:
+    if float(np.abs(y - centre).max()) > _TAIL * scale:
         quarter, median, three = (float(q) for q in np.quantile(y, [0.25, 0.5, 0.75]))
         if three > quarter:
             return replace(column, centre=median, scale=(three - quarter) / 1.349, tail=_HEAVY_TAIL)

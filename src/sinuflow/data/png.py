@@ -91,10 +91,6 @@ def grid_of(images: Tensor, columns: int | None = None) -> Tensor:
     """Images of bytes (N, C, H, W), row by row, as one image (C, H', W').
 
     Without ``columns``, the grid is about square.
-
-    Example:
-        >>> grid_of(torch.zeros(6, 1, 32, 32, dtype=torch.uint8), columns=3).shape
-        torch.Size([1, 66, 100])
     """
     count = len(images)
     columns = math.ceil(math.sqrt(count)) if columns is None else min(columns, count)

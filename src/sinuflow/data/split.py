@@ -50,13 +50,7 @@ class Split:
 
 
 def split_rows(usable: Ids, rows: int, seed: int, test: bool = True) -> Split:
-    """Divide the usable rows of a table at random, reproducibly by seed; without ``test``, there are no test rows.
-
-    Example:
-        >>> split = split_rows(np.arange(2000), rows=2000, seed=0)
-        >>> len(split.train), len(split.validation), len(split.test)
-        (1600, 200, 200)
-    """
+    """Divide the usable rows of a table at random, reproducibly by seed; without ``test``, there are no test rows."""
     order = np.random.default_rng(seed).permutation(len(usable))
     held = _held_out(len(usable))
     validation, testing = order[:held], order[held : 2 * held if test else held]

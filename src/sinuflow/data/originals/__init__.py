@@ -43,16 +43,6 @@ def prepare(
     """Prepare a dataset from its published files: write ``to/name/{train,val,test}.npy``, and the labels of images.
 
     ``original`` is the published file, or its folder; ``force`` replaces existing files.
-
-    Example:
-        >>> import tempfile
-        >>> random = np.random.default_rng(0)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     file = Path(folder) / "ethylene_CO.txt"
-        ...     times, sensors = np.zeros((800, 3)), random.normal(size=(800, 8))
-        ...     np.savetxt(file, np.hstack([times, sensors, sensors]), header="time, gases, sensors")
-        ...     prepare("gas", file, folder).train.shape
-        (162, 8)
     """
     if name not in _RECIPES:
         reason = "has no recipe, because it is not published" if name in BENCHMARKS else "is not a known dataset"

@@ -70,15 +70,7 @@ def _split_validation(size: int, train: Bytes, labels: Bytes, test: Bytes, test_
 
 
 def read_idx(path: Path, dimensions: int) -> Bytes:
-    """The array of an IDX file: 0, 0, 8 (for bytes), the number of dimensions, their sizes, the bytes.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "idx"
-        >>> _ = path.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3, 5, 6, 7]))
-        >>> read_idx(path, 1)
-        array([5, 6, 7], dtype=uint8)
-    """
+    """The array of an IDX file: 0, 0, 8 (for bytes), the number of dimensions, their sizes, the bytes."""
     try:
         raw = path.read_bytes()
         raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
@@ -149,11 +141,6 @@ def split_bsds300(
     """Cut patches at random places; a tenth of the training photographs is the validation split.
 
     The published patches were cut at other places of the same photographs.
-
-    Example:
-        >>> photographs = [np.full((9, 12), value, dtype=np.uint8) for value in range(10)]
-        >>> [part.shape for part in split_bsds300(photographs, photographs, (20, 5, 10))]
-        [(20, 63), (5, 63), (10, 63)]
     """
     if len(train) < 2 or not test:
         raise DataError(f"{len(train)} and {len(test)} photographs are too few: unpack BSDS300 again")

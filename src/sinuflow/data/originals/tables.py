@@ -35,7 +35,12 @@ def prepare_power(original: Path) -> Splits:
     published paper adds noise to the minute too; its code does not. Without noise the density is unbounded, so noise is
     added here, from a separate generator: the other columns are those of the published code.
     """
-    table = read_power(find_file(original, "household_power_consumption.txt"))
+    path = find_file(original, "household_power_consumption.txt")
+    with path.open(encoding="utf-8", errors="replace") as file:
+        next(file, None)  # the header
+        complete = (line for line in file if "?" not in line)
+        converters = {1: _minute_of_day}
+        table = read_table(complete, str(path), delimiter=";", usecols=_POWER_COLUMNS, converters=converters)
     n, random = len(table), np.random.RandomState(42)
     order = random.permutation(n)
     volts, watts, meters = 0.01 * random.rand(n, 1), 0.001 * random.rand(n, 1), random.rand(n, 3)
@@ -43,15 +48,6 @@ def prepare_power(original: Path) -> Splits:
     noisy = table[order] + np.hstack([watts, volts, meters, minutes])
     train, val, test = split_tenths(noisy)
     return standardize((train, val, test), by=noisy[: -len(test)])
-
-
-def read_power(path: Path) -> Array:
-    """Complete rows: active power, voltage, three meters, minute of the day."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        next(file, None)  # the header
-        complete = (line for line in file if "?" not in line)
-        minutes = {1: _minute_of_day}
-        return read_table(complete, str(path), delimiter=";", usecols=_POWER_COLUMNS, converters=minutes)
 
 
 def _minute_of_day(time: str) -> float:
@@ -73,13 +69,7 @@ def prepare_gas(original: Path) -> Splits:
 
 
 def drop_correlated(table: Array, limit: float = 0.98) -> Array:
-    """Drop the first column whose correlation with another exceeds the limit, until there is none.
-
-    Example:
-        >>> a, b = np.random.default_rng(0).normal(size=(2, 100))
-        >>> drop_correlated(np.stack([a, b, 2 * a, -a], 1)).shape  # the correlation of -a is -1
-        (100, 3)
-    """
+    """Drop the first column whose correlation with another exceeds the limit, until there is none."""
     if len(table) < 2:
         return table
     with np.errstate(invalid="ignore", divide="ignore"):  # a constant column has no correlation
@@ -160,12 +150,7 @@ def read_table(text: Path | Iterable[str], name: str, **options: Any) -> Array:
 
 
 def split_tenths(table: Array) -> tuple[Array, Array, Array]:
-    """Train, val and test: the last tenth is the test split, the last tenth of the rest the validation split.
-
-    Example:
-        >>> [len(part) for part in split_tenths(np.zeros((200, 1)))]
-        [162, 18, 20]
-    """
+    """Train, val and test: the last tenth is the test split, the last tenth of the rest the validation split."""
     rest, test = last_tenth(table)
     return *last_tenth(rest), test
 
@@ -192,11 +177,6 @@ def repeats_smallest(table: Array, limit: int = 5) -> Mask:
 
     The published preparation removes columns with "too many reoccurring values", but it counts the smallest value only:
     counts and censored values are removed, values that recur in the middle stay.
-
-    Example:
-        >>> table = np.stack([np.arange(8.0), np.arange(8.0) // 6, np.minimum(np.arange(8.0), 1)], 1)
-        >>> repeats_smallest(table).tolist()
-        [False, True, False]
     """
     repeats: Mask = (table == table.min(0)).sum(0) > limit
     return repeats
