@@ -150,7 +150,7 @@ def test_without_pillow_the_error_names_the_extra(monkeypatch, tmp_path):
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(SinuflowError, match=r"PNG pictures need Pillow: pip install 'sinuflow\[images\]'"):
+    with pytest.raises(SinuflowError, match=r"pictures need Pillow: pip install 'sinuflow\[images\]'"):
         open_pictures(folder)
 
 

@@ -370,7 +370,7 @@ def test_without_pillow_one_line_says_what_to_install(tmp_path, monkeypatch):
     for split in ("train", "test"):
         (tmp_path / split).mkdir()
     monkeypatch.setitem(sys.modules, "PIL", None)
-    assert "pip install pillow" in refused("bsds300", tmp_path, tmp_path / "sets", Exception)
+    assert "pip install 'sinuflow[images]'" in refused("bsds300", tmp_path, tmp_path / "sets", Exception)
 
 
 def test_unknown_datasets_and_those_without_a_recipe_are_refused(tmp_path):

@@ -27,11 +27,10 @@ _GAP, _WHITE = 2, 255
 
 def read_pngs(files: list[Path]) -> Tensor:
     """Pictures of one size and kind as bytes (N, C, H, W)."""
-    pillow = _pillow()
-    first = _read(pillow, files[0])
+    first = _read(files[0])
     images = np.empty((len(files), *first.shape), dtype=np.uint8)
     for i, file in enumerate(files):
-        picture = _read(pillow, file)
+        picture = _read(file)
         if picture.shape != first.shape:
             raise DataError(
                 f"all pictures must have the same size and kind: {files[0]} is {_kind(first)}, and {file} is "
@@ -47,17 +46,18 @@ def write_png(path: Path, picture: Tensor) -> None:
     if channels not in (1, 3):
         raise DataError(f"a PNG picture has 1 or 3 channels, and these images have {channels}: write .npy instead")
     array = picture[0].numpy() if channels == 1 else picture.permute(1, 2, 0).contiguous().numpy()
-    image = _pillow().fromarray(array)
+    image = pillow_image().fromarray(array)
     with replacing(path) as temporary:
         image.save(temporary, format="PNG")
 
 
-def _read(pillow: Any, file: Path) -> Any:
+def _read(file: Path) -> Any:
+    image = pillow_image()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", pillow.DecompressionBombWarning)
+            warnings.simplefilter("error", image.DecompressionBombWarning)
             # The decoders of some other formats start programs.
-            opened = pillow.open(file, formats=("PNG",))
+            opened = image.open(file, formats=("PNG",))
         with opened as picture:
             if picture.width * picture.height > _MOST_PIXELS:
                 raise DataError(f"{file} has {picture.width:,} x {picture.height:,} pixels, more than {_MOST_PIXELS:,}")
@@ -67,7 +67,7 @@ def _read(pillow: Any, file: Path) -> Any:
                     "a channel: convert it first"
                 )
             array = np.asarray(picture)
-    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
+    except (OSError, SyntaxError, ValueError, image.DecompressionBombError, image.DecompressionBombWarning) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"cannot read the picture {file}: {str(error).splitlines()[0]}") from error
@@ -79,11 +79,12 @@ def _kind(picture: Any) -> str:
     return f"{width}x{height} {'greyscale' if channels == 1 else 'colour'}"
 
 
-def _pillow() -> Any:
+def pillow_image() -> Any:
+    """The module ``PIL.Image``, imported on first use."""
     try:
         from PIL import Image
     except ImportError:
-        raise SinuflowError("PNG pictures need Pillow: pip install 'sinuflow[images]'") from None
+        raise SinuflowError("pictures need Pillow: pip install 'sinuflow[images]'") from None
     return Image
 
 

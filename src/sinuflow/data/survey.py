@@ -134,7 +134,7 @@ def survey(
     _check_arguments(table, context, drop, missing, maps)
     left_out = set(drop)
     names = [c for c in table.columns if c not in left_out]
-    scans = [ColumnScan(name, table.type_of(name), table.name, maps.get(name)) for name in names]
+    scans = [ColumnScan(name, str(table.dataset.schema.field(name).type), table.name, maps.get(name)) for name in names]
     sample = _Sample(len(names), seed)
     total = 0
     for batch in table.batches(names):

@@ -41,10 +41,6 @@ class Table:
         self._files, self._text = files, text
         check_names(name, self.columns)
 
-    def type_of(self, column: str) -> str:
-        """The Arrow type of a column, as text."""
-        return str(self.dataset.schema.field(column).type)
-
     def batches(self, columns: list[str]) -> Iterator[Any]:
         """Record batches in the order of the rows, with unchanged cells."""
         with translated(self.name):

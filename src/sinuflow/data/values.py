@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 #: Up to this magnitude every integer is a float64.
 _LARGEST = 2**53
 #: Strings that are integers, and not real numbers such as 1e20.
-_INTEGER = r"^\s*[+-]?[0-9]+\s*$"
+_INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
 
 
 def kind_of(type_name: str) -> str | None:
@@ -73,14 +74,10 @@ def refuse_unusable(array: Any, numbers: Array, column: str, first_row: int, tab
 def _integers(array: Any) -> list[int | None]:
     """The integers of an array, None where a value is not an integer."""
     import pyarrow
-    from pyarrow import compute
 
     kind = array.type
-    if kind_of(str(kind)) == "text":
-        array = array.cast(pyarrow.string())
-        whole = compute.match_substring_regex(array, _INTEGER).to_pylist()
-        # Longer strings are infinite as float64.
-        return [int(t) if w and len(t) < 400 else None for t, w in zip(array.to_pylist(), whole, strict=True)]
+    if kind_of(str(kind)) == "text":  # longer strings are infinite as float64
+        return [int(text) if len(text) < 400 and _INTEGER.fullmatch(text) else None for text in array.to_pylist()]
     if pyarrow.types.is_integer(kind) or (pyarrow.types.is_decimal(kind) and kind.scale <= 0):
         return [int(value) for value in array.to_pylist()]
     return [None] * len(array)

@@ -15,8 +15,7 @@ import numpy as np
 
 from ...errors import ArgumentError, DataError, StorageError
 from ...files import replacing
-from ..benchmarks import BENCHMARKS
-from ..datasets import Array, Dataset, Splits
+from ..datasets import BENCHMARKS, Array, Dataset, Splits
 from ..image_sets import IMAGE_SETS
 from .images import LabelledSplits, prepare_bsds300, prepare_cifar10, prepare_mnist
 from .tables import prepare_gas, prepare_hepmass, prepare_miniboone, prepare_power

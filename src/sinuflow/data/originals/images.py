@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...errors import DataError, SinuflowError
-from ..benchmarks import BENCHMARKS
-from ..datasets import Splits
+from ...errors import DataError
+from ..datasets import BENCHMARKS, Splits
 from ..image_sets import IMAGE_SETS, Bytes
+from ..png import pillow_image
 from .tables import find_file
 
 _CIFAR10_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
@@ -117,15 +117,12 @@ def prepare_bsds300(original: Path) -> Splits:
 
 def read_photographs(folder: Path) -> list[Bytes]:
     """The grey values of all photographs in a folder, in numerical order of their names."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise SinuflowError("reading photographs needs Pillow: pip install pillow") from None
+    image = pillow_image()
     paths = [path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg", ".png")]
     photographs = []
     for path in sorted(paths, key=lambda path: (len(path.stem), path.stem)):
         try:
-            with Image.open(path, formats=("JPEG", "PNG")) as picture:
+            with image.open(path, formats=("JPEG", "PNG")) as picture:
                 photograph = np.asarray(picture.convert("L"), dtype=np.uint8)
         except OSError as error:
             raise DataError(f"{path} is not a picture, or is damaged: unpack BSDS300 again") from error

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sinuflow.data import BENCHMARKS, Splits, load_benchmark
-from sinuflow.data.benchmarks import benchmark
+from sinuflow.data.datasets import benchmark
 from sinuflow.errors import ArgumentError, DataError
 
 
