@@ -11,7 +11,7 @@ import numpy as np
 import typer
 from torch import Tensor
 
-from ..data.names import quoted_list
+from ..data.columns import quoted_list
 from ..data.png import grid_of, write_png
 from ..errors import DataError
 from ..files import replacing

@@ -9,6 +9,7 @@ identity, a logarithm, a logit or a user's), a centre c and scale s, and a width
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
@@ -111,6 +112,17 @@ class Column:
             raise InvalidValueError(f"the grid of {place}", "one that float64 can count", self.step)
         if not self.low <= self.high:
             raise InvalidValueError(f"the bounds of {place}", "in increasing order", self.low)
+
+
+def drop_option(column: str) -> str:
+    """The option that drops a column, quoted for a shell, without control characters."""
+    return f"--drop {shlex.quote(column) if column.isprintable() else repr(column)}"
+
+
+def quoted_list(names: Sequence[object], most: int = 20) -> str:
+    """The first names or values, quoted and separated by commas, and the number of further ones."""
+    shown = ", ".join(map(repr, names[:most]))
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def columns_bijection(columns: Sequence[Column]) -> Chain:

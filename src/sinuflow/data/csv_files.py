@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from .arrow import arrow_modules, check_names, translated
+from .formats import arrow_modules, check_names, translated
 from .values import parse_number
 
 #: Cells that are missing values.

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 
 from ..errors import ArgumentError, DataError
-from .arrays import open_array
+from .formats import open_array
 
 #: The authors' own prepared files of the five datasets.
 PREPROCESSED = "https://zenodo.org/records/1161203"

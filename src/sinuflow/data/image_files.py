@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
-from .arrays import open_array
+from .formats import open_array
 from .png import read_pngs
 
 #: An array of shape (N, H, W, C) with at most this many channels is recognized if H is larger.

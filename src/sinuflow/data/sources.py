@@ -163,31 +163,22 @@ class Batches:
 
     def __init__(self, source: RowSource, size: int, seed: int) -> None:
         self.source, self.size, self.seed = source, size, seed
-        self._position = (0, 0)
-        self._epoch: Iterator[Batch] | None = None
-
-    @property
-    def position(self) -> tuple[int, int]:
-        """The epoch, and the number of its batches that were used."""
-        return self._position
-
-    @position.setter
-    def position(self, position: tuple[int, int]) -> None:
-        self._position, self._epoch = position, None
+        #: The epoch, and the number of its batches that were used.
+        self.position = (0, 0)
+        self._epoch: Iterator[Batch] = iter(())
+        self._epoch_position = (-1, 0)
 
     def next(self) -> Batch:
-        """The next batch."""
-        while True:
-            epoch, taken = self._position
-            if self._epoch is None:
-                self._epoch = self.source.epoch(epoch, self.size, self.seed, skip=taken)
+        """The batch at the position, or the first one of the next epoch."""
+        number, used = self.position
+        for position in ((number, used), (number + 1, 0)):
+            if position != self._epoch_position:
+                self._epoch = self.source.epoch(position[0], self.size, self.seed, skip=position[1])
             batch = next(self._epoch, None)
             if batch is not None:
-                self._position = (epoch, taken + 1)
+                self.position = self._epoch_position = (position[0], position[1] + 1)
                 return batch
-            if taken == 0:
-                raise TrainingError("the training data have no rows")
-            self.position = (epoch + 1, 0)
+        raise TrainingError("the training data have no rows")
 
 
 def make_batch(raw: Batch, encode: Encoder | None, generator: torch.Generator, device: torch.device) -> Batch:

@@ -10,9 +10,8 @@ import numpy as np
 
 from ..errors import DataError
 from . import values as cells
-from .columns import MAP_NAMES, Column
+from .columns import MAP_NAMES, Column, drop_option, quoted_list
 from .inspect import Wish, inspect_codes, inspect_numbers
-from .names import drop_option, quoted_list
 from .tables import Table
 from .values import Array
 

@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
-from .arrays import open_array
-from .arrow import INDEX_COLUMN, array_to_arrow, arrow_modules, check_names, frame_to_arrow, parquet_dataset, translated
-from .columns import Column
+from . import formats
+from .columns import Column, quoted_list
 from .csv_files import csv_dataset, with_missing
-from .names import quoted_list
 from .preprocessing import Preprocessor
 from .values import Array, numbers_of
 
@@ -37,13 +35,13 @@ class Table:
         #: All columns, in the order of the file.
         self.stored_columns = list(dataset.schema.names)
         #: The columns without the index that pandas writes to Parquet.
-        self.columns = [c for c in self.stored_columns if not INDEX_COLUMN.fullmatch(c)]
+        self.columns = [c for c in self.stored_columns if not formats.INDEX_COLUMN.fullmatch(c)]
         self._files, self._text = files, text
-        check_names(name, self.columns)
+        formats.check_names(name, self.columns)
 
     def batches(self, columns: list[str]) -> Iterator[Any]:
         """Record batches in the order of the rows, with unchanged cells."""
-        with translated(self.name):
+        with formats.translated(self.name):
             if self._files is None:
                 # Reading ahead only takes memory when processing is slower than reading.
                 yield from self.dataset.to_batches(
@@ -62,19 +60,19 @@ class Table:
         array = batch.column(column)
         if self._text:
             return with_missing(array)
-        with translated(self.name):
+        with formats.translated(self.name):
             array.validate(full=True)  # strings in Parquet files may be invalid UTF-8
         return array
 
     def count(self) -> int:
         """The number of rows."""
-        with translated(self.name):
+        with formats.translated(self.name):
             return int(self.dataset.count_rows())
 
 
 def open_table(data: Any) -> Table:
     """Open a table from a path, a data frame, an Arrow table or dataset, or an array."""
-    arrow, datasets = arrow_modules()
+    arrow, datasets = formats.arrow_modules()
     if isinstance(data, (str, os.PathLike)):
         return _open_path(Path(data))
     if isinstance(data, Table):
@@ -84,8 +82,8 @@ def open_table(data: Any) -> Table:
     if isinstance(data, (arrow.Table, arrow.RecordBatch)):
         return Table("the table", datasets.dataset(data))
     if isinstance(data, np.ndarray):
-        return Table("the array", datasets.dataset(array_to_arrow("the array", data)))
-    return Table("the frame", datasets.dataset(frame_to_arrow(data)))
+        return Table("the array", datasets.dataset(formats.array_to_arrow("the array", data)))
+    return Table("the frame", datasets.dataset(formats.frame_to_arrow(data)))
 
 
 def _open_path(path: Path) -> Table:
@@ -97,13 +95,13 @@ def _open_path(path: Path) -> Table:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     suffix = path.suffix.lower()
     if path.is_dir() or suffix in (".parquet", ".pq"):
-        dataset, files = parquet_dataset(path)
+        dataset, files = formats.parquet_dataset(path)
         return Table(str(path), dataset, files)
     if size == 0:
         raise DataError(f"{path} is empty")
     if suffix == ".npy":
-        array = open_array(path, "write it with numpy.save")
-        return Table(str(path), arrow_modules()[1].dataset(array_to_arrow(str(path), array)))
+        array = formats.open_array(path, "write it with numpy.save")
+        return Table(str(path), formats.arrow_modules()[1].dataset(formats.array_to_arrow(str(path), array)))
     if suffix in (".csv", ".tsv", ".txt"):
         return Table(str(path), csv_dataset(path), text=True)
     raise DataError(f"cannot read {path}: Sinuflow reads .csv, .tsv, .parquet and .npy files, and folders")

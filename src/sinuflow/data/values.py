@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from .columns import Column
-from .names import drop_option, quoted_list
+from .columns import Column, drop_option, quoted_list
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -1,7 +1,8 @@
-"""Arrays, frames and Parquet files as Arrow data, with errors in one line."""
+"""Opening NumPy arrays, frames and Parquet files, with errors in one line."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from ..errors import DataError, SinuflowError
-from .names import quoted_list
+from .columns import quoted_list
 
 #: Columns that pandas adds to Parquet files for its index.
 INDEX_COLUMN = re.compile(r"__index_level_\d+__")
@@ -60,6 +61,18 @@ def check_names(table: str, columns: list[str]) -> None:
     duplicates = sorted(name for name, count in Counter(columns).items() if count > 1)
     if duplicates:
         raise DataError(f"{table} has more than one column called {quoted_list(duplicates)}: rename them")
+
+
+def open_array(path: Path, remedy: str) -> np.ndarray[Any, Any]:
+    """Memory-map a ``.npy`` file; ``remedy`` is for the message if it is missing or damaged."""
+    if not os.path.isfile(path):  # Path.is_file raises for names that are too long
+        raise DataError(f"there is no {path}: {remedy}")
+    try:
+        # Memory-mapping loads no pickles and trusts no size beyond the file.
+        return np.lib.format.open_memmap(path, mode="r")
+    except Exception as error:  # NumPy parses the header with Python's parser, which raises many types
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(f"{path} is not an array of numbers ({reason}): {remedy}") from error
 
 
 def array_to_arrow(name: str, array: np.ndarray) -> Any:
