@@ -12,8 +12,7 @@ import torch
 from PIL import Image
 
 from sinuflow import DataError, SinuflowError
-from sinuflow.data.image_files import holds_pictures, open_pictures
-from sinuflow.data.png import grid_of, read_pngs, write_png
+from sinuflow.data.image_files import grid_of, holds_pictures, open_pictures, read_pngs, write_png
 from tests.models.small_images import gradients
 
 

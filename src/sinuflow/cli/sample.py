@@ -12,7 +12,7 @@ import typer
 from torch import Tensor
 
 from ..data.columns import quoted_list
-from ..data.png import grid_of, write_png
+from ..data.image_files import grid_of, write_png
 from ..errors import DataError
 from ..files import replacing
 from ..flows.inversion import Certify

@@ -12,8 +12,8 @@ import torch
 from ..bijections.columns import COLUMN_MAPS, ColumnMap, make_column_map
 from ..errors import ArgumentError, DataError
 from .columns import Column, Role, drop_option
+from .values import Array
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
 #: What users may ask for a column: a name, or a class or instance of their own.
 Wish = str | type[ColumnMap] | ColumnMap
 

@@ -12,10 +12,9 @@ from ..errors import DataError
 from . import values as cells
 from .columns import MAP_NAMES, Column, Role, drop_option, quoted_list
 from .inspect import Wish, inspect_codes, inspect_numbers
+from .split import Ids
 from .tables import Table
 from .values import Array
-
-Ids = np.ndarray[Any, np.dtype[np.int64]]
 
 #: Tables up to this many values are held in memory; of larger ones, a sample of so many rows.
 IN_MEMORY, SAMPLE = 50_000_000, 200_000

@@ -21,6 +21,11 @@ Function = Callable[[Tensor], Tensor]
 _NODES = 2048
 #: Rows compared with all nodes at a time.
 _CHUNK = 256
+#: The paper's one-dimensional example: the number of Gaussians, and the mean of the last one.
+COUNT, REACH = 7, 40.0
+#: The means of those Gaussians, and angles of eighths of a circle.
+_ROW = torch.linspace(-REACH, REACH, COUNT, dtype=torch.float64)
+_EIGHTHS = torch.arange(8, dtype=torch.float64) * math.pi / 4
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,8 @@ def _normal(rows: int, features: int, generator: torch.Generator | None) -> Tens
     return torch.randn(rows, features, generator=generator, dtype=torch.float64)
 
 
-def _choose(count: int, rows: int, generator: torch.Generator | None) -> Tensor:
-    return torch.randint(count, (rows,), generator=generator)
+def _on_circle(angle: Tensor) -> Tensor:
+    return torch.stack([angle.cos(), angle.sin()], -1)
 
 
 def _gaussians(name: str, centres: Tensor, width: float, limit: float) -> Toy:
@@ -67,7 +72,8 @@ def _gaussians(name: str, centres: Tensor, width: float, limit: float) -> Toy:
     features = centres.shape[-1]
 
     def draw(rows: int, generator: torch.Generator | None) -> Tensor:
-        return centres[_choose(len(centres), rows, generator)] + width * _normal(rows, features, generator)
+        which = torch.randint(len(centres), (rows,), generator=generator)
+        return centres[which] + width * _normal(rows, features, generator)
 
     def log_prob(x: Tensor) -> Tensor:
         square = (x.double().unsqueeze(-2) - centres).square().sum(-1) / width**2
@@ -77,30 +83,14 @@ def _gaussians(name: str, centres: Tensor, width: float, limit: float) -> Toy:
     return Toy(name, features, limit, draw, log_prob)
 
 
-#: The paper's one-dimensional example: the number of Gaussians, and the mean of the last one.
-COUNT, REACH = 7, 40.0
-
-
-def gaussian_row() -> Toy:
-    """Unit Gaussians with evenly spaced means: the paper's one-dimensional example."""
-    centres = torch.linspace(-REACH, REACH, COUNT, dtype=torch.float64).unsqueeze(-1)
-    return _gaussians("gaussians", centres, 1.0, REACH + 5)
-
-
-def _eight_gaussians() -> Toy:
-    angles = torch.arange(8, dtype=torch.float64) * math.pi / 4
-    centres = 4 * torch.stack([angles.cos(), angles.sin()], -1) / 1.414
-    return _gaussians("8gaussians", centres, 0.5 / 1.414, 4.5)
-
-
 def _circles(name: str, radii: list[float], width: float) -> Toy:
     """A uniform mixture of circles with Gaussian noise; for each, p(x) = exp(-(r-R)²/2σ²) I₀ᵉ(rR/σ²) / 2πσ²."""
     sizes = torch.tensor(radii, dtype=torch.float64)
 
     def draw(rows: int, generator: torch.Generator | None) -> Tensor:
         angle = 2 * math.pi * _uniform(rows, generator)
-        radius = sizes[_choose(len(sizes), rows, generator)].unsqueeze(-1)
-        return radius * torch.stack([angle.cos(), angle.sin()], -1) + width * _normal(rows, 2, generator)
+        radius = sizes[torch.randint(len(sizes), (rows,), generator=generator)].unsqueeze(-1)
+        return radius * _on_circle(angle) + width * _normal(rows, 2, generator)
 
     def log_prob(x: Tensor) -> Tensor:
         r = x.double().norm(dim=-1, keepdim=True)
@@ -119,7 +109,7 @@ def _curves(name: str, points_at: Function, width: float, square: float = 0.0) -
 
     def draw(rows: int, generator: torch.Generator | None) -> Tensor:
         points = points_at(_uniform(rows, generator))
-        which = _choose(len(points), rows, generator)
+        which = torch.randint(len(points), (rows,), generator=generator)
         noise = width * _normal(rows, 2, generator)
         if square:
             # The second curve is the first, with its noise, rotated by half a turn.
@@ -153,14 +143,13 @@ def _curves(name: str, points_at: Function, width: float, square: float = 0.0) -
 
 def _moons(u: Tensor) -> Tensor:
     t = math.pi * u
-    outer = torch.stack([t.cos(), t.sin()], -1)
     inner = torch.stack([1 - t.cos(), 0.5 - t.sin()], -1)
-    return 2 * torch.stack([outer, inner]) + torch.tensor([-1.0, -0.2], dtype=torch.float64)
+    return 2 * torch.stack([_on_circle(t), inner]) + torch.tensor([-1.0, -0.2], dtype=torch.float64)
 
 
 def _swissroll(u: Tensor) -> Tensor:
     t = 1.5 * math.pi * (1 + 2 * u)
-    return ((t / 5).unsqueeze(-1) * torch.stack([t.cos(), t.sin()], -1)).unsqueeze(0)
+    return ((t / 5).unsqueeze(-1) * _on_circle(t)).unsqueeze(0)
 
 
 def _two_spirals(u: Tensor) -> Tensor:
@@ -171,7 +160,7 @@ def _two_spirals(u: Tensor) -> Tensor:
 
 def _draw_checkerboard(rows: int, generator: torch.Generator | None) -> Tensor:
     across = 4 * _uniform(rows, generator) - 2
-    up = _uniform(rows, generator) - 2 * _choose(2, rows, generator) + across.floor() % 2
+    up = _uniform(rows, generator) - 2 * torch.randint(2, (rows,), generator=generator) + across.floor() % 2
     return 2 * torch.stack([across, up], -1)
 
 
@@ -182,7 +171,7 @@ def _log_prob_checkerboard(x: Tensor) -> Tensor:
 
 
 def _draw_pinwheel(rows: int, generator: torch.Generator | None) -> Tensor:
-    blade = _choose(5, rows, generator) * (2 * math.pi / 5)
+    blade = torch.randint(5, (rows,), generator=generator) * (2 * math.pi / 5)
     along = 1 + 0.3 * _normal(rows, 1, generator).squeeze(-1)
     across = 0.1 * _normal(rows, 1, generator).squeeze(-1)
     angle = blade + 0.25 * along.exp()
@@ -194,7 +183,7 @@ def _draw_pinwheel(rows: int, generator: torch.Generator | None) -> Tensor:
 TOYS: dict[str, Toy] = {
     toy.name: toy
     for toy in (
-        _eight_gaussians(),
+        _gaussians("8gaussians", 4 * _on_circle(_EIGHTHS) / 1.414, 0.5 / 1.414, 4.5),
         _curves("2spirals", _two_spirals, 0.1, 0.5 / 3),
         Toy("checkerboard", 2, 4.0, _draw_checkerboard, _log_prob_checkerboard),
         _circles("circles", [3.0, 1.5], 0.24),
@@ -202,6 +191,6 @@ TOYS: dict[str, Toy] = {
         Toy("pinwheel", 2, 4.5, _draw_pinwheel, None),
         _circles("rings", [3.0, 2.25, 1.5, 0.75], 0.08),
         _curves("swissroll", _swissroll, 0.2),
-        gaussian_row(),
+        _gaussians("gaussians", _ROW.unsqueeze(-1), 1.0, REACH + 5),
     )
 }

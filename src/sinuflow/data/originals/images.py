@@ -13,8 +13,8 @@ import numpy as np
 
 from ...errors import DataError
 from ..datasets import BENCHMARKS, Splits
+from ..image_files import pillow_image
 from ..image_sets import IMAGE_SETS, Bytes
-from ..png import pillow_image
 from .tables import find_file
 
 _CIFAR10_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")

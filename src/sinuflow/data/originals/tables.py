@@ -18,14 +18,10 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 #: POWER: active power, voltage, the three meters and the time; without the date, reactive power and intensity.
 _POWER_COLUMNS = (2, 4, 6, 7, 8, 1)
-#: GAS: all columns but the time and the mixture.
-_SENSORS = range(3, 19)
 #: HEPMASS: the published dataset uses the first tenth of each file.
 _TRAIN_ROWS, _TEST_ROWS = 700_000, 350_000
 #: The label and 26 of 27 features: the header of the training file lacks the last name, and the dataset the column.
 _HEPMASS_COLUMNS = range(27)
-#: MINIBOONE: rows without a measurement have a first column far below this.
-_MEASURED = -100.0
 
 
 def prepare_power(original: Path) -> Splits:
@@ -62,7 +58,7 @@ def prepare_gas(original: Path) -> Splits:
     random quarter: which rows is not recorded.
     """
     path = find_file(original, "ethylene_CO.txt")
-    table = read_table(path, str(path), skiprows=1, usecols=_SENSORS)
+    table = read_table(path, str(path), skiprows=1, usecols=range(3, 19))  # without the time and the mixture
     chosen = np.random.RandomState(42).permutation(len(table))[: round(len(table) / 4)]
     table = drop_correlated(table[chosen])
     return standardize(split_tenths(table), by=table, ddof=1)
@@ -115,7 +111,7 @@ def prepare_miniboone(original: Path) -> Splits:
     table = read_table(path, str(path), skiprows=1, max_rows=int(counts[0]))
     if len(table) < int(counts[0]):
         raise DataError(f"{path} ends after {len(table)} of {counts[0]} rows of signal: download it again")
-    table = table[table[:, 0] >= _MEASURED]
+    table = table[table[:, 0] >= -100.0]  # far below, there is no measurement
     if not len(table):
         raise DataError("no row holds a measurement: the file is not the published one, download it again")
     table = table[:, ~repeats_smallest(table)]
