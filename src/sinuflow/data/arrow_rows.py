@@ -74,7 +74,7 @@ class ArrowRows:
         order = torch.randperm(len(self._fragments), generator=generator).tolist()
         size = min(batch_size, self.rows)
         count, rest = 0, torch.empty(0, self._features + self._context, dtype=torch.float64)
-        for block in self._blocks(order):
+        for block in self._blocks(order, self._buffer):
             rows = torch.cat([rest, block])
             rows = rows[torch.randperm(len(rows), generator=generator)]
             whole = len(rows) // size * size
@@ -85,13 +85,8 @@ class ArrowRows:
             rest = rows[whole:]
 
     def head(self, rows: int) -> Batch:
-        parts, count = [], 0
-        for chunk in self.raw():
-            parts.append(chunk[: rows - count])
-            count += len(parts[-1])
-            if count >= rows:
-                break
-        return self._batch(torch.cat(parts), seeded(0))
+        first = next(self._blocks(range(len(self._fragments)), rows))
+        return self._batch(first[:rows], seeded(0))
 
     def in_order(self, batch_size: int) -> Iterator[Batch]:
         start = 0
@@ -108,11 +103,12 @@ class ArrowRows:
         self._device = device
         return self
 
-    def _blocks(self, order: Iterable[int]) -> Iterator[Tensor]:
+    def _blocks(self, order: Iterable[int], size: int) -> Iterator[Tensor]:
+        """The rows of files, in blocks of at least a size but the last."""
         parts: list[Tensor] = []
         for chunk in self._chunks(order):
             parts.append(chunk)
-            if sum(map(len, parts)) >= self._buffer:
+            if sum(map(len, parts)) >= size:
                 yield torch.cat(parts)
                 parts = []
         if parts:

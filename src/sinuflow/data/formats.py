@@ -95,7 +95,10 @@ def frame_to_arrow(data: Any) -> Any:
 
     if narwhals.dependencies.is_pandas_dataframe(data):
         check_names("the frame", [str(name) for name in data.columns])
-        data = _for_arrow(data)
+        # Arrow lacks sparse dtypes and long double.
+        dense = {name: dtype.subtype for name, dtype in data.dtypes.items() if type(dtype).__name__ == "SparseDtype"}
+        double = {name: np.dtype(np.float64) for name, dtype in data.dtypes.items() if dtype == np.longdouble}
+        data = data.astype(dense | double) if dense or double else data
     try:
         frame = narwhals.from_native(data, eager_only=True)
     except TypeError:
@@ -115,17 +118,6 @@ def frame_to_arrow(data: Any) -> Any:
                 "strings, or remove it from the frame"
             ) from error
     return arrow.table(columns, names=names)
-
-
-def _for_arrow(data: Any) -> Any:
-    """A pandas frame with sparse dtypes and long double, which Arrow lacks, converted."""
-    converted = {}
-    for name, dtype in data.dtypes.items():
-        if type(dtype).__name__ == "SparseDtype":
-            converted[name] = dtype.subtype
-        elif dtype == np.longdouble:
-            converted[name] = np.dtype(np.float64)
-    return data.astype(converted) if converted else data
 
 
 def parquet_dataset(path: Path) -> tuple[Any, list[str] | None]:

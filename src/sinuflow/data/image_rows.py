@@ -84,12 +84,8 @@ class ImageRows(ResidentRows):
         return ImageRows(self._images.to(device), self._pixels, labels, self._flips, self._dtype)
 
     def bits_per_dimension(self, nll: float) -> float:
-        """Bits per dimension of the bytes, from the mean negative log-density of the batches of :meth:`in_order`.
-
-        Their noise is always the same, and so is the mean log-determinant of the pixel map: the two measures differ by
-        a factor and a constant.
-        """
-        if self._ladj is None:
+        """Bits per dimension of the bytes, from the mean negative log-density of the batches of :meth:`in_order`."""
+        if self._ladj is None:  # a constant, because the noise of those batches is always the same
             parts = [self._pixels.ladj(batch.x).double().sum() for batch in self.in_order(self.rows)]
             self._ladj = float(torch.stack(parts).sum()) / self.rows
         size = self._images[0].numel()

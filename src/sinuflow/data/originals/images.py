@@ -84,11 +84,9 @@ def read_idx(path: Path, dimensions: int) -> Bytes:
 
 
 def _from_archive(original: Path) -> dict[str, bytes]:
-    if not original.is_file():
-        raise DataError(f"there is no {original}: give the published file cifar-10-binary.tar.gz, or its folder")
     contents = {}
     try:
-        with tarfile.open(original) as archive:
+        with tarfile.open(find_file(original, "cifar-10-binary.tar.gz")) as archive:
             for name in _CIFAR10_FILES:
                 # Members are read in memory: an archive could name any place to unpack them to.
                 file = archive.extractfile(f"{_CIFAR10_FOLDER}/{name}")
