@@ -14,7 +14,7 @@ from .values import parse_number
 
 #: Cells that are missing values.
 _MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "NAN", "NULL", "null", "None", "?"]
-#: Possible separators of the cells.
+#: Possible separators of the cells: the most frequent one in the header, outside quotes, is taken.
 _SEPARATORS = (",", ";", "\t", "|")
 #: Bytes per block, and at least so many per column, so that blocks of wide tables have many rows.
 _BLOCK, _BLOCK_PER_COLUMN = 1 << 20, 2048
@@ -38,7 +38,8 @@ def csv_dataset(path: Path) -> Any:
             start = file.read(65_536).removeprefix(_BYTE_ORDER_MARK)
         if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
             raise DataError(f"{path} is not UTF-8 text: save it as UTF-8")
-        separator = _separator(start)
+        header = re.sub(rb'"[^"]*"', b"", start).lstrip(b"\r\n").partition(b"\n")[0].partition(b"\r")[0]
+        separator = max(_SEPARATORS, key=header.decode("utf-8", errors="replace").count)
         check_quotes(path, separator)
         parse = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
         with csv.open_csv(path, parse_options=parse, read_options=csv.ReadOptions(block_size=_BLOCK)) as reader:
@@ -46,11 +47,9 @@ def csv_dataset(path: Path) -> Any:
         check_names(str(path), names)
         if all(parse_number(name) is not None for name in names):
             raise DataError(f"{path} has no header: its first line must name the columns, and holds {names[0]!r}")
+        types = dict.fromkeys(names, arrow.string())
         convert = csv.ConvertOptions(
-            column_types={name: arrow.string() for name in names},
-            strings_can_be_null=True,
-            null_values=[""],
-            quoted_strings_can_be_null=False,
+            column_types=types, strings_can_be_null=True, null_values=[""], quoted_strings_can_be_null=False
         )
         block = csv.ReadOptions(block_size=max(_BLOCK, _BLOCK_PER_COLUMN * len(names)))
         if len(names) == 1:  # a blank line is a missing value, unless it precedes the header
@@ -67,12 +66,6 @@ def with_missing(array: Any) -> Any:
 
     missing = compute.is_in(array, value_set=arrow.array(_MISSING, array.type))
     return compute.if_else(missing, arrow.scalar(None, array.type), array) if missing.true_count else array
-
-
-def _separator(header: bytes) -> str:
-    """The most frequent separator in the header, outside quotes."""
-    unquoted = re.sub(rb'"[^"]*"', b"", header).lstrip(b"\r\n").partition(b"\n")[0].partition(b"\r")[0]
-    return max(_SEPARATORS, key=unquoted.decode("utf-8", errors="replace").count)
 
 
 def check_quotes(path: Path, separator: str) -> None:

@@ -192,11 +192,6 @@ BENCHMARKS: dict[str, Benchmark] = {
 }
 
 
-def benchmark(name: str) -> Benchmark:
-    """The benchmark dataset of a name."""
-    return find(BENCHMARKS, name, "benchmark dataset")
-
-
 def load_benchmark(name: str, folder: str | os.PathLike[str] | None) -> Splits:
     """Read a prepared dataset: ``train.npy``, ``val.npy`` and ``test.npy`` in ``folder/name``."""
-    return benchmark(name).load(folder)
+    return find(BENCHMARKS, name, "benchmark dataset").load(folder)

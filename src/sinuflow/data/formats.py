@@ -107,7 +107,6 @@ def frame_to_arrow(data: Any) -> Any:
             "an Arrow table or a NumPy array"
         ) from None
     names = [str(name) for name in frame.columns]
-    check_names("the frame", names)
     columns = []
     for i, name in enumerate(names):
         try:

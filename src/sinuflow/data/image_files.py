@@ -21,8 +21,6 @@ from .formats import open_array
 
 #: An array of shape (N, H, W, C) with at most this many channels is recognized if H is larger.
 _CHANNELS = 4
-#: Pillow's modes that can be read.
-_MODES = ("L", "RGB")
 #: Larger pictures are refused before decompression, because a small file could exhaust all memory.
 _MOST_PIXELS = 2**26
 #: In a grid, small images are enlarged by a whole factor to about this height.
@@ -235,7 +233,7 @@ def _read(file: Path) -> Any:
         with opened as picture:
             if picture.width * picture.height > _MOST_PIXELS:
                 raise DataError(f"{file} has {picture.width:,} x {picture.height:,} pixels, more than {_MOST_PIXELS:,}")
-            if picture.mode not in _MODES:
+            if picture.mode not in ("L", "RGB"):
                 raise DataError(
                     f"{file} has mode {picture.mode}; expected are greyscale (L) and colour (RGB) pictures with 8 bits "
                     "a channel: convert it first"

@@ -16,14 +16,10 @@ from torch import Tensor
 
 from ..errors import ArgumentError, TrainingError
 
-#: The share of a GPU's free memory that raw and encoded rows may take.
-_SHARE = 0.5
 #: Values that are encoded at a time on a GPU.
 _VALUES = 2**24
 #: Rows that are hashed at a time, and from how many on hashing takes long enough to be announced.
 _ROWS, _MANY = 65_536, 5_000_000
-#: The size of the first batch, which version 0.1.0 hashed.
-_HEAD = 256
 #: The rows of a table by which a report recognizes it.
 CONTENT_ROWS = 1000
 
@@ -147,8 +143,9 @@ class MemoryRows(ResidentRows):
         return (t for t in self._raw if t is not None)
 
     def to(self, device: torch.device) -> MemoryRows:
-        size = 2 * sum(t.nbytes for t in self.raw())
-        fit = self._encode is None or device.type != "cuda" or size <= _SHARE * torch.cuda.mem_get_info(device)[0]
+        fit = self._encode is None or device.type != "cuda"
+        if not fit:  # raw and encoded rows may take half of the free memory
+            fit = 2 * sum(t.nbytes for t in self.raw()) <= torch.cuda.mem_get_info(device)[0] / 2
         raw = self._raw.map(lambda t: t.to(device)) if fit else self._raw
         return MemoryRows(*raw, self._encode, raw.x.device if fit else device, self.identity)
 
@@ -259,8 +256,8 @@ def fingerprint(source: RowSource, say: Callable[[str], None] = lambda _: None) 
 
 
 def fingerprint_of_head(source: RowSource) -> str:
-    """The hash by which version 0.1.0 identified its data: that of the first batch, encoded."""
-    return _hash(part for part in source.head(_HEAD) if part is not None)[:16]
+    """The hash by which version 0.1.0 identified its data: that of the first 256 rows, encoded."""
+    return _hash(part for part in source.head(256) if part is not None)[:16]
 
 
 def content_hash(numbers: np.ndarray) -> str:

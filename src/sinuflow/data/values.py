@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import LARGEST_INTEGER
 from ..errors import DataError
 from .columns import Column, drop_option, quoted_list
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
-#: Up to this magnitude every integer is a float64.
-_LARGEST = 2**53
 #: Strings that are integers, and not real numbers such as 1e20.
 _INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
 
@@ -57,9 +56,9 @@ def refuse_unusable(array: Any, numbers: Array, column: str, first_row: int, tab
 
     ``numbers`` are the values of the Arrow array as float64; its first row is row ``first_row`` of the table, from 0.
     """
-    rows = np.flatnonzero(np.abs(numbers) >= _LARGEST)
+    rows = np.flatnonzero(np.abs(numbers) >= LARGEST_INTEGER)
     for row, value in zip(rows, _integers(array.take(rows)) if len(rows) else [], strict=True):
-        if value is not None and abs(value) > _LARGEST:
+        if value is not None and abs(value) > LARGEST_INTEGER:
             raise DataError(
                 f"{table}, row {first_row + int(row) + 1}: column {column!r} holds the integer {value}, which float64 "
                 f"would round, as it is beyond 2**53: leave the column out of the model with {drop_option(column)} if "

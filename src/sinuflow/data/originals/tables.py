@@ -14,7 +14,6 @@ from ...errors import DataError
 from ..datasets import Splits
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 #: POWER: active power, voltage, the three meters and the time; without the date, reactive power and intensity.
 _POWER_COLUMNS = (2, 4, 6, 7, 8, 1)
@@ -168,11 +167,11 @@ def standardize(parts: Iterable[Array], by: Array, ddof: int = 0) -> Splits:
     return Splits(*(((part - mean) / std).astype(np.float32) for part in parts))
 
 
-def repeats_smallest(table: Array, limit: int = 5) -> Mask:
+def repeats_smallest(table: Array, limit: int = 5) -> np.ndarray:
     """Columns in which the smallest value occurs more than ``limit`` times.
 
     The published preparation removes columns with "too many reoccurring values", but it counts the smallest value only:
     counts and censored values are removed, values that recur in the middle stay.
     """
-    repeats: Mask = (table == table.min(0)).sum(0) > limit
+    repeats: np.ndarray = (table == table.min(0)).sum(0) > limit
     return repeats
