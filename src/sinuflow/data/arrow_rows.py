@@ -132,8 +132,7 @@ class ArrowRows:
 
 
 def _numeric_columns(piece: Any) -> np.ndarray:
-    columns = [column.to_numpy(zero_copy_only=False) for column in piece.columns]
-    numbers = np.stack(columns, axis=1).astype(np.float64) if columns else np.empty((len(piece), 0))
+    numbers = np.stack([column.to_numpy(zero_copy_only=False) for column in piece.columns], axis=1).astype(np.float64)
     if not np.isfinite(numbers).all():
         raise ArgumentError("the dataset holds missing or infinite values: remove those rows first")
     return numbers

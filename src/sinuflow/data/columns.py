@@ -96,12 +96,10 @@ class Column:
         place = f"column {self.name[:60]!r}"
         if self.kind == "number" and self.categories:
             raise InvalidValueError(f"the categories of {place}", "an empty list", self.categories)
-        if self.kind != "number":
-            least = 2 if self.kind == "category" else 1
-            if len(set(map(repr, self.categories))) != len(self.categories) or len(self.categories) < least:
-                raise InvalidValueError(
-                    f"the categories of {place}", f"{least} or more different values", "repeated or too few"
-                )
+        least = {"number": 0, "constant": 1, "category": 2}[self.kind]
+        if len(set(map(repr, self.categories))) < max(least, len(self.categories)):
+            expected = f"{least} or more different values"
+            raise InvalidValueError(f"the categories of {place}", expected, "repeated or too few")
         if len({type(value) for value in self.categories}) > 1:
             raise InvalidValueError(f"the categories of {place}", "of one type", "mixed types")
         if self.kind == "category" and (self.step, self.origin, self.high) != (1.0, 0.0, len(self.categories) - 1.0):

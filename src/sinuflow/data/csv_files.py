@@ -21,8 +21,6 @@ _BLOCK, _BLOCK_PER_COLUMN = 1 << 20, 2048
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _QUOTE = ord('"')
 
-Array = np.ndarray[Any, Any]
-
 
 def csv_dataset(path: Path) -> Any:
     """A dataset of strings: the text of every cell, without quotes.
@@ -107,7 +105,7 @@ class _Check:
         self._closed = block[-1] == _QUOTE and self._closed
         self._lines = self._line(block, len(block) + 1) - 1
 
-    def _all_alternate(self, data: Array, quotes: Array, block: bytes) -> bool:
+    def _all_alternate(self, data: np.ndarray, quotes: np.ndarray, block: bytes) -> bool:
         """Whether the quotes open and close cells in turn: vectorized, and true of most files."""
         opening, closing = quotes[int(self.inside) :: 2], quotes[int(not self.inside) :: 2]
         # An opening quote right after a closing one is text, and the cell continues.
@@ -121,7 +119,7 @@ class _Check:
                 self.opened = self._line(block, int(opening[-1]))
         return True
 
-    def _follow(self, data: Array, quotes: Array, block: bytes) -> None:
+    def _follow(self, data: np.ndarray, quotes: np.ndarray, block: bytes) -> None:
         """Check quote by quote: some are text of unquoted cells, or malformed."""
         closed, opened = 0 if self._closed else -1, 0
         for at in quotes.tolist():

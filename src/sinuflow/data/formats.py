@@ -139,8 +139,7 @@ def parquet_dataset(path: Path) -> tuple[Any, list[str] | None]:
         folders = [part for file in files for part in Path(file).relative_to(path).parts[:-1] if "=" in part]
         keys = dict.fromkeys(unquote(folder.partition("=")[0]) for folder in folders)  # in the order of the path
         partitions = arrow.schema([(key, arrow.string()) for key in keys if key not in schema.names])
-        for field in partitions:
-            schema = schema.append(field)
+        schema = arrow.schema([*schema, *partitions], schema.metadata)
         root = {"partitioning": datasets.partitioning(partitions, flavor="hive"), "partition_base_dir": str(path)}
         place = root if len(partitions) else {}
         dataset = datasets.dataset(files, schema=schema, format=form, filesystem=system, **place)

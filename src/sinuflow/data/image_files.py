@@ -23,10 +23,8 @@ from .formats import open_array
 _CHANNELS = 4
 #: Larger pictures are refused before decompression, because a small file could exhaust all memory.
 _MOST_PIXELS = 2**26
-#: In a grid, small images are enlarged by a whole factor to about this height.
-_HEIGHT = 32
-#: Pixels between images, and their value.
-_GAP, _WHITE = 2, 255
+#: In a grid: the height to which small images are enlarged, the pixels between images, and their value.
+_HEIGHT, _GAP, _WHITE = 32, 2, 255
 
 
 @dataclass(frozen=True)

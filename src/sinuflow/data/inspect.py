@@ -19,8 +19,6 @@ Wish = str | type[ColumnMap] | ColumnMap
 
 #: The share of repeated values from which a column without a grid, or one of decimals, is dequantized.
 _REPEATED, _REPEATED_DECIMALS = 0.02, 0.05
-#: The most digits after the point.
-_DIGITS = 8
 #: A value this many typical deviations from the median makes all others indistinguishable.
 _ABSURD = 1e7
 #: Where tails begin to be compressed, in standard deviations, and where those do that reach beyond ``_TAIL``.
@@ -35,10 +33,7 @@ def inspect_numbers(
     wish: Wish | None = None,
     bounds: tuple[float, float] | None = None,
 ) -> Column:
-    """The column for these numbers, all of which are finite.
-
-    ``bounds`` are the smallest and the largest value of all rows, if these are only some of them.
-    """
+    """The column for these finite numbers; ``bounds`` are those of all rows, if these are only some of them."""
     low, high = (float(values.min()), float(values.max())) if bounds is None else bounds
     if low == high:
         value = int(low) if "int" in type_name else low
@@ -99,9 +94,9 @@ def _with_grid(column: Column, values: Array) -> Column:
 
 
 def _digits(distinct: Array) -> int | None:
-    """The number of digits after the decimal point, or None if there are too many."""
+    """The number of digits after the decimal point, or None if there are eight or more."""
     largest = float(np.abs(distinct).max())
-    for digits in range(1, _DIGITS):
+    for digits in range(1, 8):
         scaled = distinct * 10.0**digits
         # Values that were once stored in float32 are slightly off.
         slack = max(1e-6, 2e-7 * largest * 10.0**digits)

@@ -39,8 +39,7 @@ class Batch(NamedTuple):
 class RowSource(Protocol):
     """Rows to train on."""
 
-    #: The number of rows.
-    rows: int
+    rows: int  # their number
 
     def epoch(self, number: int, batch_size: int, seed: int, skip: int = 0) -> Iterator[Batch]:
         """The shuffled batches of one epoch, without the first ``skip`` of them."""

@@ -18,10 +18,8 @@ from .values import Array
 
 #: Tables up to this many values are held in memory; of larger ones, a sample of so many rows.
 IN_MEMORY, SAMPLE = 50_000_000, 200_000
-#: The most categories of a column.
-_MOST_CATEGORIES = 100
-#: The share of numbers from which a column of strings counts as numbers with mistakes.
-_MOSTLY_NUMBERS = 0.5
+#: The most categories of a column, and the share of numbers from which strings count as numbers with mistakes.
+_MOST_CATEGORIES, _MOSTLY_NUMBERS = 100, 0.5
 
 
 class ColumnScan:

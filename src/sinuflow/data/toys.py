@@ -17,10 +17,8 @@ from .datasets import find
 Draw = Callable[[int, torch.Generator | None], Tensor]
 Function = Callable[[Tensor], Tensor]
 
-#: Integration nodes along a curve, much closer to each other than the width of the noise.
-_NODES = 2048
-#: Rows compared with all nodes at a time.
-_CHUNK = 256
+#: Integration nodes along a curve, much closer than the width of the noise, and rows compared with them at a time.
+_NODES, _CHUNK = 2048, 256
 #: The paper's one-dimensional example: the number of Gaussians, and the mean of the last one.
 COUNT, REACH = 7, 40.0
 #: The means of those Gaussians, and angles of eighths of a circle.
