@@ -90,7 +90,7 @@ def array_to_arrow(name: str, array: np.ndarray) -> Any:
 
 def frame_to_arrow(data: Any) -> Any:
     """A pandas or Polars frame as an Arrow table, without pandas' index."""
-    arrow, _ = arrow_modules()
+    arrow_modules()
     import narwhals
 
     if narwhals.dependencies.is_pandas_dataframe(data):
@@ -107,16 +107,23 @@ def frame_to_arrow(data: Any) -> Any:
             "an Arrow table or a NumPy array"
         ) from None
     names = [str(name) for name in frame.columns]
-    columns = []
+    try:
+        return frame.to_arrow().select(range(len(names))).rename_columns(names)  # the index follows the columns
+    except Exception as error:  # of the frame's library or Arrow, which share no base class
+        raise DataError(
+            f"{_unreadable(frame, names)} cannot be read ({_first_line(error)}): convert it to numbers or to strings, "
+            "or remove it from the frame"
+        ) from error
+
+
+def _unreadable(frame: Any, names: list[str]) -> str:
+    """The first column that Arrow cannot convert."""
     for i, name in enumerate(names):
         try:
-            columns.append(frame[:, [i]].to_arrow().column(0))  # the index follows the column
-        except Exception as error:  # of the frame's library or Arrow, which share no base class
-            raise DataError(
-                f"column {name!r} of the frame cannot be read ({_first_line(error)}): convert it to numbers or to "
-                "strings, or remove it from the frame"
-            ) from error
-    return arrow.table(columns, names=names)
+            frame[:, [i]].to_arrow()
+        except Exception:  # as above
+            return f"column {name!r} of the frame"
+    return "the frame"
 
 
 def parquet_dataset(path: Path) -> tuple[Any, list[str] | None]:
