@@ -30,17 +30,14 @@ def to_numbers(array: Any) -> tuple[Array, np.ndarray[Any, np.dtype[np.bool_]]]:
     """Cells as the nearest float64, NaN where they are missing, and which of them are strings but not numbers."""
     import pyarrow
 
-    bad = np.zeros(len(array), dtype=bool)
     try:
-        return array.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False), bad
-    except pyarrow.ArrowInvalid:
-        pass
-    numbers = np.full(len(array), np.nan)
-    for i, text in enumerate(array.to_pylist()):
-        if text is not None:
-            number = parse_number(text)
-            numbers[i], bad[i] = (np.nan, True) if number is None else (number, False)
-    return numbers, bad
+        floats = array.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False)
+        return floats, np.zeros(len(array), dtype=bool)
+    except pyarrow.ArrowInvalid:  # Arrow parses fewer strings than Python
+        texts = array.to_pylist()
+        numbers = [parse_number(text) for text in texts]
+        bad = [number is None and text is not None for number, text in zip(numbers, texts, strict=True)]
+        return np.array(numbers, dtype=np.float64), np.array(bad)
 
 
 def parse_number(text: Any) -> float | None:

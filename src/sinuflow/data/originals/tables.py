@@ -15,12 +15,8 @@ from ..datasets import Splits
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
-#: POWER: active power, voltage, the three meters and the time; without the date, reactive power and intensity.
-_POWER_COLUMNS = (2, 4, 6, 7, 8, 1)
 #: HEPMASS: the published dataset uses the first tenth of each file.
 _TRAIN_ROWS, _TEST_ROWS = 700_000, 350_000
-#: The label and 26 of 27 features: the header of the training file lacks the last name, and the dataset the column.
-_HEPMASS_COLUMNS = range(27)
 
 
 def prepare_power(original: Path) -> Splits:
@@ -34,8 +30,9 @@ def prepare_power(original: Path) -> Splits:
     with path.open(encoding="utf-8", errors="replace") as file:
         next(file, None)  # the header
         complete = (line for line in file if "?" not in line)
-        converters = {1: _minute_of_day}
-        table = read_table(complete, str(path), delimiter=";", usecols=_POWER_COLUMNS, converters=converters)
+        # Active power, voltage, the three meters and the time; without the date, reactive power and intensity.
+        options = {"usecols": (2, 4, 6, 7, 8, 1), "converters": {1: _minute_of_day}}
+        table = read_table(complete, str(path), delimiter=";", **options)
     n, random = len(table), np.random.RandomState(42)
     order = random.permutation(n)
     volts, watts, meters = 0.01 * random.rand(n, 1), 0.001 * random.rand(n, 1), random.rand(n, 3)
@@ -86,7 +83,8 @@ def prepare_hepmass(original: Path) -> Splits:
     signals = []
     for name, rows in (("1000_train.csv", _TRAIN_ROWS), ("1000_test.csv", _TEST_ROWS)):
         path = find_file(folder, f"{name}.gz", name)
-        table = read_table(path, str(path), delimiter=",", skiprows=1, usecols=_HEPMASS_COLUMNS, max_rows=rows)
+        # The label and 26 of 27 features: one file's header lacks the last name, and the published dataset the column.
+        table = read_table(path, str(path), delimiter=",", skiprows=1, usecols=range(27), max_rows=rows)
         signals.append(table[table[:, 0] == 1, 1:])
         if not len(signals[-1]):
             raise DataError("no row has the label 1: the file is not the published one, download it again")
