@@ -17,10 +17,6 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 class ImageSet(Dataset):
     """An image dataset of bytes.
 
-    Attributes:
-        alpha: of the :class:`~sinuflow.bijections.pixels.PixelMap` of published results.
-        flips: whether training images are flipped horizontally at random.
-
     Example:
         >>> IMAGE_SETS["mnist"].shape, IMAGE_SETS["mnist"].sizes
         ((1, 28, 28), (50000, 10000, 10000))
@@ -29,8 +25,8 @@ class ImageSet(Dataset):
     """
 
     licence: str = "none stated; published for research"
-    alpha: float = 1e-6
-    flips: bool = False
+    alpha: float = 1e-6  # of the PixelMap of published results
+    flips: bool = False  # whether training images are flipped horizontally at random
 
     dtype: ClassVar[type[np.generic]] = np.uint8
     examples: ClassVar[str] = "images"

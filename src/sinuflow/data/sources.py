@@ -63,11 +63,11 @@ Encoder = Callable[[Tensor, Tensor | None, torch.Generator], Batch]
 class ResidentRows:
     """A source that selects rows by their numbers, if possible on the device; subclasses define ``_batch``.
 
-    ``home`` is the device of the rows before encoding, ``device`` that of the batches.
+    ``raw`` are the rows before encoding, ``device`` is that of the batches.
     """
 
-    def __init__(self, rows: int, home: torch.device, device: torch.device) -> None:
-        self.rows, self.home, self.device = rows, home, device
+    def __init__(self, raw: Batch, device: torch.device) -> None:
+        self.rows, self.device, self._raw = len(raw.x), device, raw
 
     def epoch(self, number: int, batch_size: int, seed: int, skip: int = 0) -> Iterator[Batch]:
         order, size = self.start_epoch(number, seed), min(batch_size, self.rows)
@@ -77,7 +77,7 @@ class ResidentRows:
 
     def start_epoch(self, number: int, seed: int) -> Tensor:
         """The order of an epoch's rows, on the device; called before the epoch's first batch."""
-        return torch.randperm(self.rows, generator=seeded(seed, number)).to(self.home)
+        return torch.randperm(self.rows, generator=seeded(seed, number)).to(self._raw.x.device)
 
     def taker(self) -> Taker | None:
         """Makes batches on the device, so that a CUDA graph can capture it; None if the rows are not there."""
@@ -86,6 +86,10 @@ class ResidentRows:
     def in_order(self, batch_size: int) -> Iterator[Batch]:
         for rows in torch.arange(self.rows).split(batch_size):
             yield self._batch(rows, seeded(0, int(rows[0])))
+
+    def raw(self) -> Iterator[Tensor]:
+        """The rows before encoding, then their context."""
+        return (t for t in self._raw if t is not None)
 
     def _batch(self, rows: Tensor, generator: torch.Generator, training: bool = False) -> Batch:
         raise NotImplementedError
@@ -114,9 +118,8 @@ class MemoryRows(ResidentRows):
         device: torch.device | None = None,
         identity: str = "",
     ) -> None:
-        super().__init__(len(x), x.device, x.device if device is None else device)
-        self.identity = identity
-        self._raw, self._encode = Batch(x, context), encode
+        super().__init__(Batch(x, context), x.device if device is None else device)
+        self.identity, self._encode = identity, encode
         self._resident: Batch | None = None  # encoded and feature-major
 
     def start_epoch(self, number: int, seed: int) -> Tensor:
@@ -125,7 +128,7 @@ class MemoryRows(ResidentRows):
         return super().start_epoch(number, seed)
 
     def taker(self) -> Taker | None:
-        if self.home != self.device:
+        if self._raw.x.device != self.device:
             return None
         if self._resident is None:
             self._resident = self.head(1).map(lambda t: t.new_empty((t.shape[1], self.rows)))
@@ -136,10 +139,6 @@ class MemoryRows(ResidentRows):
 
     def head(self, rows: int) -> Batch:
         return self._batch(slice(0, rows), seeded(0))
-
-    def raw(self) -> Iterator[Tensor]:
-        """The rows before encoding, then their context."""
-        return (t for t in self._raw if t is not None)
 
     def to(self, device: torch.device) -> MemoryRows:
         fit = self._encode is None or device.type != "cuda"
