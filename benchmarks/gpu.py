@@ -20,8 +20,7 @@ import sinuflow
 from looks_trained import look_trained
 from records import make_record, write
 from sinuflow.bijections.base import CERTIFIED
-from sinuflow.data.batches import Batches
-from sinuflow.data.sources import MemoryRows, RowSource
+from sinuflow.data.sources import Batches, MemoryRows, RowSource
 from sinuflow.training.device_engine import DeviceEngine
 from sinuflow.training.guard import Guard
 from sinuflow.training.settings import Settings

@@ -21,8 +21,8 @@ import torch
 from sinuflow import SinuflowError, SinusoidalFlow, StorageError
 from sinuflow.cli.files import write_rows
 from sinuflow.cli.sample import _write_images
+from sinuflow.data.image_files import write_png
 from sinuflow.data.originals import _write_arrays as write_arrays
-from sinuflow.data.png import write_png
 from sinuflow.files import append, locked, replacing, write_atomically
 from sinuflow.paper.plotting import saved_figure
 from sinuflow.paper.record import Result, write_record

@@ -12,7 +12,7 @@ from PIL import Image
 
 import sinuflow
 from sinuflow.cli.info import reconstruction
-from sinuflow.data.png import write_png
+from sinuflow.data.image_files import write_png
 from tests.cli.test_commands import sinuflow_command, succeeds
 from tests.models.small_images import gradients
 

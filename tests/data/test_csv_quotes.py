@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sinuflow import DataError
-from sinuflow.data import csv_quotes, open_table
+from sinuflow.data import csv_files, open_table
 
 CASES = int(os.environ.get("SINUFLOW_CASES", 2000))
 
@@ -32,7 +32,7 @@ def malformed(text: str) -> bool:
 
 def is_refused(path) -> bool:
     try:
-        csv_quotes.check_quotes(path, ",")
+        csv_files.check_quotes(path, ",")
     except DataError:
         return True
     return False
@@ -47,7 +47,7 @@ def test_malformed_quotes_are_refused_and_no_others(tmp_path, monkeypatch):
         path.write_text(text, newline="")
         expected = malformed(text)
         for size in (1, 2, 3, 1 << 20):  # the state is carried from block to block
-            monkeypatch.setattr(csv_quotes, "_BLOCK", size)
+            monkeypatch.setattr(csv_files, "_BLOCK", size)
             assert is_refused(path) == expected, (text, size)
         refused += expected
     assert 0.2 * CASES < refused < 0.9 * CASES

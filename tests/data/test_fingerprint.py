@@ -13,7 +13,7 @@ import torch
 
 from sinuflow import SinusoidalFlow, TrainingError, fit, fit_table
 from sinuflow.bijections.pixels import PixelMap
-from sinuflow.data.fingerprint import fingerprint
+from sinuflow.data.sources import fingerprint
 from sinuflow.training import ArrowRows, ImageRows, MemoryRows
 from tests.models.small_images import gradients
 from tests.training.small import banana, parquet_folder, small_flow

@@ -12,9 +12,7 @@ import torch
 from PIL import Image
 
 from sinuflow import DataError, SinuflowError
-from sinuflow.data.image_files import holds_pictures, open_pictures
-from sinuflow.data.image_grid import grid_of
-from sinuflow.data.png import read_pngs, write_png
+from sinuflow.data.image_files import grid_of, holds_pictures, open_pictures, read_pngs, write_png
 from tests.models.small_images import gradients
 
 
@@ -151,7 +149,7 @@ def test_without_pillow_the_error_names_the_extra(monkeypatch, tmp_path):
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(SinuflowError, match=r"PNG pictures need Pillow: pip install 'sinuflow\[images\]'"):
+    with pytest.raises(SinuflowError, match=r"pictures need Pillow: pip install 'sinuflow\[images\]'"):
         open_pictures(folder)
 
 

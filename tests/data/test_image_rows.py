@@ -9,8 +9,7 @@ import torch.nn.functional as F
 import sinuflow
 from sinuflow import ArgumentError, DataError, SinusoidalFlow
 from sinuflow.bijections.pixels import PixelMap, flip_horizontally
-from sinuflow.data.batches import Batches
-from sinuflow.data.sources import ResidentRows
+from sinuflow.data.sources import Batches, ResidentRows
 from sinuflow.training import ImageRows, RowSource
 from sinuflow.training.device_engine import DeviceEngine
 from sinuflow.training.guard import Guard

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sinuflow.data.image_sets import IMAGE_SETS, ImageSplits, image_set, load_image_set
+from sinuflow.data.image_sets import IMAGE_SETS, Splits, image_set, load_image_set
 from sinuflow.data.originals import prepare
 from sinuflow.errors import ArgumentError, DataError, StorageError
 
@@ -111,7 +111,7 @@ def test_errors_of_missing_and_damaged_datasets_say_how_to_get_them(tmp_path: Pa
         assert "sinuflow data prepare cifar10 --from cifar-10-binary.tar.gz" in message
         assert "\n" not in message
     (tmp_path / "mnist").mkdir()
-    for split in ImageSplits._fields:
+    for split in Splits._fields:
         np.save(tmp_path / "mnist" / f"{split}.npy", np.zeros((2, 28, 28), np.uint8))
     with pytest.raises(DataError, match=r"must hold uint8 of shape \(N, 1, 28, 28\), and holds uint8 of shape \(2, 28"):
         load_image_set("mnist", tmp_path)

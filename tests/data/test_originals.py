@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from sinuflow.data import BENCHMARKS, load_benchmark
-from sinuflow.data.originals import bsds300, gas, hepmass, miniboone, power, prepare
-from sinuflow.data.originals.common import read_table, repeats_smallest, split_tenths, standardize
+from sinuflow.data.originals import images, prepare, tables
+from sinuflow.data.originals.tables import read_table, repeats_smallest, split_tenths, standardize
 from sinuflow.errors import ArgumentError, DataError, StorageError
 
 # ---------------------------------------------------------------- files as they are published
@@ -80,9 +80,6 @@ def write_miniboone(path, signal=212, background=90):
 
 def test_power_is_the_published_recipe(tmp_path):
     complete = write_power(tmp_path / "household_power_consumption.txt")
-    table = power.read_power(tmp_path / "household_power_consumption.txt")
-    np.testing.assert_array_equal(table, complete)
-
     # In the order of the published code: rows are shuffled in place, then noise is drawn for voltage, active
     # power and meters.
     random = np.random.RandomState(42)
@@ -96,14 +93,14 @@ def test_power_is_the_published_recipe(tmp_path):
     test = rows[-int(0.1 * n) :]
     rest = rows[: -int(0.1 * n)]
     val, train = rest[-int(0.1 * len(rest)) :], rest[: -int(0.1 * len(rest))]
-    for found, expected in zip(power.prepare_power(tmp_path), (train, val, test), strict=True):
+    for found, expected in zip(tables.prepare_power(tmp_path), (train, val, test), strict=True):
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, (expected - rest.mean(0)) / rest.std(0), rtol=1e-5, atol=1e-6)
 
 
 def test_gas_drops_correlated_columns_and_is_standardized_by_all_rows(tmp_path):
     table = write_gas(tmp_path / "ethylene_CO.txt")
-    splits = gas.prepare_gas(tmp_path / "ethylene_CO.txt")
+    splits = tables.prepare_gas(tmp_path / "ethylene_CO.txt")
     assert [part.shape for part in splits] == [(243, 8), (27, 8), (30, 8)]
     chosen = table[np.random.RandomState(42).permutation(len(table))[:300]][:, 1::2]
     expected = (chosen - chosen.mean(0)) / chosen.std(0, ddof=1)
@@ -122,12 +119,12 @@ def test_correlated_columns_are_dropped_one_by_one():
             break
         expected = np.delete(expected, np.flatnonzero(counts > 1)[0], axis=1)
     assert 3 <= expected.shape[1] < 12
-    np.testing.assert_array_equal(gas.drop_correlated(table), expected)
+    np.testing.assert_array_equal(tables.drop_correlated(table), expected)
 
 
 def test_hepmass_keeps_the_signal_and_drops_counts_and_the_unnamed_column(tmp_path):
     train, test = write_hepmass(tmp_path)
-    splits = hepmass.prepare_hepmass(tmp_path)
+    splits = tables.prepare_hepmass(tmp_path)
     kept = [i for i in range(1, 27) if i not in (6, 10, 14, 18, 22)]
     train, test = (table[table[:, 0] == 1][:, kept] for table in (train, test))
     mean, std = train.mean(0), train.std(0, ddof=1)
@@ -137,19 +134,19 @@ def test_hepmass_keeps_the_signal_and_drops_counts_and_the_unnamed_column(tmp_pa
     for name in ("1000_train.csv", "1000_test.csv"):  # unpacked
         (tmp_path / name).write_bytes(gzip.decompress((tmp_path / f"{name}.gz").read_bytes()))
         (tmp_path / f"{name}.gz").unlink()
-    np.testing.assert_array_equal(hepmass.prepare_hepmass(tmp_path / "1000_train.csv").test, splits.test)
+    np.testing.assert_array_equal(tables.prepare_hepmass(tmp_path / "1000_train.csv").test, splits.test)
 
 
 def test_hepmass_reads_the_first_tenth_only(tmp_path, monkeypatch):
     write_hepmass(tmp_path)
-    monkeypatch.setattr(hepmass, "_TRAIN_ROWS", 300)
-    monkeypatch.setattr(hepmass, "_TEST_ROWS", 30)
-    assert [len(part) for part in hepmass.prepare_hepmass(tmp_path)] == [180, 20, 20]
+    monkeypatch.setattr(tables, "_TRAIN_ROWS", 300)
+    monkeypatch.setattr(tables, "_TEST_ROWS", 30)
+    assert [len(part) for part in tables.prepare_hepmass(tmp_path)] == [180, 20, 20]
 
 
 def test_miniboone_is_signal_without_outliers(tmp_path):
     signal = write_miniboone(tmp_path / "MiniBooNE_PID.txt")
-    splits = miniboone.prepare_miniboone(tmp_path)
+    splits = tables.prepare_miniboone(tmp_path)
     table = np.delete(np.delete(signal, [5, 210], axis=0), [3, 9, 12, 20, 31, 40, 49], axis=1)
     assert [part.shape for part in splits] == [(171, 43), (18, 43), (21, 43)]
     rest = table[: len(table) - 21]
@@ -177,11 +174,11 @@ def photographs(folder, count, size=(12, 20)):
 
 def test_bsds300_patches_come_from_the_photographs(tmp_path):
     train, test = photographs(tmp_path / "images/train", 11), photographs(tmp_path / "images/test", 2)
-    read = bsds300.read_images(tmp_path / "images/train")
+    read = images.read_photographs(tmp_path / "images/train")
     for found, expected in zip(read, train, strict=True):  # 8.png comes before 10.png
         np.testing.assert_array_equal(found, expected)
-    splits = bsds300.split_bsds300(read, bsds300.read_images(tmp_path / "images/test"), (40, 10, 30))
-    again = bsds300.split_bsds300(train, test, (40, 10, 30))
+    splits = images.split_bsds300(read, images.read_photographs(tmp_path / "images/test"), (40, 10, 30))
+    again = images.split_bsds300(train, test, (40, 10, 30))
     assert [part.shape for part in splits] == [(40, 63), (10, 63), (30, 63)]
     for found, expected in zip(splits, again, strict=True):
         np.testing.assert_array_equal(found, expected)
@@ -204,14 +201,14 @@ def test_bsds300_noise_is_uniform_within_a_grey_value():
     random = np.random.RandomState(0)
     noise = np.random.RandomState(0).rand(400, 64)
     expected = (noise - noise.mean(1, keepdims=True)) / 256
-    np.testing.assert_allclose(bsds300.dequantize(patches, random), expected[:, :63], atol=1e-7)
+    np.testing.assert_allclose(images.dequantize(patches, random), expected[:, :63], atol=1e-7)
 
 
 def test_bsds300_is_found_in_its_folder(tmp_path, monkeypatch):
     photographs(tmp_path / "BSDS300/images/train", 3)
     photographs(tmp_path / "BSDS300/images/test", 2)
-    cut = bsds300.split_bsds300
-    monkeypatch.setattr(bsds300, "split_bsds300", lambda train, test: cut(train, test, (30, 20, 10)))
+    cut = images.split_bsds300
+    monkeypatch.setattr(images, "split_bsds300", lambda train, test: cut(train, test, (30, 20, 10)))
     for folder in (tmp_path, tmp_path / "BSDS300", tmp_path / "BSDS300/images"):
         assert prepare("bsds300", folder, tmp_path / folder.name).train.shape == (30, 63)
 
@@ -348,13 +345,14 @@ def test_too_few_rows_are_refused(tmp_path):
     assert "tenths" in refused("power", tmp_path, tmp_path / "sets")
     with pytest.raises(DataError, match="constant"):
         standardize(split_tenths(np.ones((20, 2))), by=np.ones((20, 2)))
-    with pytest.raises(DataError, match="label 1"):
-        hepmass.signal(np.zeros((3, 3)))
-    with pytest.raises(DataError, match="measurement"):
-        miniboone.split_miniboone(np.full((3, 3), -999.0))
+    for name in ("1000_train.csv", "1000_test.csv"):
+        np.savetxt(tmp_path / name, np.zeros((3, 28)), delimiter=",", header="background")
+    assert "label 1" in refused("hepmass", tmp_path, tmp_path / "sets")
+    (tmp_path / "MiniBooNE_PID.txt").write_text("2 0\n" + "-999 1 2\n" * 2)
+    assert "measurement" in refused("miniboone", tmp_path, tmp_path / "sets")
     with pytest.raises(DataError, match="no rows"):
         read_table([], "nothing")
-    assert gas.drop_correlated(np.ones((1, 4))).shape == (1, 4)
+    assert tables.drop_correlated(np.ones((1, 4))).shape == (1, 4)
 
 
 def test_invalid_photographs_are_refused(tmp_path):
@@ -372,7 +370,7 @@ def test_without_pillow_one_line_says_what_to_install(tmp_path, monkeypatch):
     for split in ("train", "test"):
         (tmp_path / split).mkdir()
     monkeypatch.setitem(sys.modules, "PIL", None)
-    assert "pip install pillow" in refused("bsds300", tmp_path, tmp_path / "sets", Exception)
+    assert "pip install 'sinuflow[images]'" in refused("bsds300", tmp_path, tmp_path / "sets", Exception)
 
 
 def test_unknown_datasets_and_those_without_a_recipe_are_refused(tmp_path):

@@ -15,7 +15,7 @@ import pytest
 from sinuflow import DataError
 from sinuflow.data import Preprocessor, open_table
 from sinuflow.data.inspect import inspect_numbers
-from sinuflow.data.reader import read_rows
+from sinuflow.data.tables import read_rows
 from tests.data.tables import FRAME, columns_of, survey_of
 
 
@@ -117,3 +117,5 @@ def test_control_characters_of_names_are_quoted():
     with pytest.raises(DataError) as caught:
         survey_of(pd.DataFrame({"\x1b[31m": [f"t{i}" for i in range(120)]}))
     assert str(caught.value).isprintable()
+    with pytest.raises(DataError, match="--drop 'my id'"):
+        survey_of(pd.DataFrame({"my id": [f"t{i}" for i in range(120)]}))

@@ -8,7 +8,7 @@ from functools import lru_cache
 import pytest
 import torch
 
-from sinuflow.data.toys import TOYS, gaussian_row, toy
+from sinuflow.data.toys import TOYS, toy
 from sinuflow.errors import ArgumentError
 
 KNOWN = [name for name, density in TOYS.items() if density.log_prob is not None]
@@ -68,7 +68,7 @@ def test_samples_are_repeatable_and_within_the_limit(name):
 
 
 def test_the_paper_has_seven_gaussians():
-    density = gaussian_row()
+    density = toy("gaussians")
     x = torch.tensor([[-40.0], [0.0], [40.0 / 3], [6.7]])
     peak = -math.log(7) - 0.5 * math.log(2 * math.pi)
     log_p = density.log_prob(x)

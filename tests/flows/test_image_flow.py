@@ -12,7 +12,7 @@ import sinuflow
 from sinuflow import ArgumentError, ImageFlow, InversionError, SinusoidalFlow, StorageError
 from sinuflow.bijections import ElementwiseAffine
 from sinuflow.bijections.image import ImageLDUBlock
-from sinuflow.data.images import PixelMap, dequantize
+from sinuflow.bijections.pixels import PixelMap, dequantize
 from sinuflow.flows import storage
 from tests.bijections.image_layers import look_trained
 from tests.builders import batch

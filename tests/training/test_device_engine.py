@@ -11,8 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sinuflow import SinusoidalFlow
-from sinuflow.data.batches import Batches
-from sinuflow.data.sources import Batch, MemoryRows
+from sinuflow.data.sources import Batch, Batches, MemoryRows
 from sinuflow.ops.backends.cuda.program import Program
 from sinuflow.ops.flow_program import FlowProgram, layout
 from sinuflow.training.device_engine import DeviceEngine, make_engine

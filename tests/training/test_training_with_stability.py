@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import sinuflow
 from sinuflow import ArgumentError, SinusoidalFlow
-from sinuflow.data.batches import Batches
+from sinuflow.data.sources import Batches
 from sinuflow.training import ImageRows
 from sinuflow.training.device_engine import DeviceEngine
 from sinuflow.training.engine import EagerEngine

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..data.benchmarks import BENCHMARKS, PREPROCESSED
-from ..data.datasets import Dataset
+from ..data.datasets import BENCHMARKS, PREPROCESSED, Dataset
 from ..data.image_sets import IMAGE_SETS
 from ..data.originals import in_words, prepare, sizes_in_words
 from ..data.toys import TOYS

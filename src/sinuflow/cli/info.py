@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from .. import __version__
-from ..data.labels import listed
+from ..data.image_files import listed
 from ..errors import ArgumentError
 from ..flows.flow import Flow
 from ..flows.sinusoidal import SinusoidalFlow

@@ -11,9 +11,8 @@ import numpy as np
 import typer
 from torch import Tensor
 
-from ..data.image_grid import grid_of
-from ..data.names import quoted_list
-from ..data.png import write_png
+from ..data.columns import quoted_list
+from ..data.image_files import grid_of, write_png
 from ..errors import DataError
 from ..files import replacing
 from ..flows.inversion import Certify

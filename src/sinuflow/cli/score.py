@@ -11,8 +11,7 @@ import typer
 
 from ..data import open_table
 from ..data.image_files import Pictures, open_pictures
-from ..data.reader import read_rows
-from ..data.tables import Table
+from ..data.tables import Table, read_rows
 from ..errors import DataError
 from ..models.image import ImageModel
 from ..models.table import TableModel

@@ -1,7 +1,7 @@
 """Tables, images, training sources and benchmark datasets."""
 
-from .benchmarks import BENCHMARKS, Benchmark, Splits, load_benchmark
 from .columns import Column
+from .datasets import BENCHMARKS, Benchmark, Splits, load_benchmark
 from .preprocessing import Preprocessor
 from .survey import Survey, survey
 from .tables import Table, open_table

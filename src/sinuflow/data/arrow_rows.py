@@ -12,10 +12,8 @@ from torch import Tensor
 from ..errors import ArgumentError
 from .sources import Batch, Encoder, make_batch, seeded
 
-#: Rows that are shuffled among each other at a time.
-_BUFFER = 262_144
-#: Rows that are read at a time.
-_CHUNK = 65_536
+#: Rows that are shuffled among each other at a time, and rows that are read at a time.
+_BUFFER, _CHUNK = 262_144, 65_536
 
 
 class ArrowRows:
@@ -76,7 +74,7 @@ class ArrowRows:
         order = torch.randperm(len(self._fragments), generator=generator).tolist()
         size = min(batch_size, self.rows)
         count, rest = 0, torch.empty(0, self._features + self._context, dtype=torch.float64)
-        for block in self._blocks(order):
+        for block in self._blocks(order, self._buffer):
             rows = torch.cat([rest, block])
             rows = rows[torch.randperm(len(rows), generator=generator)]
             whole = len(rows) // size * size
@@ -87,13 +85,8 @@ class ArrowRows:
             rest = rows[whole:]
 
     def head(self, rows: int) -> Batch:
-        parts, count = [], 0
-        for chunk in self.raw():
-            parts.append(chunk[: rows - count])
-            count += len(parts[-1])
-            if count >= rows:
-                break
-        return self._batch(torch.cat(parts), seeded(0))
+        first = next(self._blocks(range(len(self._fragments)), rows))
+        return self._batch(first[:rows], seeded(0))
 
     def in_order(self, batch_size: int) -> Iterator[Batch]:
         start = 0
@@ -110,11 +103,12 @@ class ArrowRows:
         self._device = device
         return self
 
-    def _blocks(self, order: Iterable[int]) -> Iterator[Tensor]:
+    def _blocks(self, order: Iterable[int], size: int) -> Iterator[Tensor]:
+        """The rows of files, in blocks of at least a size but the last."""
         parts: list[Tensor] = []
         for chunk in self._chunks(order):
             parts.append(chunk)
-            if sum(map(len, parts)) >= self._buffer:
+            if sum(map(len, parts)) >= size:
                 yield torch.cat(parts)
                 parts = []
         if parts:
@@ -138,8 +132,7 @@ class ArrowRows:
 
 
 def _numeric_columns(piece: Any) -> np.ndarray:
-    columns = [column.to_numpy(zero_copy_only=False) for column in piece.columns]
-    numbers = np.stack(columns, axis=1).astype(np.float64) if columns else np.empty((len(piece), 0))
+    numbers = np.stack([column.to_numpy(zero_copy_only=False) for column in piece.columns], axis=1).astype(np.float64)
     if not np.isfinite(numbers).all():
         raise ArgumentError("the dataset holds missing or infinite values: remove those rows first")
     return numbers

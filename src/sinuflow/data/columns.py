@@ -9,6 +9,7 @@ identity, a logarithm, a logit or a user's), a centre c and scale s, and a width
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
@@ -23,11 +24,7 @@ Role = Literal["feature", "context"]
 #: The most characters of a column's name in a file.
 LONGEST_NAME = 100_000
 #: The column maps of file format 1, and the fields of a stored column that are their arguments, with defaults.
-_FORMAT_1: dict[str, dict[str, float]] = {
-    "linear": {},
-    "log": {"offset": 0.0},
-    "logit": {"lower": 0.0, "upper": 1.0},
-}
+_FORMAT_1: dict[str, dict[str, float]] = {"linear": {}, "log": {"offset": 0.0}, "logit": {"lower": 0.0, "upper": 1.0}}
 #: What users may ask for a column by name.
 MAP_NAMES = ("linear", *sorted(COLUMN_MAPS), "category")
 
@@ -99,12 +96,10 @@ class Column:
         place = f"column {self.name[:60]!r}"
         if self.kind == "number" and self.categories:
             raise InvalidValueError(f"the categories of {place}", "an empty list", self.categories)
-        if self.kind != "number":
-            least = 2 if self.kind == "category" else 1
-            if len(set(map(repr, self.categories))) != len(self.categories) or len(self.categories) < least:
-                raise InvalidValueError(
-                    f"the categories of {place}", f"{least} or more different values", "repeated or too few"
-                )
+        least = {"number": 0, "constant": 1, "category": 2}[self.kind]
+        if len(set(map(repr, self.categories))) < max(least, len(self.categories)):
+            expected = f"{least} or more different values"
+            raise InvalidValueError(f"the categories of {place}", expected, "repeated or too few")
         if len({type(value) for value in self.categories}) > 1:
             raise InvalidValueError(f"the categories of {place}", "of one type", "mixed types")
         if self.kind == "category" and (self.step, self.origin, self.high) != (1.0, 0.0, len(self.categories) - 1.0):
@@ -115,6 +110,17 @@ class Column:
             raise InvalidValueError(f"the grid of {place}", "one that float64 can count", self.step)
         if not self.low <= self.high:
             raise InvalidValueError(f"the bounds of {place}", "in increasing order", self.low)
+
+
+def drop_option(column: str) -> str:
+    """The option that drops a column, quoted for a shell, without control characters."""
+    return f"--drop {shlex.quote(column) if column.isprintable() else repr(column)}"
+
+
+def quoted_list(names: Sequence[object], most: int = 20) -> str:
+    """The first names or values, quoted and separated by commas, and the number of further ones."""
+    shown = ", ".join(map(repr, names[:most]))
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def columns_bijection(columns: Sequence[Column]) -> Chain:
@@ -155,18 +161,11 @@ _STORED = fields(
         "type": text(200),
         "role": one_of(*get_args(Role)),
         "map": text(),
-        "step": number(low=0),
-        "origin": number(),
         "rounded": flag,
         "digits": integer(0, 400),
-        "low": number(),
-        "high": number(),
-        "lower": number(),
-        "upper": number(),
-        "offset": number(),
-        "centre": number(),
         "scale": number(above=0),
-        "tail": number(low=0),
+        **dict.fromkeys(("step", "tail"), number(low=0)),
+        **dict.fromkeys(("origin", "low", "high", "lower", "upper", "offset", "centre"), number()),
         "categories": items(_scalar),
     },
     {"arguments": fields({}, others=number())},

@@ -1,41 +1,40 @@
-"""Open images: tensors, arrays, NumPy files, and folders of PNG files."""
+"""Images with class labels, from tensors, arrays, NumPy files and folders of PNG files; writing PNG files."""
 
 from __future__ import annotations
 
+import math
 import os
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import DataError
-from .arrays import open_array
-from .labels import as_labels
-from .png import read_pngs
+from ..errors import DataError, SinuflowError
+from ..files import replacing
+from .formats import open_array
 
 #: An array of shape (N, H, W, C) with at most this many channels is recognized if H is larger.
 _CHANNELS = 4
+#: Larger pictures are refused before decompression, because a small file could exhaust all memory.
+_MOST_PIXELS = 2**26
+#: In a grid: the height to which small images are enlarged, the pixels between images, and their value.
+_HEIGHT, _GAP, _WHITE = 32, 2, 255
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """8-bit images (N, C, H, W), with their labels.
-
-    Args:
-        images: the bytes.
-        labels: the class of each, as an integer.
-        classes: the names of the classes, if they have any.
-        files: the file of each, relative to the folder.
-        name: of the data.
-    """
+    """8-bit images (N, C, H, W), with their labels."""
 
     images: Tensor
     labels: Tensor | None = None
-    classes: list[str] | None = None
-    files: list[str] | None = None
+    classes: list[str] | None = None  # their names, if they have any
+    files: list[str] | None = None  # of each image, relative to the folder
     name: str = "images"
 
     @property
@@ -52,12 +51,9 @@ class Pictures:
 
 
 def open_pictures(data: Any, labels: Any = None) -> Pictures:
-    """Images from a tensor, an array, a ``.npy`` file, or a folder of PNG files.
+    """Images from a tensor, an array, a ``.npy`` file, or a folder of PNG files of one size.
 
-    Args:
-        data: bytes of shape (N, C, H, W), or (N, H, W) for greyscale; or the path of a ``.npy`` file with such, or
-            of a folder with PNG files of one size and kind. Subfolders are classes.
-        labels: the class of each image, counted from 0, or the path of a ``.npy`` file.
+    Subfolders are classes; otherwise ``labels`` may be the class of each image, from 0, or the path of a ``.npy`` file.
 
     Example:
         >>> open_pictures(np.zeros((3, 8, 8), dtype=np.uint8), labels=[0, 1, 0]).labels.tolist()
@@ -76,16 +72,11 @@ def open_pictures(data: Any, labels: Any = None) -> Pictures:
     name = "labels"
     if isinstance(labels, (str, os.PathLike)):
         name, labels = str(labels), _load(Path(labels))
-    return replace(pictures, labels=as_labels(labels, len(pictures.images), name))
+    return replace(pictures, labels=_as_labels(labels, len(pictures.images), name))
 
 
 def as_images(data: Any, name: str = "images") -> Tensor:
-    """Images as a tensor of bytes (N, C, H, W), from a tensor or an array; (N, H, W) are greyscale images.
-
-    Example:
-        >>> as_images(np.zeros((5, 8, 8), dtype=np.uint8)).shape
-        torch.Size([5, 1, 8, 8])
-    """
+    """Images as a tensor of bytes (N, C, H, W), from a tensor or an array; (N, H, W) are greyscale images."""
     array = data.detach().cpu().numpy() if isinstance(data, Tensor) else np.asarray(data)
     if array.dtype != np.uint8:
         raise DataError(f"{name} must hold bytes, dtype uint8 with values from 0 to 255; got {_described(array)}")
@@ -115,15 +106,7 @@ def _described(array: Any) -> str:
 
 
 def holds_pictures(path: Path) -> bool:
-    """Whether a file or folder holds images rather than a table: a ``.npy`` with three or more axes, or PNG files.
-
-    Example:
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp()) / "x.npy"
-        >>> np.save(file, np.zeros((3, 8, 8)))
-        >>> holds_pictures(file)
-        True
-    """
+    """Whether a file or folder holds images rather than a table: a ``.npy`` with three or more axes, or PNG files."""
     if os.path.isdir(path):
         return any(_pngs(folder) for folder in (path, *_subfolders(path)))
     if path.suffix.lower() != ".npy":
@@ -168,3 +151,124 @@ def _load(path: Path) -> Any:
     if path.suffix.lower() != ".npy":
         raise DataError(f"{path} is neither a .npy file nor a folder of PNG files")
     return open_array(path, "write it with numpy.save")
+
+
+def _as_labels(labels: Any, count: int, name: str = "labels") -> Tensor:
+    """Labels as a tensor: an integer of at least 0 for each of ``count`` images."""
+    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if not np.issubdtype(array.dtype, np.integer):
+        raise DataError(f"{name} must be integers, the classes counted from 0; got dtype {array.dtype}")
+    if array.shape != (count,):
+        raise DataError(f"{name} must have one integer for each of the {count} images; got shape {array.shape}")
+    if array.size and array.min() < 0:
+        raise DataError(f"{name} must count the classes from 0; got {array.min()}")
+    return torch.from_numpy(array.astype(np.int64))
+
+
+def class_counts(labels: Tensor) -> list[int]:
+    """How many images every class has; classes must be numbered without gaps."""
+    unique, counts = labels.unique(return_counts=True)  # in increasing order
+    gaps = (unique != torch.arange(len(unique))).nonzero()
+    if len(gaps):
+        raise DataError(
+            f"labels go up to {int(labels.max())}, but no image has the label {int(gaps[0])}: "
+            "number the classes from 0 without gaps"
+        )
+    return [int(n) for n in counts]
+
+
+def class_indices(labels: Any, classes: Sequence[str], count: int) -> Tensor:
+    """Labels, or names of classes, as the indices of known classes."""
+    if isinstance(labels, (list, tuple)) and any(isinstance(label, str) for label in labels):
+        unknown = [label for label in labels if label not in classes]
+        if unknown:
+            raise DataError(f"there is no class {unknown[0]!r}; the model has {listed(classes)}")
+        labels = [classes.index(label) for label in labels]
+    indices = _as_labels(labels, count)
+    if count and int(indices.max()) >= len(classes):
+        raise DataError(f"labels must be below {len(classes)}, the number of the model's classes; got {indices.max()}")
+    return indices
+
+
+def listed(classes: Sequence[str], most: int = 10) -> str:
+    """The names of classes, abbreviated if there are many."""
+    return ", ".join(classes[:most]) + (", ..." if len(classes) > most else "")
+
+
+def read_pngs(files: list[Path]) -> Tensor:
+    """Pictures of one size and kind as bytes (N, C, H, W)."""
+    first = _read(files[0])
+    images = np.empty((len(files), *first.shape), dtype=np.uint8)
+    for i, file in enumerate(files):
+        picture = _read(file)
+        if picture.shape != first.shape:
+            raise DataError(
+                f"all pictures must have the same size and kind: {files[0]} is {_kind(first)}, and {file} is "
+                f"{_kind(picture)}"
+            )
+        images[i] = picture
+    return torch.from_numpy(images)
+
+
+def write_png(path: Path, picture: Tensor) -> None:
+    """Write bytes (C, H, W), with one channel or three, to a PNG file, atomically."""
+    channels = len(picture)
+    if channels not in (1, 3):
+        raise DataError(f"a PNG picture has 1 or 3 channels, and these images have {channels}: write .npy instead")
+    array = picture[0].numpy() if channels == 1 else picture.permute(1, 2, 0).contiguous().numpy()
+    image = pillow_image().fromarray(array)
+    with replacing(path) as temporary:
+        image.save(temporary, format="PNG")
+
+
+def _read(file: Path) -> Any:
+    image = pillow_image()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", image.DecompressionBombWarning)
+            # The decoders of some other formats start programs.
+            opened = image.open(file, formats=("PNG",))
+        with opened as picture:
+            if picture.width * picture.height > _MOST_PIXELS:
+                raise DataError(f"{file} has {picture.width:,} x {picture.height:,} pixels, more than {_MOST_PIXELS:,}")
+            if picture.mode not in ("L", "RGB"):
+                raise DataError(
+                    f"{file} has mode {picture.mode}; expected are greyscale (L) and colour (RGB) pictures with 8 bits "
+                    "a channel: convert it first"
+                )
+            array = np.asarray(picture)
+    except (OSError, SyntaxError, ValueError, image.DecompressionBombError, image.DecompressionBombWarning) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"cannot read the picture {file}: {str(error).splitlines()[0]}") from error
+    return array[None] if array.ndim == 2 else np.moveaxis(array, -1, 0)
+
+
+def _kind(picture: Any) -> str:
+    channels, height, width = picture.shape
+    return f"{width}x{height} {'greyscale' if channels == 1 else 'colour'}"
+
+
+def pillow_image() -> Any:
+    """The module ``PIL.Image``, imported on first use."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise SinuflowError("pictures need Pillow: pip install 'sinuflow[images]'") from None
+    return Image
+
+
+def grid_of(images: Tensor, columns: int | None = None) -> Tensor:
+    """Images of bytes (N, C, H, W), row by row, as one image (C, H', W').
+
+    Without ``columns``, the grid is about square.
+    """
+    count = len(images)
+    columns = math.ceil(math.sqrt(count)) if columns is None else min(columns, count)
+    rows = math.ceil(count / columns)
+    times = max(1, round(_HEIGHT / images.shape[2]))
+    large = images.repeat_interleave(times, 2).repeat_interleave(times, 3)
+    tiles = F.pad(large, (0, _GAP, 0, _GAP, 0, 0, 0, rows * columns - count), value=_WHITE)
+    _, channels, height, width = tiles.shape
+    grid = tiles.view(rows, columns, channels, height, width).permute(2, 0, 3, 1, 4)
+    return grid.reshape(channels, rows * height, columns * width)[:, :-_GAP, :-_GAP]

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from ..bijections.pixels import LEVELS, PixelMap, check_images, flip_horizontally
 from ..errors import ArgumentError
-from .sources import Batch, IndexedRows, Taker, seeded
+from .sources import Batch, ResidentRows, Taker, seeded
 
 #: The most images to initialize from, and the most pixel values in a validation batch, to bound memory.
 _HEAD, _VALUES = 1024, 2**21
 
 
-class ImageRows(IndexedRows):
+class ImageRows(ResidentRows):
     """Images of bytes, dequantized and mapped to logits batch by batch.
 
     In training, the noise of every pixel is fresh in every epoch. For validation, the noise is always the same, on any
@@ -54,13 +54,12 @@ class ImageRows(IndexedRows):
             raise ArgumentError(
                 f"labels must be the flow's context, of shape ({len(images)}, context); got {tuple(labels.shape)}"
             )
-        super().__init__(len(images), images.device, images.device)
-        self._images, self._pixels, self._flips, self._dtype = images, pixels, flips, dtype
-        self._labels = None if labels is None else labels.to(images.device, dtype)
+        super().__init__(Batch(images, None if labels is None else labels.to(images.device, dtype)), images.device)
+        self._pixels, self._flips, self._dtype = pixels, flips, dtype
         self._ladj: float | None = None
 
     def taker(self) -> Taker:
-        """The function that makes batches on the device: noise, flips and logit are part of a captured step."""
+        """Makes batches on the device: noise, flips and logit are part of a captured step."""
         return lambda rows: self._batch(rows, None, training=True).map(lambda t: t.mT)
 
     def head(self, rows: int) -> Batch:
@@ -69,37 +68,30 @@ class ImageRows(IndexedRows):
         return self._batch(torch.arange(count) * self.rows // count, seeded(0))
 
     def in_order(self, batch_size: int) -> Iterator[Batch]:
-        return super().in_order(max(1, min(batch_size, _VALUES // self._images[0].numel())))
+        return super().in_order(max(1, min(batch_size, _VALUES // self._raw.x[0].numel())))
 
     def raw(self) -> Iterator[Tensor]:
         """The encoding, as bytes, then the images and the labels."""
-        encoding = f"{tuple(self._images.shape)} alpha {self._pixels.alpha} flips {self._flips} {self._dtype}"
+        encoding = f"{tuple(self._raw.x.shape)} alpha {self._pixels.alpha} flips {self._flips} {self._dtype}"
         yield torch.tensor(list(encoding.encode()), dtype=torch.uint8)
-        yield self._images
-        if self._labels is not None:
-            yield self._labels
+        yield from super().raw()
 
     def to(self, device: torch.device) -> ImageRows:
-        labels = None if self._labels is None else self._labels.to(device)
-        return ImageRows(self._images.to(device), self._pixels, labels, self._flips, self._dtype)
+        images, labels = self._raw.map(lambda t: t.to(device))
+        return ImageRows(images, self._pixels, labels, self._flips, self._dtype)
 
     def bits_per_dimension(self, nll: float) -> float:
-        """Bits per dimension of the bytes, from the mean negative log-density of the batches of :meth:`in_order`.
-
-        Their noise is always the same, and so is the mean log-determinant of the pixel map: the two measures differ by
-        a factor and a constant.
-        """
-        if self._ladj is None:
+        """Bits per dimension of the bytes, from the mean negative log-density of the batches of :meth:`in_order`."""
+        if self._ladj is None:  # a constant, because the noise of those batches is always the same
             parts = [self._pixels.ladj(batch.x).double().sum() for batch in self.in_order(self.rows)]
             self._ladj = float(torch.stack(parts).sum()) / self.rows
-        size = self._images[0].numel()
+        size = self._raw.x[0].numel()
         return ((nll - self._ladj) / size + math.log(LEVELS)) / math.log(2)
 
     def _batch(self, rows: Tensor, generator: torch.Generator | None, training: bool = False) -> Batch:
         rows = rows.to(self.device)
-        images = self._images.index_select(0, rows)
+        images, labels = self._raw.map(lambda t: t.index_select(0, rows))
         if training and self._flips:
             chance = torch.rand((len(rows), 1, 1, 1), generator=generator, device=images.device)
             images = torch.where(chance < 0.5, flip_horizontally(images), images)
-        x = self._pixels.from_bytes(images, generator, self._dtype).flatten(1)
-        return Batch(x, None if self._labels is None else self._labels.index_select(0, rows))
+        return Batch(self._pixels.from_bytes(images, generator, self._dtype).flatten(1), labels)

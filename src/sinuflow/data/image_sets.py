@@ -11,16 +11,11 @@ import numpy as np
 from .datasets import Dataset, Splits, find
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-ImageSplits = Splits
 
 
 @dataclass(frozen=True)
 class ImageSet(Dataset):
     """An image dataset of bytes.
-
-    Attributes:
-        alpha: of the :class:`~sinuflow.bijections.pixels.PixelMap` of published results.
-        flips: whether training images are flipped horizontally at random.
 
     Example:
         >>> IMAGE_SETS["mnist"].shape, IMAGE_SETS["mnist"].sizes
@@ -29,8 +24,9 @@ class ImageSet(Dataset):
         'sinuflow data prepare cifar10 --from cifar-10-binary.tar.gz --to sets'
     """
 
-    alpha: float
-    flips: bool
+    licence: str = "none stated; published for research"
+    alpha: float = 1e-6  # of the PixelMap of published results
+    flips: bool = False  # whether training images are flipped horizontally at random
 
     dtype: ClassVar[type[np.generic]] = np.uint8
     examples: ClassVar[str] = "images"
@@ -45,22 +41,18 @@ IMAGE_SETS: dict[str, ImageSet] = {
             (1, 28, 28),
             "grey images of handwritten digits",
             "https://yann.lecun.com/exdb/mnist/",
-            "none stated; published for research",
             (50_000, 10_000, 10_000),
-            "yes: the last 10,000 training images are the validation split",
             "FOLDER_WITH_train-images-idx3-ubyte.gz_AND_THE_OTHER_THREE",
-            alpha=1e-6,
-            flips=False,
+            "yes: the last 10,000 training images are the validation split",
         ),
         ImageSet(
             "cifar10",
             (3, 32, 32),
             "small colour photographs of ten classes",
             "https://www.cs.toronto.edu/~kriz/cifar.html",
-            "none stated; published for research",
             (45_000, 5_000, 10_000),
-            "yes: the last 5,000 training images are the validation split",
             "cifar-10-binary.tar.gz",
+            "yes: the last 5,000 training images are the validation split",
             alpha=0.05,
             flips=True,
         ),
@@ -69,12 +61,7 @@ IMAGE_SETS: dict[str, ImageSet] = {
 
 
 def image_set(name: str) -> ImageSet:
-    """The image dataset of a name.
-
-    Example:
-        >>> image_set("cifar10").alpha
-        0.05
-    """
+    """The image dataset of a name."""
     return find(IMAGE_SETS, name, "image dataset")
 
 

@@ -11,25 +11,18 @@ import torch
 
 from ..bijections.columns import COLUMN_MAPS, ColumnMap, make_column_map
 from ..errors import ArgumentError, DataError
-from .columns import Column, Role
-from .names import drop_option
+from .columns import Column, Role, drop_option
+from .values import Array
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
 #: What users may ask for a column: a name, or a class or instance of their own.
 Wish = str | type[ColumnMap] | ColumnMap
 
-#: The share of repeated values from which a column without a grid is dequantized.
-_REPEATED = 0.02
-#: The share of repeated values from which a column of decimals is dequantized.
-_REPEATED_DECIMALS = 0.05
-#: The most digits after the point.
-_DIGITS = 8
+#: The share of repeated values from which a column without a grid, or one of decimals, is dequantized.
+_REPEATED, _REPEATED_DECIMALS = 0.02, 0.05
 #: A value this many typical deviations from the median makes all others indistinguishable.
 _ABSURD = 1e7
-#: Where tails begin to be compressed, in standard deviations: usually, and for heavy tails.
+#: Where tails begin to be compressed, in standard deviations, and where those do that reach beyond ``_TAIL``.
 _TAIL, _HEAVY_TAIL = 8.0, 3.0
-#: The largest standardized value of a column whose tails are not heavy.
-_FAR = 8.0
 
 
 def inspect_numbers(
@@ -40,10 +33,7 @@ def inspect_numbers(
     wish: Wish | None = None,
     bounds: tuple[float, float] | None = None,
 ) -> Column:
-    """The column for these numbers, all of which are finite.
-
-    ``bounds`` are the smallest and the largest value of all rows, if these are only some of them.
-    """
+    """The column for these finite numbers; ``bounds`` are those of all rows, if these are only some of them."""
     low, high = (float(values.min()), float(values.max())) if bounds is None else bounds
     if low == high:
         value = int(low) if "int" in type_name else low
@@ -104,9 +94,9 @@ def _with_grid(column: Column, values: Array) -> Column:
 
 
 def _digits(distinct: Array) -> int | None:
-    """The number of digits after the decimal point, or None if there are too many."""
+    """The number of digits after the decimal point, or None if there are eight or more."""
     largest = float(np.abs(distinct).max())
-    for digits in range(1, _DIGITS):
+    for digits in range(1, 8):
         scaled = distinct * 10.0**digits
         # Values that were once stored in float32 are slightly off.
         slack = max(1e-6, 2e-7 * largest * 10.0**digits)
@@ -137,7 +127,7 @@ def _with_map(column: Column, values: Array, wish: Wish | None) -> Column:
 def _standardized(column: Column, values: Array) -> Column:
     y = _mapped(column, values)
     centre, scale = float(y.mean()), float(y.std())
-    if float(np.abs(y - centre).max()) > _FAR * scale:
+    if float(np.abs(y - centre).max()) > _TAIL * scale:
         quarter, median, three = (float(q) for q in np.quantile(y, [0.25, 0.5, 0.75]))
         if three > quarter:
             return replace(column, centre=median, scale=(three - quarter) / 1.349, tail=_HEAVY_TAIL)

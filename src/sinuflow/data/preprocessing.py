@@ -46,6 +46,8 @@ class Preprocessor(Float64Module):
         self.columns = columns
         self.features = [c for c in columns if c.role == "feature" and c.kind != "constant"]
         self.context_columns = [c for c in columns if c.role == "context" and c.kind != "constant"]
+        #: The size of the flow's context.
+        self.context_width = sum(c.width for c in self.context_columns)
         self.maps = columns_bijection(self.features)
         self.whitening = Whitening(len(self.features))
         self.bijection = Chain([*self.maps, self.whitening])
@@ -55,11 +57,6 @@ class Preprocessor(Float64Module):
             self.register_buffer(name, values, persistent=False)
         self.register_buffer("on_grid", torch.tensor([c.rounded for c in self.features]), persistent=False)
         self._copies: dict[torch.device, Preprocessor] = {}
-
-    @property
-    def context_width(self) -> int:
-        """The size of the flow's context."""
-        return sum(c.width for c in self.context_columns)
 
     def on(self, device: torch.device) -> Preprocessor:
         """The preprocessor, or a copy of it, on a device."""

@@ -1,4 +1,4 @@
-"""Sources of training rows.
+"""Sources of training rows, and hashes that identify them.
 
 The order of an epoch's batches depends on the seed and the epoch's number alone. So the position in the data is two
 integers, and an interrupted run resumes with the very batches that it would have seen.
@@ -6,19 +6,22 @@ integers, and an interrupted run resumes with the very batches that it would hav
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, TrainingError
 
-#: The share of a GPU's free memory that raw and encoded rows may take.
-_SHARE_OF_MEMORY = 0.5
 #: Values that are encoded at a time on a GPU.
 _VALUES = 2**24
+#: Rows that are hashed at a time, and from how many on hashing takes long enough to be announced.
+_ROWS, _MANY = 65_536, 5_000_000
+#: The rows of a table by which a report recognizes it.
+CONTENT_ROWS = 1000
 
 
 class Batch(NamedTuple):
@@ -36,8 +39,7 @@ class Batch(NamedTuple):
 class RowSource(Protocol):
     """Rows to train on."""
 
-    #: The number of rows.
-    rows: int
+    rows: int  # their number
 
     def epoch(self, number: int, batch_size: int, seed: int, skip: int = 0) -> Iterator[Batch]:
         """The shuffled batches of one epoch, without the first ``skip`` of them."""
@@ -54,60 +56,46 @@ class RowSource(Protocol):
 
 #: Makes a batch of the rows with these numbers, feature-major: x of shape (features, B).
 Taker = Callable[[Tensor], Batch]
-
-
-@runtime_checkable
-class ResidentRows(Protocol):
-    """A source that is on one device, and makes batches there without host synchronization."""
-
-    #: The number of rows.
-    rows: int
-
-    def start_epoch(self, number: int, seed: int) -> Tensor:
-        """The order of an epoch's rows, on the device; called before the epoch's first batch."""
-
-    def taker(self) -> Taker | None:
-        """The function that makes batches, which a CUDA graph can capture; None if the rows are not resident."""
-
-
 #: Encodes raw rows and their context on the device that they are on; may draw noise from the generator.
 Encoder = Callable[[Tensor, Tensor | None, torch.Generator], Batch]
 
 
-class IndexedRows:
-    """A source that selects rows by their numbers; subclasses define ``_batch``.
+class ResidentRows:
+    """A source that selects rows by their numbers, if possible on the device; subclasses define ``_batch``.
 
-    Args:
-        rows: their number.
-        home: the device of the rows before encoding.
-        device: the device of the batches.
+    ``raw`` are the rows before encoding, ``device`` is that of the batches.
     """
 
-    def __init__(self, rows: int, home: torch.device, device: torch.device) -> None:
-        self.rows, self.home, self.device = rows, home, device
+    def __init__(self, raw: Batch, device: torch.device) -> None:
+        self.rows, self.device, self._raw = len(raw.x), device, raw
 
     def epoch(self, number: int, batch_size: int, seed: int, skip: int = 0) -> Iterator[Batch]:
-        order, size = self._order(number, seed), min(batch_size, self.rows)
+        order, size = self.start_epoch(number, seed), min(batch_size, self.rows)
         for i in range(skip, self.rows // size):
             part = order[i * size : (i + 1) * size]
             yield self._batch(part, seeded(seed, number, i, device=self.device), training=True)
 
     def start_epoch(self, number: int, seed: int) -> Tensor:
-        """The order of an epoch's rows, on the device."""
-        return self._order(number, seed)
+        """The order of an epoch's rows, on the device; called before the epoch's first batch."""
+        return torch.randperm(self.rows, generator=seeded(seed, number)).to(self._raw.x.device)
+
+    def taker(self) -> Taker | None:
+        """Makes batches on the device, so that a CUDA graph can capture it; None if the rows are not there."""
+        raise NotImplementedError
 
     def in_order(self, batch_size: int) -> Iterator[Batch]:
         for rows in torch.arange(self.rows).split(batch_size):
             yield self._batch(rows, seeded(0, int(rows[0])))
 
-    def _order(self, number: int, seed: int) -> Tensor:
-        return torch.randperm(self.rows, generator=seeded(seed, number)).to(self.home)
+    def raw(self) -> Iterator[Tensor]:
+        """The rows before encoding, then their context."""
+        return (t for t in self._raw if t is not None)
 
     def _batch(self, rows: Tensor, generator: torch.Generator, training: bool = False) -> Batch:
         raise NotImplementedError
 
 
-class MemoryRows(IndexedRows):
+class MemoryRows(ResidentRows):
     """Rows that are held in memory, or in that of a GPU if they fit there.
 
     With ``encode``, the dequantization noise of a row is fresh in every epoch. On a CPU, every batch is encoded by
@@ -130,9 +118,8 @@ class MemoryRows(IndexedRows):
         device: torch.device | None = None,
         identity: str = "",
     ) -> None:
-        super().__init__(len(x), x.device, x.device if device is None else device)
-        self.identity = identity
-        self._raw, self._encode = Batch(x, context), encode
+        super().__init__(Batch(x, context), x.device if device is None else device)
+        self.identity, self._encode = identity, encode
         self._resident: Batch | None = None  # encoded and feature-major
 
     def start_epoch(self, number: int, seed: int) -> Tensor:
@@ -141,7 +128,7 @@ class MemoryRows(IndexedRows):
         return super().start_epoch(number, seed)
 
     def taker(self) -> Taker | None:
-        if self.home != self.device:
+        if self._raw.x.device != self.device:
             return None
         if self._resident is None:
             self._resident = self.head(1).map(lambda t: t.new_empty((t.shape[1], self.rows)))
@@ -153,12 +140,10 @@ class MemoryRows(IndexedRows):
     def head(self, rows: int) -> Batch:
         return self._batch(slice(0, rows), seeded(0))
 
-    def raw(self) -> Iterator[Tensor]:
-        """The rows before encoding, then their context."""
-        return (t for t in self._raw if t is not None)
-
     def to(self, device: torch.device) -> MemoryRows:
-        fit = self._encode is None or _fit(device, 2 * sum(t.nbytes for t in self.raw()))
+        fit = self._encode is None or device.type != "cuda"
+        if not fit:  # raw and encoded rows may take half of the free memory
+            fit = 2 * sum(t.nbytes for t in self.raw()) <= torch.cuda.mem_get_info(device)[0] / 2
         raw = self._raw.map(lambda t: t.to(device)) if fit else self._raw
         return MemoryRows(*raw, self._encode, raw.x.device if fit else device, self.identity)
 
@@ -173,6 +158,29 @@ class MemoryRows(IndexedRows):
             for whole, values in zip(resident, self._batch(part, generator), strict=True):
                 if whole is not None and values is not None:
                     whole[:, part] = values.mT
+
+
+class Batches:
+    """The training batches of all epochs, from any position on."""
+
+    def __init__(self, source: RowSource, size: int, seed: int) -> None:
+        self.source, self.size, self.seed = source, size, seed
+        #: The epoch, and the number of its batches that were used.
+        self.position = (0, 0)
+        self._epoch: Iterator[Batch] = iter(())
+        self._epoch_position = (-1, 0)
+
+    def next(self) -> Batch:
+        """The batch at the position, or the first one of the next epoch."""
+        number, used = self.position
+        for position in ((number, used), (number + 1, 0)):
+            if position != self._epoch_position:
+                self._epoch = self.source.epoch(position[0], self.size, self.seed, skip=position[1])
+            batch = next(self._epoch, None)
+            if batch is not None:
+                self.position = self._epoch_position = (position[0], position[1] + 1)
+                return batch
+        raise TrainingError("the training data have no rows")
 
 
 def make_batch(raw: Batch, encode: Encoder | None, generator: torch.Generator, device: torch.device) -> Batch:
@@ -213,11 +221,6 @@ def as_source(data: Any, features: int, context: int, dtype: torch.dtype, name: 
     return MemoryRows(rows, side)
 
 
-def _fit(device: torch.device, size: int) -> bool:
-    """Whether rows of so many bytes can be resident on a device."""
-    return device.type != "cuda" or size <= _SHARE_OF_MEMORY * torch.cuda.mem_get_info(device)[0]
-
-
 def _finite_rows(data: Any, dtype: torch.dtype, name: str) -> Tensor:
     """The data as a matrix of finite numbers."""
     if not isinstance(data, Tensor):
@@ -233,3 +236,37 @@ def _finite_rows(data: Any, dtype: torch.dtype, name: str) -> Tensor:
         first = int((~finite).nonzero()[0])
         raise ArgumentError(f"{name} is NaN or infinite in {int((~finite).sum())} rows, the first of them row {first}")
     return rows
+
+
+def fingerprint(source: RowSource, say: Callable[[str], None] = lambda _: None) -> str:
+    """A hash of all rows of a source, in order, or of its ``identity`` if it has one.
+
+    Rows are hashed before encoding if the source has a method ``raw``: an encoding may round differently on another
+    machine or with another number of threads. ``say`` receives a message if hashing takes long.
+    """
+    identity = getattr(source, "identity", None)
+    if isinstance(identity, str) and identity:
+        return hashlib.sha256(identity.encode()).hexdigest()
+    if source.rows > _MANY:
+        say("hashing all rows, so that a resumed run can detect other data")
+    raw = getattr(source, "raw", None)
+    return _hash(raw() if raw else (part for batch in source.in_order(_ROWS) for part in batch if part is not None))
+
+
+def fingerprint_of_head(source: RowSource) -> str:
+    """The hash by which version 0.1.0 identified its data: that of the first 256 rows, encoded."""
+    return _hash(part for part in source.head(256) if part is not None)[:16]
+
+
+def content_hash(numbers: np.ndarray) -> str:
+    """A hash of a table's first rows, whatever the file is called."""
+    return _hash([torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float64))])[:32]
+
+
+def _hash(pieces: Iterable[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        for rows in piece.split(_ROWS):
+            if rows.numel():
+                digest.update(rows.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -10,39 +10,35 @@ import numpy as np
 
 from ..errors import DataError
 from . import values as cells
-from .columns import MAP_NAMES, Column
+from .columns import MAP_NAMES, Column, Role, drop_option, quoted_list
 from .inspect import Wish, inspect_codes, inspect_numbers
-from .names import drop_option, quoted_list
+from .split import Ids
 from .tables import Table
 from .values import Array
 
-Ids = np.ndarray[Any, np.dtype[np.int64]]
-
-#: Tables up to this many values are held in memory; of larger ones, a sample of rows.
-IN_MEMORY = 50_000_000
-#: Rows of that sample.
-SAMPLE = 200_000
-#: The most categories of a column.
-_MOST_CATEGORIES = 100
-#: The share of numbers from which a column of strings counts as numbers with mistakes.
-_MOSTLY_NUMBERS = 0.5
+#: Tables up to this many values are held in memory; of larger ones, a sample of so many rows.
+IN_MEMORY, SAMPLE = 50_000_000, 200_000
+#: The most categories of a column, and the share of numbers from which strings count as numbers with mistakes.
+_MOST_CATEGORIES, _MOSTLY_NUMBERS = 100, 0.5
 
 
 class ColumnScan:
     """The type, range and categories of one column, read piece by piece."""
 
-    def __init__(self, name: str, type_name: str, table: str, wish: Wish | None) -> None:
-        self.name, self.type, self.wish, self._table = name, type_name, wish, table
-        self.text = cells.is_text(type_name)
+    def __init__(self, table: Table, name: str, role: Role, wish: Wish | None) -> None:
+        self.name, self.role, self.wish, self._table = name, role, wish, table.name
+        self.type = str(table.dataset.schema.field(name).type)
+        kind = cells.kind_of(self.type)
+        self.kind = "category" if wish == "category" else kind
         self.missing = 0
         self.low, self.high = np.inf, -np.inf
         self.categories: dict[Any, int] = {}
         self.began_as_numbers = False
         self._parsed = self._bad = 0
         self._first_bad: tuple[int, str] | None = None
-        if not (self.text or cells.is_number(type_name) or cells.is_category(type_name)):
+        if kind is None:
             raise DataError(
-                f"column {name!r} of {table} holds {type_name}, which is neither number nor text: "
+                f"column {name!r} of {table.name} holds {self.type}, which is neither number nor text: "
                 f"leave it out with {drop_option(name)}"
             )
 
@@ -55,34 +51,21 @@ class ColumnScan:
         return numbers
 
     def _numbers(self, array: Any, first_row: int) -> Array:
-        if self.wish == "category" or cells.is_category(self.type) or self._bad:
+        if self.kind == "category" or self._bad:
             return self._codes(array)
-        if not self.text:
-            numbers = self._floats(array)
-        else:
-            numbers, bad = cells.parse_texts(array)
-            if bad.any():
-                at = int(bad.argmax())
-                self._first_bad = (first_row + at + 1, str(array[at].as_py()))
-                return self._codes(array)
-            self._parsed += int((~np.isnan(numbers)).sum())
-            self.began_as_numbers = True
+        numbers, bad = cells.to_numbers(array)
+        if bad.any():
+            at = int(bad.argmax())
+            self._first_bad = (first_row + at + 1, str(array[at].as_py()))
+            return self._codes(array)
+        self._parsed += int((~np.isnan(numbers)).sum())
+        self.began_as_numbers = True
         cells.refuse_unusable(array, numbers, self.name, first_row, self._table)
         return numbers
 
-    def _floats(self, array: Any) -> Array:
-        try:
-            return cells.to_floats(array)
-        except Exception as error:  # Arrow raises many types, and does not name the column
-            reason = str(error).splitlines()[0][:120]
-            raise DataError(
-                f"column {self.name!r} of {self._table} cannot be used as numbers ({reason}): leave it out with "
-                f"{drop_option(self.name)}"
-            ) from error
-
     def _codes(self, array: Any) -> Array:
         values, codes = cells.distinct_values(array)
-        if self.text and self.wish != "category":
+        if self.kind == "text":
             counts = np.bincount(codes[~np.isnan(codes)].astype(np.int64), minlength=len(values))
             numeric = np.array([cells.parse_number(value) is not None for value in values], dtype=bool)
             self._parsed, self._bad = self._parsed + counts[numeric].sum(), self._bad + counts[~numeric].sum()
@@ -101,6 +84,25 @@ class ColumnScan:
             row, value = self._first_bad
             raise DataError(f"{self._table}, row {row}: column {self.name!r} holds numbers, but here {value!r}")
 
+    def sort_categories(self, values: Array, complete: bool) -> None:
+        """Renumber the categories in a stable order, without those that occur only in rows that are left out."""
+        present = set(np.unique(values)) if complete else set(self.categories.values())
+        order = sorted((value for value, code in self.categories.items() if code in present), key=str)
+        code = {self.categories[value]: i for i, value in enumerate(order)}
+        values[:] = [code[int(value)] for value in values]
+        self.categories = {value: i for i, value in enumerate(order)}
+
+    def column(self, values: Array) -> Column:
+        """The column, with a map chosen by these values."""
+        if self.categories:
+            if self.wish not in (None, "category"):
+                raise DataError(f"column {self.name!r} holds categories, and cannot take the map {self.wish!r}")
+            return inspect_codes(self.name, values, tuple(self.categories), self.type, self.role)
+        # Numbers in a text file are integers if all of them are.
+        whole = bool((values == np.round(values)).all()) and max(-self.low, self.high) < 2**53
+        kind = ("int64" if whole else "double") if self.kind == "text" else self.type
+        return inspect_numbers(self.name, values, kind, self.role, self.wish, (float(self.low), float(self.high)))
+
 
 @dataclass
 class Survey:
@@ -112,30 +114,14 @@ class Survey:
     usable: Ids  # row numbers without missing values
     complete: bool  # whether ``numbers`` holds all usable rows
     scans: list[ColumnScan]
-    context: list[str]
-    categories: dict[str, tuple[Any, ...]]  # by the names of categorical columns
 
     def columns(self, train: Ids) -> list[Column]:
-        """The columns, with maps chosen by the values of these rows.
-
-        Only the smallest and the largest value, and the categories, come from all rows.
-        """
+        """The columns, with maps chosen by the values of these rows; bounds and categories come from all rows."""
         chosen = self.numbers[np.isin(self.rows, train, assume_unique=True)]
-        columns = [self._column(scan, chosen[:, i]) for i, scan in enumerate(self.scans)]
+        columns = [scan.column(chosen[:, i]) for i, scan in enumerate(self.scans)]
         if not any(c.role == "feature" and c.kind != "constant" for c in columns):
             raise DataError("every column is constant: there is nothing to model")
         return columns
-
-    def _column(self, scan: ColumnScan, values: Array) -> Column:
-        role: Any = "context" if scan.name in self.context else "feature"
-        if scan.name in self.categories:
-            if scan.wish not in (None, "category"):
-                raise DataError(f"column {scan.name!r} holds categories, and cannot take the map {scan.wish!r}")
-            return inspect_codes(scan.name, values, self.categories[scan.name], scan.type, role)
-        # Numbers in a text file are integers if all of them are.
-        whole = bool((values == np.round(values)).all()) and max(-scan.low, scan.high) < 2**53
-        kind = ("int64" if whole else "double") if scan.text else scan.type
-        return inspect_numbers(scan.name, values, kind, role, scan.wish, (float(scan.low), float(scan.high)))
 
 
 def survey(
@@ -149,9 +135,9 @@ def survey(
     """Read every value of a table, and refuse what cannot be used."""
     maps = maps or {}
     _check_arguments(table, context, drop, missing, maps)
-    left_out = set(drop)
-    names = [c for c in table.columns if c not in left_out]
-    scans = [ColumnScan(name, table.type_of(name), table.name, maps.get(name)) for name in names]
+    left_out, side = set(drop), set(context)
+    names = [name for name in table.columns if name not in left_out]
+    scans = [ColumnScan(table, name, "context" if name in side else "feature", maps.get(name)) for name in names]
     sample = _Sample(len(names), seed)
     total = 0
     for batch in table.batches(names):
@@ -164,12 +150,12 @@ def survey(
     late = [scan.name for scan in scans if scan.categories and scan.began_as_numbers]
     if late:  # strings that began with many numbers: scan again, as categories from the start
         return survey(table, context, drop, missing, {**maps, **dict.fromkeys(late, "category")}, seed)
-    _check_rows(table.name, total, scans, sample.count, missing)
+    _check_rows(table.name, total, scans, sum(map(len, sample.usable)), missing)
     numbers, rows = sample.rows()
-    categories = {
-        scan.name: _sort_codes(scan, numbers[:, i], sample.complete) for i, scan in enumerate(scans) if scan.categories
-    }
-    return Survey(numbers, rows, total, np.concatenate(sample.usable), sample.complete, scans, context, categories)
+    for i, scan in enumerate(scans):
+        if scan.categories:
+            scan.sort_categories(numbers[:, i], sample.complete)
+    return Survey(numbers, rows, total, np.concatenate(sample.usable), sample.complete, scans)
 
 
 def _check_arguments(table: Table, context: list[str], drop: list[str], missing: str, maps: Mapping[str, Wish]) -> None:
@@ -186,24 +172,12 @@ def _check_arguments(table: Table, context: list[str], drop: list[str], missing:
         raise DataError(f"{table.name} has no columns left to model")
 
 
-def _sort_codes(scan: ColumnScan, values: Array, complete: bool) -> tuple[Any, ...]:
-    """Renumber the categories in a stable order, without those that occur only in rows that are left out."""
-    categories = list(scan.categories)
-    present = {int(code) for code in np.unique(values)} if complete else set(range(len(categories)))
-    order = sorted((value for i, value in enumerate(categories) if i in present), key=str)
-    code = {scan.categories[value]: i for i, value in enumerate(order)}
-    values[:] = [code[int(value)] for value in values]
-    return tuple(order)
-
-
 def _check_rows(name: str, total: int, scans: list[ColumnScan], usable: int, missing: str) -> None:
     if total == 0:
         raise DataError(f"{name} has no rows")
     empty = [scan.name for scan in scans if scan.missing == total]
     if empty:
-        raise DataError(
-            f"{name}: column {empty[0]!r} holds no values at all: leave it out with {drop_option(empty[0])}"
-        )
+        raise DataError(f"{name}: column {empty[0]!r} holds no values: leave it out with {drop_option(empty[0])}")
     counts = [f"{scan.missing} in {scan.name!r}" for scan in scans if scan.missing]
     if counts and missing != "drop":
         raise DataError(
@@ -224,7 +198,6 @@ class _Sample:
         self._held = 0
         self._share = 1.0
         self.usable: list[Ids] = []
-        self.count = 0
         self.complete = True
 
     def add(self, piece: Array, first_row: int) -> None:
@@ -232,21 +205,17 @@ class _Sample:
         ids = first_row + np.flatnonzero(whole)
         piece = piece[whole]
         self.usable.append(ids)
-        self.count += len(piece)
         if not self.complete:
             chosen = self._random.random(len(piece)) < self._share
             piece, ids = piece[chosen], ids[chosen]
         self._parts.append((piece, ids))
         self._held += len(piece)
         if self._held > (IN_MEMORY // self._width if self.complete else 2 * SAMPLE):
-            self._thin(SAMPLE)
-
-    def _thin(self, size: int) -> None:
-        numbers, ids = self.rows()
-        chosen = np.sort(self._random.choice(len(ids), size=min(size, len(ids)), replace=False))
-        self._share *= len(chosen) / len(ids)
-        self.complete = False
-        self._parts, self._held = [(numbers[chosen], ids[chosen])], len(chosen)
+            numbers, ids = self.rows()
+            kept = np.sort(self._random.choice(len(ids), size=min(SAMPLE, len(ids)), replace=False))
+            self._share *= len(kept) / len(ids)
+            self.complete = False
+            self._parts, self._held = [(numbers[kept], ids[kept])], len(kept)
 
     def rows(self) -> tuple[Array, Ids]:
         """The rows and their row numbers."""

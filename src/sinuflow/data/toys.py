@@ -15,24 +15,20 @@ from torch import Tensor
 from .datasets import find
 
 Draw = Callable[[int, torch.Generator | None], Tensor]
-LogProb = Callable[[Tensor], Tensor]
+Function = Callable[[Tensor], Tensor]
 
-#: Integration nodes along a curve, much closer to each other than the width of the noise.
-_NODES = 2048
-#: Rows compared with all nodes at a time.
-_CHUNK = 256
+#: Integration nodes along a curve, much closer than the width of the noise, and rows compared with them at a time.
+_NODES, _CHUNK = 2048, 256
+#: The paper's one-dimensional example: the number of Gaussians, and the mean of the last one.
+COUNT, REACH = 7, 40.0
+#: The means of those Gaussians, and angles of eighths of a circle.
+_ROW = torch.linspace(-REACH, REACH, COUNT, dtype=torch.float64)
+_EIGHTHS = torch.arange(8, dtype=torch.float64) * math.pi / 4
 
 
 @dataclass(frozen=True)
 class Toy:
     """A toy density.
-
-    Attributes:
-        name: as in :data:`TOYS`.
-        features: 1 or 2.
-        limit: nearly all samples lie between -limit and limit.
-        draw: samples rows with a generator, or None for the global one.
-        log_prob: the log-density of rows, or None if it is unknown.
 
     Example:
         >>> toy = TOYS["checkerboard"]
@@ -43,9 +39,9 @@ class Toy:
 
     name: str
     features: int
-    limit: float
-    draw: Draw
-    log_prob: LogProb | None
+    limit: float  # nearly all samples lie between -limit and limit
+    draw: Draw  # samples rows with a generator, or None for the global one
+    log_prob: Function | None  # of rows, or None if it is unknown
 
     def sample(self, rows: int, generator: torch.Generator | None = None) -> Tensor:
         """Independent rows, (rows, features), float32."""
@@ -53,12 +49,7 @@ class Toy:
 
 
 def toy(name: str) -> Toy:
-    """The toy density of a name.
-
-    Example:
-        >>> toy("moons").features
-        2
-    """
+    """The toy density of a name."""
     return find(TOYS, name, "toy density")
 
 
@@ -70,11 +61,8 @@ def _normal(rows: int, features: int, generator: torch.Generator | None) -> Tens
     return torch.randn(rows, features, generator=generator, dtype=torch.float64)
 
 
-def _choose(count: int, rows: int, generator: torch.Generator | None) -> Tensor:
-    return torch.randint(count, (rows,), generator=generator)
-
-
-# ---------------------------------------------------------------- mixtures of Gaussians
+def _on_circle(angle: Tensor) -> Tensor:
+    return torch.stack([angle.cos(), angle.sin()], -1)
 
 
 def _gaussians(name: str, centres: Tensor, width: float, limit: float) -> Toy:
@@ -82,7 +70,8 @@ def _gaussians(name: str, centres: Tensor, width: float, limit: float) -> Toy:
     features = centres.shape[-1]
 
     def draw(rows: int, generator: torch.Generator | None) -> Tensor:
-        return centres[_choose(len(centres), rows, generator)] + width * _normal(rows, features, generator)
+        which = torch.randint(len(centres), (rows,), generator=generator)
+        return centres[which] + width * _normal(rows, features, generator)
 
     def log_prob(x: Tensor) -> Tensor:
         square = (x.double().unsqueeze(-2) - centres).square().sum(-1) / width**2
@@ -92,33 +81,14 @@ def _gaussians(name: str, centres: Tensor, width: float, limit: float) -> Toy:
     return Toy(name, features, limit, draw, log_prob)
 
 
-#: The paper's one-dimensional example: the number of Gaussians, and the mean of the last one.
-COUNT, REACH = 7, 40.0
-
-
-def gaussian_row(count: int = COUNT, reach: float = REACH) -> Toy:
-    """Unit Gaussians with means evenly spaced from -reach to reach: the paper's one-dimensional example."""
-    centres = torch.linspace(-reach, reach, count, dtype=torch.float64).unsqueeze(-1)
-    return _gaussians("gaussians", centres, 1.0, reach + 5)
-
-
-def _eight_gaussians() -> Toy:
-    angles = torch.arange(8, dtype=torch.float64) * math.pi / 4
-    centres = 4 * torch.stack([angles.cos(), angles.sin()], -1) / 1.414
-    return _gaussians("8gaussians", centres, 0.5 / 1.414, 4.5)
-
-
-# ---------------------------------------------------------------- circles
-
-
 def _circles(name: str, radii: list[float], width: float) -> Toy:
     """A uniform mixture of circles with Gaussian noise; for each, p(x) = exp(-(r-R)²/2σ²) I₀ᵉ(rR/σ²) / 2πσ²."""
     sizes = torch.tensor(radii, dtype=torch.float64)
 
     def draw(rows: int, generator: torch.Generator | None) -> Tensor:
         angle = 2 * math.pi * _uniform(rows, generator)
-        radius = sizes[_choose(len(sizes), rows, generator)].unsqueeze(-1)
-        return radius * torch.stack([angle.cos(), angle.sin()], -1) + width * _normal(rows, 2, generator)
+        radius = sizes[torch.randint(len(sizes), (rows,), generator=generator)].unsqueeze(-1)
+        return radius * _on_circle(angle) + width * _normal(rows, 2, generator)
 
     def log_prob(x: Tensor) -> Tensor:
         r = x.double().norm(dim=-1, keepdim=True)
@@ -129,63 +99,55 @@ def _circles(name: str, radii: list[float], width: float) -> Toy:
     return Toy(name, 2, max(radii) + 5 * width, draw, log_prob)
 
 
-# ---------------------------------------------------------------- curves
+def _curves(name: str, points_at: Function, width: float, square: float = 0.0) -> Toy:
+    """Curves c(u) with u uniform in (0, 1), plus isotropic noise; ``points_at`` maps u to (curves, n, 2).
 
+    ``square`` is the side of a square of additional uniform noise, up and right of the curve.
+    """
 
-@dataclass(frozen=True)
-class _Curves:
-    """Curves c(t(u)) with u uniform, plus isotropic noise."""
-
-    points: Callable[[Tensor], Tensor]  # of u in (0, 1): (curves, n, 2)
-    width: float
-    square: float = 0.0  # the side of a square of additional uniform noise, up and right of the curve
-
-    def toy(self, name: str) -> Toy:
-        return Toy(name, 2, 4.0, self.draw, self.log_prob)
-
-    def draw(self, rows: int, generator: torch.Generator | None) -> Tensor:
-        points = self.points(_uniform(rows, generator))
-        which = _choose(len(points), rows, generator)
-        noise = self.width * _normal(rows, 2, generator)
-        if self.square:
+    def draw(rows: int, generator: torch.Generator | None) -> Tensor:
+        points = points_at(_uniform(rows, generator))
+        which = torch.randint(len(points), (rows,), generator=generator)
+        noise = width * _normal(rows, 2, generator)
+        if square:
             # The second curve is the first, with its noise, rotated by half a turn.
-            square = torch.stack([_uniform(rows, generator), _uniform(rows, generator)], -1) * self.square
-            noise = noise + square * (1 - 2 * which).unsqueeze(-1)
+            shift = torch.stack([_uniform(rows, generator), _uniform(rows, generator)], -1) * square
+            noise = noise + shift * (1 - 2 * which).unsqueeze(-1)
         return points[which, torch.arange(rows)] + noise
 
-    def log_prob(self, x: Tensor) -> Tensor:
-        u = (torch.arange(_NODES, dtype=torch.float64) + 0.5) / _NODES
-        points = self.points(u)
-        return torch.cat([self._chunk(part, points) for part in x.double().split(_CHUNK)])
-
-    def _chunk(self, x: Tensor, points: Tensor) -> Tensor:
+    def log_prob(x: Tensor) -> Tensor:
+        points = points_at((torch.arange(_NODES, dtype=torch.float64) + 0.5) / _NODES)
+        turns = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat_interleave(_NODES)
         nodes = points.flatten(0, 1)
-        if self.square:
-            turns = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat_interleave(points.shape[1])
-            each = sum(self._log_noise(turns * (x[:, i : i + 1] - nodes[:, i])) for i in range(2))
-        else:
-            square = torch.cdist(x, nodes, compute_mode="donot_use_mm_for_euclid_dist").square()
-            each = -0.5 * square / self.width**2 - math.log(2 * math.pi * self.width**2)
-        return torch.logsumexp(torch.as_tensor(each), -1) - math.log(len(nodes))
+        parts = []
+        for part in x.double().split(_CHUNK):
+            if square:
+                each = sum(log_noise(turns * (part[:, i : i + 1] - nodes[:, i])) for i in range(2))
+            else:
+                distance = torch.cdist(part, nodes, compute_mode="donot_use_mm_for_euclid_dist")
+                each = -0.5 * (distance / width).square() - math.log(2 * math.pi * width**2)
+            parts.append(torch.logsumexp(torch.as_tensor(each), -1) - math.log(len(nodes)))
+        return torch.cat(parts)
 
-    def _log_noise(self, gap: Tensor) -> Tensor:
+    def log_noise(gap: Tensor) -> Tensor:
         """The log-density of a uniform plus a Gaussian variable, from the smaller tail, which avoids cancellation."""
-        inside = self.square - gap
-        near, far = torch.minimum(gap, inside) / self.width, torch.maximum(gap, inside) / self.width
+        inside = square - gap
+        near, far = torch.minimum(gap, inside) / width, torch.maximum(gap, inside) / width
         difference = torch.special.ndtr(near) - torch.special.ndtr(-far)
-        return torch.where(difference > 0, difference.clamp(min=1e-300).log(), -1e4) - math.log(self.square)
+        return torch.where(difference > 0, difference.clamp(min=1e-300).log(), -1e4) - math.log(square)
+
+    return Toy(name, 2, 4.0, draw, log_prob)
 
 
 def _moons(u: Tensor) -> Tensor:
     t = math.pi * u
-    outer = torch.stack([t.cos(), t.sin()], -1)
     inner = torch.stack([1 - t.cos(), 0.5 - t.sin()], -1)
-    return 2 * torch.stack([outer, inner]) + torch.tensor([-1.0, -0.2], dtype=torch.float64)
+    return 2 * torch.stack([_on_circle(t), inner]) + torch.tensor([-1.0, -0.2], dtype=torch.float64)
 
 
 def _swissroll(u: Tensor) -> Tensor:
     t = 1.5 * math.pi * (1 + 2 * u)
-    return ((t / 5).unsqueeze(-1) * torch.stack([t.cos(), t.sin()], -1)).unsqueeze(0)
+    return ((t / 5).unsqueeze(-1) * _on_circle(t)).unsqueeze(0)
 
 
 def _two_spirals(u: Tensor) -> Tensor:
@@ -194,12 +156,9 @@ def _two_spirals(u: Tensor) -> Tensor:
     return torch.stack([arm, -arm])
 
 
-# ---------------------------------------------------------------- others
-
-
 def _draw_checkerboard(rows: int, generator: torch.Generator | None) -> Tensor:
     across = 4 * _uniform(rows, generator) - 2
-    up = _uniform(rows, generator) - 2 * _choose(2, rows, generator) + across.floor() % 2
+    up = _uniform(rows, generator) - 2 * torch.randint(2, (rows,), generator=generator) + across.floor() % 2
     return 2 * torch.stack([across, up], -1)
 
 
@@ -210,7 +169,7 @@ def _log_prob_checkerboard(x: Tensor) -> Tensor:
 
 
 def _draw_pinwheel(rows: int, generator: torch.Generator | None) -> Tensor:
-    blade = _choose(5, rows, generator) * (2 * math.pi / 5)
+    blade = torch.randint(5, (rows,), generator=generator) * (2 * math.pi / 5)
     along = 1 + 0.3 * _normal(rows, 1, generator).squeeze(-1)
     across = 0.1 * _normal(rows, 1, generator).squeeze(-1)
     angle = blade + 0.25 * along.exp()
@@ -222,14 +181,14 @@ def _draw_pinwheel(rows: int, generator: torch.Generator | None) -> Tensor:
 TOYS: dict[str, Toy] = {
     toy.name: toy
     for toy in (
-        _eight_gaussians(),
-        _Curves(_two_spirals, 0.1, 0.5 / 3).toy("2spirals"),
+        _gaussians("8gaussians", 4 * _on_circle(_EIGHTHS) / 1.414, 0.5 / 1.414, 4.5),
+        _curves("2spirals", _two_spirals, 0.1, 0.5 / 3),
         Toy("checkerboard", 2, 4.0, _draw_checkerboard, _log_prob_checkerboard),
         _circles("circles", [3.0, 1.5], 0.24),
-        _Curves(_moons, 0.2).toy("moons"),
+        _curves("moons", _moons, 0.2),
         Toy("pinwheel", 2, 4.5, _draw_pinwheel, None),
         _circles("rings", [3.0, 2.25, 1.5, 0.75], 0.08),
-        _Curves(_swissroll, 0.2).toy("swissroll"),
-        gaussian_row(),
+        _curves("swissroll", _swissroll, 0.2),
+        _gaussians("gaussians", _ROW.unsqueeze(-1), 1.0, REACH + 5),
     )
 }

@@ -2,59 +2,42 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 
+from ..checks import LARGEST_INTEGER
 from ..errors import DataError
-from .columns import Column
-from .names import drop_option, quoted_list
+from .columns import Column, drop_option, quoted_list
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
-#: Up to this magnitude every integer is a float64.
-_LARGEST = 2**53
 #: Strings that are integers, and not real numbers such as 1e20.
-_INTEGER = r"^\s*[+-]?[0-9]+\s*$"
+_INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
 
 
-def is_text(type_name: str) -> bool:
-    """Whether an Arrow type holds strings."""
-    return type_name in ("string", "large_string", "string_view")
+def kind_of(type_name: str) -> str | None:
+    """What the cells of an Arrow type are: "text", "number" or, if they can be nothing else, "category"; or None."""
+    if type_name in ("string", "large_string", "string_view"):
+        return "text"
+    if type_name == "bool" or type_name.startswith("dictionary"):
+        return "category"
+    return "number" if type_name.startswith(("int", "uint", "float", "double", "halffloat", "decimal")) else None
 
 
-def is_category(type_name: str) -> bool:
-    """Whether an Arrow type can hold nothing but categories."""
-    return type_name == "bool" or type_name.startswith("dictionary")
-
-
-def is_number(type_name: str) -> bool:
-    """Whether an Arrow type holds numbers."""
-    return type_name.startswith(("int", "uint", "float", "double", "halffloat", "decimal"))
-
-
-def to_floats(array: Any) -> Array:
-    """Numbers as the nearest float64, NaN where they are missing."""
-    import pyarrow
-
-    floats: Array = array.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False)
-    return floats
-
-
-def parse_texts(array: Any) -> tuple[Array, np.ndarray[Any, np.dtype[np.bool_]]]:
-    """Strings as numbers, and which of them are not numbers; missing values are NaN, and not among those."""
+def to_numbers(array: Any) -> tuple[Array, np.ndarray[Any, np.dtype[np.bool_]]]:
+    """Cells as the nearest float64, NaN where they are missing, and which of them are strings but not numbers."""
     import pyarrow
 
     try:
-        return to_floats(array), np.zeros(len(array), dtype=bool)
-    except pyarrow.ArrowInvalid:
-        pass
-    numbers, bad = np.full(len(array), np.nan), np.zeros(len(array), dtype=bool)
-    for i, text in enumerate(array.to_pylist()):
-        if text is not None:
-            number = parse_number(text)
-            numbers[i], bad[i] = (np.nan, True) if number is None else (number, False)
-    return numbers, bad
+        floats = array.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False)
+        return floats, np.zeros(len(array), dtype=bool)
+    except pyarrow.ArrowInvalid:  # Arrow parses fewer strings than Python
+        texts = array.to_pylist()
+        numbers = [parse_number(text) for text in texts]
+        bad = [number is None and text is not None for number, text in zip(numbers, texts, strict=True)]
+        return np.array(numbers, dtype=np.float64), np.array(bad)
 
 
 def parse_number(text: Any) -> float | None:
@@ -65,22 +48,14 @@ def parse_number(text: Any) -> float | None:
         return None
 
 
-# ---------------------------------------------------------------- numbers that cannot be used
-
-
 def refuse_unusable(array: Any, numbers: Array, column: str, first_row: int, table: str) -> None:
     """Refuse infinities, and integers that float64 would round: identifiers, of which rounding merges different ones.
 
-    Args:
-        array: the Arrow array.
-        numbers: its values as float64.
-        column: the column's name.
-        first_row: number of the first row, from 0.
-        table: the table's name.
+    ``numbers`` are the values of the Arrow array as float64; its first row is row ``first_row`` of the table, from 0.
     """
-    rows = np.flatnonzero(np.abs(numbers) >= _LARGEST)
+    rows = np.flatnonzero(np.abs(numbers) >= LARGEST_INTEGER)
     for row, value in zip(rows, _integers(array.take(rows)) if len(rows) else [], strict=True):
-        if value is not None and abs(value) > _LARGEST:
+        if value is not None and abs(value) > LARGEST_INTEGER:
             raise DataError(
                 f"{table}, row {first_row + int(row) + 1}: column {column!r} holds the integer {value}, which float64 "
                 f"would round, as it is beyond 2**53: leave the column out of the model with {drop_option(column)} if "
@@ -94,28 +69,19 @@ def refuse_unusable(array: Any, numbers: Array, column: str, first_row: int, tab
 def _integers(array: Any) -> list[int | None]:
     """The integers of an array, None where a value is not an integer."""
     import pyarrow
-    from pyarrow import compute
 
     kind = array.type
-    if is_text(str(kind)):
-        array = array.cast(pyarrow.string())
-        whole = compute.match_substring_regex(array, _INTEGER).to_pylist()
-        # Longer strings are infinite as float64.
-        return [int(t) if w and len(t) < 400 else None for t, w in zip(array.to_pylist(), whole, strict=True)]
+    if kind_of(str(kind)) == "text":  # longer strings are infinite as float64
+        return [int(text) if len(text) < 400 and _INTEGER.fullmatch(text) else None for text in array.to_pylist()]
     if pyarrow.types.is_integer(kind) or (pyarrow.types.is_decimal(kind) and kind.scale <= 0):
         return [int(value) for value in array.to_pylist()]
     return [None] * len(array)
-
-
-# ---------------------------------------------------------------- categories
 
 
 def distinct_values(array: Any) -> tuple[list[Any], Array]:
     """The different values of an array as JSON can hold them, and for each entry its index there, NaN if missing."""
     import pyarrow
 
-    if isinstance(array, pyarrow.ChunkedArray):
-        array = array.combine_chunks()
     encoded = array if pyarrow.types.is_dictionary(array.type) else array.dictionary_encode()
     values = [_plain(value) for value in encoded.dictionary.to_pylist()]
     codes = encoded.indices.cast(pyarrow.float64()).to_numpy(zero_copy_only=False).copy()
@@ -125,12 +91,25 @@ def distinct_values(array: Any) -> tuple[list[Any], Array]:
 
 def recode(places: Array, codes: list[float]) -> Array:
     """The code of each entry, from its index in a list of codes; NaN stays NaN."""
-    recoded: Array = np.array([*codes, np.nan])[np.where(np.isnan(places), len(codes), places).astype(np.int64)]
-    return recoded
+    return np.array([*codes, np.nan])[np.where(np.isnan(places), len(codes), places).astype(np.int64)]
 
 
-def codes_of(column: Column, array: Any, first_row: int, table: str) -> Array:
-    """Codes of a category's values, NaN where they are missing; unknown values are refused."""
+def numbers_of(column: Column, array: Any, first_row: int, table: str) -> Array:
+    """Cells of a known column as numbers or codes, NaN where they are missing; others than it can hold are refused."""
+    if column.kind == "category":
+        return _codes_of(column, array, first_row, table)
+    if kind_of(str(array.type)) not in ("text", "number"):
+        raise DataError(f"column {column.name!r} of {table} must hold numbers; it holds {array.type}")
+    numbers, bad = to_numbers(array)
+    if bad.any():
+        at = int(bad.argmax())
+        place, value = f"{table}, row {first_row + at + 1}", array[at].as_py()
+        raise DataError(f"{place}: column {column.name!r} must be a number; it holds {value!r}")
+    refuse_unusable(array, numbers, column.name, first_row, table)
+    return numbers
+
+
+def _codes_of(column: Column, array: Any, first_row: int, table: str) -> Array:
     values, places = distinct_values(array)
     codes = [np.nan if value is None else code_of(column, value) for value in values]
     known = recode(places, [-1.0 if code is None else float(code) for code in codes])
@@ -163,9 +142,6 @@ def _plain(value: Any) -> Any:
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return None
     return value if isinstance(value, (str, bool, int, float)) else str(value)
-
-
-# ---------------------------------------------------------------- samples
 
 
 def to_arrow(column: Column, numbers: Array) -> Any:

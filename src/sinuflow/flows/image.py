@@ -16,7 +16,7 @@ class ImageFlow(SinusoidalFlow):
     r"""The paper's flow over images: LDU blocks whose shifts are computed by a miniature PixelCNN.
 
     Images are vectors of ``features`` = C·H·W values: pass ``x.flatten(-3)``, and reshape samples with
-    ``x.view(-1, C, H, W)``. For images of bytes, see :class:`sinuflow.data.images.PixelMap`.
+    ``x.view(-1, C, H, W)``. For images of bytes, see :class:`sinuflow.bijections.pixels.PixelMap`.
 
     Args:
         shape: (C, H, W).

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ..bijections.pixels import PixelMap
 from ..checks import flag, integer, items, number, optional, text, whole
-from ..data.image_files import as_images
-from ..data.labels import class_indices, listed
+from ..data.image_files import as_images, class_indices, listed
 from ..errors import DataError
 from ..flow_config import FlowConfig, ImageFlowConfig
 from ..flows.distribution import check_temperature

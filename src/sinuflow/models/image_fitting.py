@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ..bijections.pixels import PixelMap
-from ..data.image_files import Pictures, open_pictures
-from ..data.labels import class_counts, class_indices
+from ..data.image_files import Pictures, class_counts, class_indices, open_pictures
 from ..data.sources import seeded
 from ..errors import ArgumentError, DataError
 from ..flow_config import ImageConditioning

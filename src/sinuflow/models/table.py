@@ -12,10 +12,9 @@ from torch import Tensor
 
 from ..checks import anything, fields, integer, items, number, optional, text
 from ..data import Column, Preprocessor, open_table
-from ..data.columns import LONGEST_NAME
-from ..data.names import quoted_list
-from ..data.reader import Rows, read_rows
+from ..data.columns import LONGEST_NAME, quoted_list
 from ..data.split import Ids, Split
+from ..data.tables import Rows, read_rows
 from ..data.values import code_of, to_arrow
 from ..errors import DataError, InversionError
 from ..flow_config import FlowConfig, ImageFlowConfig

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from ..data import Preprocessor, Survey, Table, open_table, survey
 from ..data.arrow_rows import ArrowRows
-from ..data.fingerprint import CONTENT_ROWS, content_hash, fingerprint
 from ..data.inspect import Wish
-from ..data.reader import columns_to_numbers
-from ..data.sources import MemoryRows, RowSource, seeded
+from ..data.sources import CONTENT_ROWS, MemoryRows, RowSource, content_hash, fingerprint, seeded
 from ..data.split import Ids, Split, split_rows
+from ..data.tables import columns_to_numbers
 from ..errors import ArgumentError
 from ..flows.sinusoidal import SinusoidalFlow
 from ..training import fit

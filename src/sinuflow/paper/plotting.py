@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..data.image_grid import grid_of
+from ..data.image_files import grid_of
 from ..errors import ArgumentError
 from ..files import replacing
 

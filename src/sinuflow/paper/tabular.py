@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.benchmarks import BENCHMARKS
-from ..data.datasets import Splits
+from ..data.datasets import BENCHMARKS, Splits
 from ..errors import ArgumentError
 from ..models.defaults import Recipe
 from .comparison import Comparison, Evaluation

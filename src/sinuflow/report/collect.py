@@ -10,9 +10,8 @@ from torch import Tensor
 
 from ..data import Table, open_table
 from ..data.columns import Column
-from ..data.fingerprint import CONTENT_ROWS, content_hash
-from ..data.reader import read_rows
-from ..data.sources import seeded
+from ..data.sources import CONTENT_ROWS, content_hash, seeded
+from ..data.tables import read_rows
 from ..data.values import to_arrow
 from ..errors import DataError
 from ..models.table import TableModel

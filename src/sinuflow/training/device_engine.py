@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..data.batches import Batches
-from ..data.sources import Batch, ResidentRows, Taker
+from ..data.sources import Batch, Batches, ResidentRows, Taker
 from ..flows.flow import Flow
 from ..ops import adam as flat_adam
 from ..ops.adam import SLOTS, Flat, Rules, Slot

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..data.batches import Batches
-from ..data.sources import Batch
+from ..data.sources import Batch, Batches
 from ..flows.flow import Flow
 from ..ops.adam import BETA1, BETA2, EPSILON
 from .guard import Guard

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from ..checks import whole
-from ..data.fingerprint import fingerprint, fingerprint_of_head
-from ..data.sources import as_source
+from ..data.sources import as_source, fingerprint, fingerprint_of_head
 from ..errors import ArgumentError
 from ..flows.flow import Flow
 from .checkpoint import CheckpointFolder

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from ..data.batches import Batches
-from ..data.sources import RowSource
+from ..data.sources import Batches, RowSource
 from ..errors import TrainingError
 from ..flows.flow import Flow
 from .checkpoint import Checkpoint

@@ -15,15 +15,10 @@ import numpy as np
 
 from ...errors import ArgumentError, DataError, StorageError
 from ...files import replacing
-from ..benchmarks import BENCHMARKS
-from ..datasets import Array, Dataset, Splits
+from ..datasets import BENCHMARKS, Array, Dataset, Splits
 from ..image_sets import IMAGE_SETS
-from .bsds300 import prepare_bsds300
-from .gas import prepare_gas
-from .hepmass import prepare_hepmass
-from .images import LabelledSplits, prepare_cifar10, prepare_mnist
-from .miniboone import prepare_miniboone
-from .power import prepare_power
+from .images import LabelledSplits, prepare_bsds300, prepare_cifar10, prepare_mnist
+from .tables import prepare_gas, prepare_hepmass, prepare_miniboone, prepare_power
 
 _RECIPES: dict[str, Callable[[Path], Splits | LabelledSplits]] = {
     "power": prepare_power,
@@ -46,22 +41,7 @@ def prepare(
 ) -> Splits | LabelledSplits:
     """Prepare a dataset from its published files: write ``to/name/{train,val,test}.npy``, and the labels of images.
 
-    Args:
-        name: of the dataset.
-        original: the published file, or its folder.
-        to: the folder of all datasets; created if needed.
-        force: replace existing files.
-        progress: called with lines of progress.
-
-    Example:
-        >>> import tempfile
-        >>> random = np.random.default_rng(0)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     file = Path(folder) / "ethylene_CO.txt"
-        ...     times, sensors = np.zeros((800, 3)), random.normal(size=(800, 8))
-        ...     np.savetxt(file, np.hstack([times, sensors, sensors]), header="time, gases, sensors")
-        ...     prepare("gas", file, folder).train.shape
-        (162, 8)
+    ``original`` is the published file, or its folder; ``force`` replaces existing files.
     """
     if name not in _RECIPES:
         reason = "has no recipe, because it is not published" if name in BENCHMARKS else "is not a known dataset"
@@ -90,22 +70,12 @@ def prepare(
 
 
 def in_words(shape: tuple[int, ...]) -> str:
-    """The shape of an example.
-
-    Example:
-        >>> in_words((6,)), in_words((1, 28, 28))
-        ('6 columns', '1 x 28 x 28 bytes')
-    """
+    """The shape of an example: "6 columns", or "1 x 28 x 28 bytes"."""
     return f"{' x '.join(map(str, shape))} {'columns' if len(shape) == 1 else 'bytes'}"
 
 
 def sizes_in_words(sizes: tuple[int, ...]) -> str:
-    """The sizes of the splits.
-
-    Example:
-        >>> sizes_in_words((45000, 5000, 10000))
-        '45,000 / 5,000 / 10,000'
-    """
+    """The sizes of the splits, as in "45,000 / 5,000 / 10,000"."""
     return " / ".join(f"{n:,}" for n in sizes)
 
 
@@ -128,6 +98,3 @@ def _write_arrays(paths: list[Path], arrays: Iterable[Array]) -> None:
         for path, rows in zip(paths, arrays, strict=True):
             with open(stack.enter_context(replacing(path)), "wb") as file:
                 np.save(file, rows, allow_pickle=False)
-
-
-__all__ = ["prepare"]

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from sinuflow.data import BENCHMARKS, Splits, load_benchmark
-from sinuflow.data.benchmarks import benchmark
 from sinuflow.errors import ArgumentError, DataError
 
 
@@ -44,7 +43,7 @@ def test_datasets_are_read_as_written(name, tmp_path):
         assert rows.flags.writeable
         assert rows.flags.c_contiguous
         np.testing.assert_array_equal(rows, np.load(place / f"{split}.npy"))
-    assert benchmark(name).count(str(tmp_path)) == (20, 5, 7)
+    assert BENCHMARKS[name].count(str(tmp_path)) == (20, 5, 7)
 
 
 @pytest.mark.parametrize("found", BENCHMARKS.values(), ids=BENCHMARKS)
@@ -53,7 +52,7 @@ def test_every_dataset_has_source_licence_and_comparability(found):
     assert found.licence
     assert found.comparable.startswith(("yes", "no: "))
     assert (found.original is None) == found.name.endswith("-small") == found.comparable.startswith("no")
-    assert benchmark(found.name) is found
+    assert BENCHMARKS[found.name] is found
 
 
 def test_tenths_have_the_published_sizes():
@@ -83,7 +82,7 @@ def test_the_error_of_a_missing_dataset_names_its_source_and_the_command(tmp_pat
         assert "sinuflow data prepare power --from household_power_consumption.txt --to " in message
     write(tmp_path, val=None)
     assert "val.npy" in refused(tmp_path)
-    assert benchmark("power").count(tmp_path) is None
+    assert BENCHMARKS["power"].count(tmp_path) is None
     assert "no recipe" in refused(tmp_path, "gas-small")
     assert "take gas" in refused(tmp_path, "gas-small")
 
@@ -146,7 +145,7 @@ def test_other_files_are_refused(tmp_path):
         (place / "train.npy").write_bytes(content)
         assert "train.npy is not an array of numbers" in refused(tmp_path)
         with pytest.raises(DataError):
-            benchmark("power").count(tmp_path)
+            BENCHMARKS["power"].count(tmp_path)
     with zipfile.ZipFile(place / "train.npy", "w") as packed:
         packed.writestr("train.npy", whole)
     assert "train.npy is not an array of numbers" in refused(tmp_path)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sinuflow import ArgumentError, DataError, SinuflowError
-from sinuflow.data.images import PixelMap, dequantize, flip_horizontally
+from sinuflow.bijections.pixels import PixelMap, dequantize, flip_horizontally
 
 DOUBLE = torch.float64
 ALPHAS = [1e-6, 0.05]

@@ -1,0 +1,177 @@
+"""Opening NumPy arrays, frames and Parquet files, with errors in one line."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+
+from ..errors import DataError, SinuflowError
+from .columns import quoted_list
+
+#: Columns that pandas adds to Parquet files for its index.
+INDEX_COLUMN = re.compile(r"__index_level_\d+__")
+
+
+def arrow_modules() -> tuple[Any, Any]:
+    """``pyarrow`` and ``pyarrow.dataset``, imported on first use."""
+    try:
+        import pyarrow
+        import pyarrow.dataset
+        import pyarrow.fs
+    except ImportError:
+        raise SinuflowError("tables need pyarrow and narwhals: pip install 'sinuflow[cli]'") from None
+    return pyarrow, pyarrow.dataset
+
+
+@contextmanager
+def translated(name: str) -> Iterator[None]:
+    """Translate errors of Arrow and the operating system into a DataError about the table ``name``."""
+    arrow, _ = arrow_modules()
+    try:
+        yield
+    except (UnicodeDecodeError, arrow.ArrowException, OSError, OverflowError) as error:
+        if isinstance(error, UnicodeDecodeError) or "UTF8" in str(error):
+            raise DataError(f"{name} is not UTF-8 text: save it as UTF-8") from error
+        text = _first_line(error)
+        if "Empty CSV" in text:
+            raise DataError(f"{name} is empty") from error
+        if "straddling" in text:
+            raise DataError(f"{name} has a row that is longer than 1 MiB, or a quote that is never closed") from error
+        raise DataError(f"cannot read {name}: {text}") from error
+
+
+def _first_line(error: Exception) -> str:
+    text = " ".join(map(str, error.args)) if not isinstance(error, OSError) else str(error)
+    text = text.strip() or type(error).__name__
+    return text.split("Invalid: ")[-1].splitlines()[0][:300]  # Arrow puts the place before the problem
+
+
+def check_names(table: str, columns: list[str]) -> None:
+    """Refuse a table without columns, or with two of the same name."""
+    if not columns:
+        raise DataError(f"{table} has no columns")
+    duplicates = sorted(name for name, count in Counter(columns).items() if count > 1)
+    if duplicates:
+        raise DataError(f"{table} has more than one column called {quoted_list(duplicates)}: rename them")
+
+
+def open_array(path: Path, remedy: str) -> np.ndarray[Any, Any]:
+    """Memory-map a ``.npy`` file; ``remedy`` is for the message if it is missing or damaged."""
+    if not os.path.isfile(path):  # Path.is_file raises for names that are too long
+        raise DataError(f"there is no {path}: {remedy}")
+    try:
+        # Memory-mapping loads no pickles and trusts no size beyond the file.
+        return np.lib.format.open_memmap(path, mode="r")
+    except Exception as error:  # NumPy parses the header with Python's parser, which raises many types
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(f"{path} is not an array of numbers ({reason}): {remedy}") from error
+
+
+def array_to_arrow(name: str, array: np.ndarray) -> Any:
+    """A two-dimensional array as an Arrow table with the columns x0, x1, ..."""
+    arrow, _ = arrow_modules()
+    if array.ndim != 2 or not (np.issubdtype(array.dtype, np.number) or array.dtype == bool):
+        raise DataError(f"{name} must hold numbers in rows and columns; it has shape {array.shape}, type {array.dtype}")
+    if np.iscomplexobj(array):
+        raise DataError(f"{name} holds complex numbers: split them into real and imaginary parts")
+    native = np.dtype(np.float64) if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
+    with np.errstate(over="ignore"):  # overflows become infinite, which is refused later
+        columns = [arrow.array(np.ascontiguousarray(array[:, i]).astype(native)) for i in range(array.shape[1])]
+    return arrow.table(columns, names=[f"x{i}" for i in range(array.shape[1])])
+
+
+def frame_to_arrow(data: Any) -> Any:
+    """A pandas or Polars frame as an Arrow table, without pandas' index."""
+    arrow_modules()
+    import narwhals
+
+    if narwhals.dependencies.is_pandas_dataframe(data):
+        check_names("the frame", [str(name) for name in data.columns])
+        # Arrow lacks sparse dtypes and long double.
+        dense = {name: dtype.subtype for name, dtype in data.dtypes.items() if type(dtype).__name__ == "SparseDtype"}
+        double = {name: np.dtype(np.float64) for name, dtype in data.dtypes.items() if dtype == np.longdouble}
+        data = data.astype(dense | double) if dense or double else data
+    try:
+        frame = narwhals.from_native(data, eager_only=True)
+    except TypeError:
+        raise DataError(
+            f"cannot read a table from {type(data).__name__}: give a path, a pandas or Polars frame, "
+            "an Arrow table or a NumPy array"
+        ) from None
+    names = [str(name) for name in frame.columns]
+    try:
+        return frame.to_arrow().select(range(len(names))).rename_columns(names)  # the index follows the columns
+    except Exception as error:  # of the frame's library or Arrow, which share no base class
+        raise DataError(
+            f"{_unreadable(frame, names)} cannot be read ({_first_line(error)}): convert it to numbers or to strings, "
+            "or remove it from the frame"
+        ) from error
+
+
+def _unreadable(frame: Any, names: list[str]) -> str:
+    """The first column that Arrow cannot convert."""
+    for i, name in enumerate(names):
+        try:
+            frame[:, [i]].to_arrow()
+        except Exception:  # as above
+            return f"column {name!r} of the frame"
+    return "the frame"
+
+
+def parquet_dataset(path: Path) -> tuple[Any, list[str] | None]:
+    """The dataset of a file or folder, and its files if all have its schema.
+
+    Partition keys (``key=value`` folders) are strings: ``01`` is not 1. A column of the files takes precedence.
+    """
+    arrow, datasets = arrow_modules()
+    if path.is_dir() and not any(path.rglob("*.parquet")):
+        raise DataError(f"{path} is a folder without .parquet files")
+    with translated(str(path)):
+        files = sorted(map(str, path.rglob("*.parquet"))) if path.is_dir() else [str(path)]
+        # Pre-buffering would hold the whole file in memory.
+        options = datasets.ParquetFragmentScanOptions(pre_buffer=False)
+        form = datasets.ParquetFileFormat(default_fragment_scan_options=options)
+        system = arrow.fs.LocalFileSystem()
+        schemas = [form.make_fragment(file, filesystem=system).physical_schema for file in files]
+        _check_alike(files, schemas)
+        schema = arrow.unify_schemas(schemas)
+        folders = [part for file in files for part in Path(file).relative_to(path).parts[:-1] if "=" in part]
+        keys = dict.fromkeys(unquote(folder.partition("=")[0]) for folder in folders)  # in the order of the path
+        partitions = arrow.schema([(key, arrow.string()) for key in keys if key not in schema.names])
+        schema = arrow.schema([*schema, *partitions], schema.metadata)
+        root = {"partitioning": datasets.partitioning(partitions, flavor="hive"), "partition_base_dir": str(path)}
+        place = root if len(partitions) else {}
+        dataset = datasets.dataset(files, schema=schema, format=form, filesystem=system, **place)
+        return dataset, files if all(other.equals(schema) for other in schemas) else None
+
+
+def _check_alike(files: list[str], schemas: list[Any]) -> None:
+    """Refuse files whose columns differ: Arrow would convert cells and omit columns.
+
+    The order of columns may differ, and columns of type null have nothing to convert.
+    """
+    remedy = "write all files of the folder with the same columns and types"
+    columns = {name for name in schemas[0].names if not INDEX_COLUMN.fullmatch(name)}
+    types: dict[str, tuple[Any, str]] = {}
+    for file, schema in zip(files, schemas, strict=True):
+        check_names(file, schema.names)
+        present = {name for name in schema.names if not INDEX_COLUMN.fullmatch(name)}
+        for absent, one, other in ((columns - present, file, files[0]), (present - columns, files[0], file)):
+            if absent:
+                raise DataError(f"{one} has no column {min(absent)!r}, but {other} has one: {remedy}")
+        for field in schema:
+            if str(field.type) == "null":
+                continue
+            expected, first = types.setdefault(field.name, (field.type, file))
+            if field.type != expected:
+                raise DataError(
+                    f"column {field.name!r} holds {expected} in {first}, but {field.type} in {file}: {remedy}"
+                )
