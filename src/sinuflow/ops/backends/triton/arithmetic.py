@@ -74,18 +74,6 @@ def softplus(x):
 
 
 @triton.jit
-def softmax_parts(weights, stride, inside, WAVES: tl.constexpr):
-    """The largest of some weights, and the sum of e^(w - largest)."""
-    largest = tl.load(weights, inside, 0.0)
-    for k in tl.static_range(1, WAVES):
-        largest = tl.maximum(largest, tl.load(weights + k * stride, inside, 0.0))
-    total = tl.zeros_like(largest)
-    for k in tl.static_range(WAVES):
-        total += tl.exp(tl.load(weights + k * stride, inside, 0.0) - largest)
-    return largest, total
-
-
-@triton.jit
 def log1p(x):
     """log(1 + x) for x in [0, 1]: with Kahan's correction for what 1 + x rounds away."""
     y = 1.0 + x

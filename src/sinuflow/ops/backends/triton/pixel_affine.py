@@ -17,9 +17,9 @@ def forward(outputs: Tensor) -> tuple[Tensor, Tensor]:
     """z (D, B) and the log-determinant (B,) for outputs (2D, B): y, then r."""
     outputs = outputs.contiguous()
     y = outputs[: len(outputs) // 2]
-    grid, padded, height = tiling(y)
+    grid, size = tiling(y)
     z, ladj = torch.empty_like(y), y.new_empty((y.shape[-1], grid[1]))
-    _forward[grid](outputs, z, ladj, y.shape[-1], len(y), MOST=LOG_SCALE_MAX, FEATURES=padded, ROWS=height)
+    _forward[grid](outputs, z, ladj, y.shape[-1], len(y), MOST=LOG_SCALE_MAX, **size)
     return z, reduce_tiles(ladj, Tensor.sum)
 
 
@@ -27,12 +27,9 @@ def forward(outputs: Tensor) -> tuple[Tensor, Tensor]:
 def backward(outputs: Tensor, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor]:
     """The gradient of the outputs."""
     outputs, grad_z, grad_ladj = outputs.contiguous(), grad_z.contiguous(), grad_ladj.contiguous()
-    grid, padded, height = tiling(grad_z)
+    grid, size = tiling(grad_z)
     grad = torch.empty_like(outputs)
-    _backward[grid](
-        outputs, grad_z, grad_ladj, grad, grad_z.shape[-1], len(grad_z),
-        MOST=LOG_SCALE_MAX, FEATURES=padded, ROWS=height,
-    )  # fmt: skip
+    _backward[grid](outputs, grad_z, grad_ladj, grad, grad_z.shape[-1], len(grad_z), MOST=LOG_SCALE_MAX, **size)
     return (grad,)
 
 
