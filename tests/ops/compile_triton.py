@@ -21,7 +21,7 @@ CONSTANTS = {
     "SIGN": -1, "CLIPPED": True, "CLIP": 5.0, "FAR": 30.0,
     "SLACK": 1.0, "LEARNING": 20, "MEMORY": 0.98, "LOG_BETA1": -0.1, "LOG_BETA2": -0.001, "BETA1": 0.9,
     "BETA2": 0.999, "DECAY": 0.01, "DECOUPLED": True, "AVERAGED": True, "EPSILON": 1e-7,
-    "MIXED": False, "MOST": 2.0, "SHARED": True,
+    "MIXED": False, "SHARED": True,
 }  # fmt: skip
 DEVICE_FUNCTIONS = {"_apply", "_part", "_places", "_store_gradient", "_transformer"}
 #: Float64 arguments of kernels for float64 rows and float32 waves.

@@ -5,6 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ... import conditional_waves
+
+#: A constant in kernels; Triton's interpreter takes it on the right of a tensor only.
+LOG_SCALE_MAX = tl.constexpr(conditional_waves.LOG_SCALE_MAX)
+
 
 @triton.jit
 def _reduced(u):
@@ -121,3 +126,9 @@ def wave_products(x, a, MIXED: tl.constexpr = False):
         product = sine * cosine
         product = tl.where(odd, -product, product)
     return square, product
+
+
+@triton.jit
+def bounded_log_scale(r):
+    """The bounded log-scale s = 2 tanh(r / 2)."""
+    return tanh(r * (1.0 / LOG_SCALE_MAX)) * LOG_SCALE_MAX

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...conditional_waves import Shape
-from .arithmetic import sigmoid, tanh, two_sum, wave_products
+from .arithmetic import LOG_SCALE_MAX, bounded_log_scale, sigmoid, tanh, two_sum, wave_products
 from .launch import device_guard, reduce_tiles, tile, tile_slot, tiling
 from .waves import ALPHA_MAX, evaluate, softmax, solve, wave
 
@@ -83,7 +83,7 @@ def _forward(
     feature, row, place, inside = tile(rows, features, FEATURES, ROWS)
     stride = rows.to(tl.int64)
     first = (feature * (2 + SCALES * (3 * WAVES + 1)))[:, None] * stride + row[None, :]
-    log_scale = 2.0 * tanh(0.5 * tl.load(parameters_at + first + stride, inside, 0.0))
+    log_scale = bounded_log_scale(tl.load(parameters_at + first + stride, inside, 0.0))
     x = tl.load(x_at + place, inside, 0.0) * tl.exp(log_scale) + tl.load(parameters_at + first, inside, 0.0)
     ladj = log_scale
     rest = tl.zeros_like(x)
@@ -107,8 +107,8 @@ def _backward(
     grad = tl.load(grad_z_at + place, inside, 0.0)
     of_ladj = tl.where(inside, tl.load(grad_ladj_at + row, row < rows, 0.0)[None, :], 0.0)
     x0 = tl.load(x_at + place, inside, 0.0)
-    half = tanh(0.5 * tl.load(parameters_at + first + stride, inside, 0.0))
-    scale = tl.exp(2.0 * half)
+    half = tanh(tl.load(parameters_at + first + stride, inside, 0.0) * (1.0 / LOG_SCALE_MAX))
+    scale = tl.exp(half * LOG_SCALE_MAX)
     for backwards in range(SCALES):
         j = SCALES - 1 - backwards
         x = x0 * scale + tl.load(parameters_at + first, inside, 0.0)
@@ -155,7 +155,7 @@ def _inverse(
     stride = rows.to(tl.int64)
     first = (feature * (2 + SCALES * (3 * WAVES + 1)))[:, None] * stride + row[None, :]
     x = tl.load(z_at + place, inside, 0.0)
-    log_scale = 2.0 * tanh(0.5 * tl.load(parameters_at + first + stride, inside, 0.0))
+    log_scale = bounded_log_scale(tl.load(parameters_at + first + stride, inside, 0.0))
     zero = tl.zeros_like(x)
     whole_slope = tl.exp(log_scale)
     worst, rest = zero, zero

@@ -90,8 +90,8 @@ def _relu_backward(units, gradient):
 
 
 @triton.jit
-def add_bias(sums, biases_at, added_at, image, inside, MAPS: tl.constexpr, ADDED: tl.constexpr):
-    """With biases, and with what the context adds to the maps of an image."""
+def add_bias(sums, biases_at, MAPS: tl.constexpr, added_at=0, image=0, inside=0, ADDED: tl.constexpr = 0):
+    """With biases, and with what the context adds to the maps of an image, if ADDED is not 0."""
     maps = tl.arange(0, MAPS)
     sums += tl.load(biases_at + maps)[None, :]
     if ADDED > 0:
@@ -100,10 +100,13 @@ def add_bias(sums, biases_at, added_at, image, inside, MAPS: tl.constexpr, ADDED
 
 
 @triton.jit
-def matmul(maps, weights_at, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.constexpr, PRECISION: tl.constexpr):
-    """The product of maps (tile, COLUMNS) with the transpose of a matrix (ROWS, COLUMNS), in its precision."""
+def matmul(maps, weights_at, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.constexpr):
+    """The product of maps (tile, COLUMNS) with the transpose of a matrix (ROWS, COLUMNS), in its precision.
+
+    Of float32: each number is the sum of two TF32 numbers, and three products are added.
+    """
     transposed = tl.load(weights_at + tl.arange(0, ROWS)[None, :] * STRIDE + tl.arange(0, COLUMNS)[:, None])
-    return tl.dot(maps.to(transposed.dtype), transposed, input_precision=PRECISION)
+    return tl.dot(maps.to(transposed.dtype), transposed, input_precision="tf32x3")
 
 
 @triton.jit
@@ -111,13 +114,25 @@ def _update_largest(largest_at, image, inside, maps):
     tl.atomic_max(largest_at + image, tl.max(maps.to(tl.float32), 1), inside)
 
 
+@triton.jit
+def _reduce(
+    active, weights_at, biases_at, reduced_at, largest_at, pixel, image, inside, batch,
+    WIDE: tl.constexpr, NARROW: tl.constexpr, CHECK: tl.constexpr,
+):  # fmt: skip
+    """The first convolution of a bottleneck."""
+    reduced = relu(add_bias(matmul(active, weights_at, NARROW, WIDE, WIDE), biases_at, NARROW))
+    reduced_at += maps_at(pixel, image, batch, NARROW)
+    tl.store(reduced_at, reduced.to(reduced_at.dtype.element_ty), inside[:, None])
+    if CHECK:
+        _update_largest(largest_at, image, inside, reduced)
+
+
 @triton.jit(do_not_specialize=["batch", "reverse"])
 def first_layers(
     x_at, first_at, first_bias_at, added_at, reduce_at, reduce_bias_at, patch_at, wide_at, reduced_at, largest_at,
     batch, reverse,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
-    NARROW: tl.constexpr, ADDED: tl.constexpr, LEARN: tl.constexpr, CHECK: tl.constexpr,
-    PRECISION: tl.constexpr, ROWS: tl.constexpr,
+    NARROW: tl.constexpr, ADDED: tl.constexpr, LEARN: tl.constexpr, CHECK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The first convolution, and the first one of the first bottleneck.
 
@@ -127,17 +142,13 @@ def first_layers(
     x = patch(x_at, i, j, image, inside, batch, reverse, CHANNELS, HEIGHT, WIDTH, COLUMNS, 25)
     if LEARN:
         tl.store(patch_at + maps_at(pixel, image, batch, COLUMNS), x.to(patch_at.dtype.element_ty), inside[:, None])
-    wide = matmul(x, first_at, WIDE, COLUMNS, COLUMNS, PRECISION)
-    wide = add_bias(wide, first_bias_at, added_at, image, inside, WIDE, ADDED).to(wide_at.dtype.element_ty)
+    wide = matmul(x, first_at, WIDE, COLUMNS, COLUMNS)
+    wide = add_bias(wide, first_bias_at, WIDE, added_at, image, inside, ADDED).to(wide_at.dtype.element_ty)
     tl.store(wide_at + maps_at(pixel, image, batch, WIDE), wide, inside[:, None])
-    reduced = matmul(relu(wide), reduce_at, NARROW, WIDE, WIDE, PRECISION)
-    reduced = relu(add_bias(reduced, reduce_bias_at, added_at, image, inside, NARROW, 0))
-    tl.store(
-        reduced_at + maps_at(pixel, image, batch, NARROW), reduced.to(reduced_at.dtype.element_ty), inside[:, None]
-    )
+    active = relu(wide)
     if CHECK:
-        _update_largest(largest_at, image, inside, relu(wide))
-        _update_largest(largest_at, image, inside, reduced)
+        _update_largest(largest_at, image, inside, active)
+    _reduce(active, reduce_at, reduce_bias_at, reduced_at, largest_at, pixel, image, inside, batch, WIDE, NARROW, CHECK)
 
 
 @triton.jit(do_not_specialize=["batch", "reverse"])
@@ -146,21 +157,19 @@ def bottleneck(
     hidden_at, wide_next_at, out_at, largest_at, batch, reverse,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr,
     HEAD: tl.constexpr, OUTPUTS: tl.constexpr, ADDED: tl.constexpr, LAST: tl.constexpr, LEARN: tl.constexpr,
-    CHECK: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr,
+    CHECK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The second and third convolutions of a bottleneck, then the first of the next, or the head."""
     pixel, i, j, image, inside = _tile(batch, WIDTH, ROWS)
     sums = tl.zeros((ROWS, NARROW), tl.float32)
     for tap in tl.static_range(5):
         maps = neighbour_maps(reduced_at, i, j, tap, image, batch, WIDTH, NARROW)
-        sums += matmul(maps, conv_at + tap * NARROW, NARROW, NARROW, 5 * NARROW, PRECISION)
-    hidden = relu(add_bias(sums, conv_bias_at, added_at, image, inside, NARROW, ADDED))
-    hidden = hidden.to(wide_at.dtype.element_ty)
+        sums += matmul(maps, conv_at + tap * NARROW, NARROW, NARROW, 5 * NARROW)
+    hidden = relu(add_bias(sums, conv_bias_at, NARROW, added_at, image, inside, ADDED)).to(wide_at.dtype.element_ty)
     if LEARN:
         tl.store(hidden_at + maps_at(pixel, image, batch, NARROW), hidden, inside[:, None])
     at = maps_at(pixel, image, batch, WIDE)
-    expanded = matmul(hidden, expand_at, WIDE, NARROW, NARROW, PRECISION)
-    expanded = add_bias(expanded, expand_bias_at, added_at, image, inside, WIDE, 0)
+    expanded = add_bias(matmul(hidden, expand_at, WIDE, NARROW, NARROW), expand_bias_at, WIDE)
     wide = (expanded + tl.load(wide_at + at, inside[:, None], 0.0).to(tl.float32)).to(wide_at.dtype.element_ty)
     active = relu(wide)
     if CHECK:
@@ -174,17 +183,13 @@ def bottleneck(
         here = feature[None, :] * batch.to(tl.int64) + image[:, None]
         exists = (channel < CHANNELS)[None, :] & inside[:, None]
         for output in tl.static_range(OUTPUTS):
-            values = matmul(active, next_at + output * (HEAD * WIDE), HEAD, WIDE, WIDE, PRECISION)
-            values = add_bias(values, next_bias_at + output * HEAD, added_at, image, inside, HEAD, 0)
+            values = matmul(active, next_at + output * (HEAD * WIDE), HEAD, WIDE, WIDE)
+            values = add_bias(values, next_bias_at + output * HEAD, HEAD)
             if output == 0:
                 values += tl.load(x_at + here, exists, 0.0)
             tl.store(out_at + output * (CHANNELS * HEIGHT * WIDTH) * batch.to(tl.int64) + here, values, exists)
     else:
-        reduced = matmul(active, next_at, NARROW, WIDE, WIDE, PRECISION)
-        reduced = relu(add_bias(reduced, next_bias_at, added_at, image, inside, NARROW, 0))
-        tl.store(out_at + maps_at(pixel, image, batch, NARROW), reduced.to(out_at.dtype.element_ty), inside[:, None])
-        if CHECK:
-            _update_largest(largest_at, image, inside, reduced)
+        _reduce(active, next_at, next_bias_at, out_at, largest_at, pixel, image, inside, batch, WIDE, NARROW, CHECK)
 
 
 # ---------------------------------------------------------------- gradients
