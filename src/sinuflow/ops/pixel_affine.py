@@ -31,16 +31,6 @@ def log_scale(r: Tensor) -> Tensor:
     return LOG_SCALE_MAX * torch.tanh(r / LOG_SCALE_MAX)
 
 
-def gain(y: Tensor, r: Tensor) -> Tensor:
-    r"""The derivative of :math:`e^s y` with respect to r, without the scale: :math:`y (1 - (s/2)^2)`.
-
-    Example:
-        >>> gain(torch.tensor([3.0]), torch.tensor([0.0]))
-        tensor([3.])
-    """
-    return y * (1 - (log_scale(r) / LOG_SCALE_MAX) ** 2)
-
-
 def scaled(outputs: Tensor, features: int) -> Scaled:
     """z and the log-determinant for a network's outputs.
 
