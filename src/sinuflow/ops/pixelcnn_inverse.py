@@ -89,24 +89,23 @@ def fronts(height: int, width: int, device: torch.device) -> list[Front]:
         >>> [front.pixels.tolist() for front in fronts(2, 5, torch.device("cpu"))]
         [[0], [1], [2], [3], [4, 5], [6], [7], [8], [9]]
     """
+    size = height * width
+    index = torch.arange(size)
+
+    def neighbours(reach: int) -> tuple[Tensor, Tensor]:
+        """Where every pixel looks, place by place, and from where it is seen; (places, H * W)."""
+        padded = F.pad(index.double().view(1, 1, height, width), 4 * [reach], value=size)
+        places = F.unfold(padded, 2 * reach + 1)[0].long()
+        return places[: len(places) // 2], places.flip(0)[: len(places) // 2]
+
+    (far, far_after), (near, near_after) = neighbours(3), neighbours(1)
+    time = SKEW * (index // width) + index % width
     result = []
-    for time in range(width + SKEW * (height - 1)):
-        rows = torch.arange(height)
-        columns = time - SKEW * rows
-        inside = (columns >= 0) & (columns < width)
-        rows, columns = rows[inside], columns[inside]
-        if not len(rows):  # a narrow image has fronts without pixels
-            continue
-        places = []
-        for sign in (1, -1):
-            for reach in (3, 1):
-                side = 2 * reach + 1
-                kernel = torch.arange((reach + 1) * side - reach - 1).unsqueeze(1)
-                i = rows + sign * (kernel // side - reach)
-                j = columns + sign * (kernel % side - reach)
-                outside = (i < 0) | (i >= height) | (j < 0) | (j >= width)
-                places.append(torch.where(outside, height * width, i * width + j).flatten())
-        result.append(Front(*(t.to(device) for t in (rows * width + columns, *places))))
+    for now in range(width + SKEW * (height - 1)):
+        pixels = (time == now).nonzero().squeeze(1)
+        if len(pixels):  # a narrow image has fronts without pixels
+            places = (each[:, pixels].flatten() for each in (far, near, far_after, near_after))
+            result.append(Front(pixels.to(device), *(t.to(device) for t in places)))
     return result
 
 

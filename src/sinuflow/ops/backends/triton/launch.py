@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -25,8 +24,7 @@ def device_guard(wrapper: Wrapper) -> Wrapper:
     @functools.wraps(wrapper)
     def guarded(*arguments: Any, **options: Any) -> Any:
         tensors = (t for a in arguments for t in (a if isinstance(a, tuple) else (a,)) if isinstance(t, Tensor))
-        device = next(tensors).device
-        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        with torch.cuda.device_of(next(tensors)):
             return wrapper(*arguments, **options)
 
     return guarded  # type: ignore[return-value]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -155,17 +155,14 @@ class TritonProgram:
         outputs = x.new_empty((shape.outputs * len(x), batch))
         if not batch:
             return outputs
-        patches: Tensor
-        wide: Sequence[Tensor]
-        reduced: Sequence[Tensor]
-        hidden: Sequence[Tensor]
+        maps: Sequence[Any]
         if activations is not None:
-            weights = packed.backward
-            patches, wide, reduced, hidden = self._stacks(activations, batch)
+            weights, maps = packed.backward, self._stacks(activations, batch)
         else:
-            weights, patches = packed.columns, x
             wide = [x.new_empty(shape.pixels * batch * shape.wide)] * (shape.blocks + 1)
-            reduced = hidden = [*x.new_empty((2, shape.pixels * batch * shape.narrow))] * shape.blocks  # alternating
+            alternating = [*x.new_empty((2, shape.pixels * batch * shape.narrow))] * shape.blocks
+            weights, maps = packed.columns, [x, wide, alternating, alternating]
+        patches, wide, reduced, hidden = maps
         assert weights is not None
         first, *inside, head = weights.split(self._matrix_sizes)
         first_bias, *inside_biases, head_bias = packed.biases.split(self._bias_sizes)

@@ -84,9 +84,19 @@ def relu(maps):
 
 
 @triton.jit
-def _relu_backward(units, gradient):
+def _relu_backward(units_at, at, inside, gradient):
     """The gradient through a ReLU with these outputs."""
-    return tl.where(units <= 0.0, 0.0, gradient)
+    return tl.where(tl.load(units_at + at, inside[:, None], 0.0) <= 0.0, 0.0, gradient)
+
+
+@triton.jit
+def _expand_backward(
+    grad_wide, expand_at, hidden_at, grad_hidden_at, at, inside, WIDE: tl.constexpr, NARROW: tl.constexpr
+):
+    """Backward through the third convolution of a bottleneck."""
+    grad_hidden = tl.dot(grad_wide, _load_matrix(expand_at, WIDE, NARROW, NARROW))
+    grad_hidden = _relu_backward(hidden_at, at, inside, grad_hidden).to(tl.float16)
+    tl.store(grad_hidden_at + at, grad_hidden, inside[:, None])
 
 
 @triton.jit
@@ -210,12 +220,10 @@ def head_backward(
         )  # fmt: skip
         grad_wide = tl.dot(grad, _load_matrix(head_at + output * (HEAD * WIDE), HEAD, WIDE, WIDE), grad_wide)
     at = maps_at(pixel, image, batch, WIDE)
-    grad_wide = _relu_backward(tl.load(wide_at + at, inside[:, None], 0.0), grad_wide).to(tl.float16)
+    grad_wide = _relu_backward(wide_at, at, inside, grad_wide).to(tl.float16)
     tl.store(grad_wide_at + at, grad_wide, inside[:, None])
     at = maps_at(pixel, image, batch, NARROW)
-    grad_hidden = tl.dot(grad_wide, _load_matrix(expand_at, WIDE, NARROW, NARROW))
-    grad_hidden = _relu_backward(tl.load(hidden_at + at, inside[:, None], 0.0), grad_hidden).to(tl.float16)
-    tl.store(grad_hidden_at + at, grad_hidden, inside[:, None])
+    _expand_backward(grad_wide, expand_at, hidden_at, grad_hidden_at, at, inside, WIDE, NARROW)
 
 
 @triton.jit(do_not_specialize=["batch"])
@@ -238,12 +246,11 @@ def bottleneck_backward(
         grad = tl.load(grad_hidden_at + maps_at(row * WIDTH + column, image, batch, NARROW), exists[:, None], 0.0)
         sums = tl.dot(grad, _load_matrix(conv_at + tap * NARROW, NARROW, NARROW, 5 * NARROW), sums)
     at = maps_at(pixel, image, batch, NARROW)
-    reduced = tl.load(reduced_at + at, inside[:, None], 0.0)
-    grad_reduced = _relu_backward(reduced, sums).to(tl.float16)
+    grad_reduced = _relu_backward(reduced_at, at, inside, sums).to(tl.float16)
     tl.store(grad_reduced_at + at, grad_reduced, inside[:, None])
     where = maps_at(pixel, image, batch, WIDE)
     grad = tl.dot(grad_reduced, _load_matrix(reduce_at, NARROW, WIDE, WIDE))
-    grad = _relu_backward(tl.load(wide_at + where, inside[:, None], 0.0), grad)
+    grad = _relu_backward(wide_at, where, inside, grad)
     grad_wide = (grad + tl.load(grad_next_at + where, inside[:, None], 0.0).to(tl.float32)).to(tl.float16)
     tl.store(grad_wide_at + where, grad_wide, inside[:, None])
     if FIRST:
@@ -252,9 +259,7 @@ def bottleneck_backward(
         here = (index[None, :] * (HEIGHT * WIDTH) + pixel) * batch.to(tl.int64) + image[:, None]
         tl.store(out_at + here, grad_patch, (index < 25 * CHANNELS)[None, :] & inside[:, None])
     else:
-        grad_hidden = tl.dot(grad_wide, _load_matrix(before_at, WIDE, NARROW, NARROW))
-        grad_hidden = _relu_backward(tl.load(hidden_at + at, inside[:, None], 0.0), grad_hidden).to(tl.float16)
-        tl.store(out_at + at, grad_hidden, inside[:, None])
+        _expand_backward(grad_wide, before_at, hidden_at, out_at, at, inside, WIDE, NARROW)
 
 
 @triton.jit(do_not_specialize=["batch", "reverse"])

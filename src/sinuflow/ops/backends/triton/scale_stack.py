@@ -49,7 +49,7 @@ def backward(
     """Gradients of x and of the waves; ``inputs`` are those that :func:`forward` keeps."""
     if inputs is None:
         inputs = forward(x, a, p, q, d, keep=True)[2]
-    shape = _shape(a)
+    shape, waves = _shape(a), _contiguous(a, p, q, d)
     grad_z, grad_ladj = grad_z.contiguous(), grad_ladj.contiguous()
     grad_x, (features, rows) = torch.empty_like(grad_z), grad_z.shape
     # A program has one warp and one feature, so that sums over rows stay within the warp. Partial sums are added in a
@@ -58,10 +58,10 @@ def backward(
     table = _TABLE_BYTES if shape["SHARED"] else _TABLE_BYTES // 2
     height = max(_WARP, min(_MAX_ROWS, triton.next_power_of_2(rows), table // (padded * grad_z.element_size())))
     parts = max(1, triton.cdiv(rows, height))
-    sizes = [t.numel() for t in _contiguous(a, p, q, d)]
+    sizes = [t.numel() for t in waves]
     gradients = grad_z.new_empty((parts if shape["SHARED"] else 1, sum(sizes)))
     _backward[(features * parts,)](
-        inputs, *_contiguous(a, p, q, d)[:3], grad_z, grad_ladj, grad_x, gradients, rows, features,
+        inputs, *waves[:3], grad_z, grad_ladj, grad_x, gradients, rows, features,
         PADDED=padded, ROWS=height, num_warps=1, **shape,
     )  # fmt: skip
     total = gradients[0] if len(gradients) == 1 else gradients.sum(0)
@@ -71,21 +71,18 @@ def backward(
 
 
 @device_guard
-def inverse(
-    z: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, max_iterations: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def inverse(z: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, max_iterations: int) -> tuple[Tensor, ...]:
     """x (D, B); for every row the inverse's log-determinant, the iterations, the residual, and whether it converged."""
     z = z.contiguous()
     grid, size = tiling(z)
-    x, row = torch.empty_like(z), z.new_empty((z.shape[-1], grid[1]))
-    ladj, residual = torch.empty_like(row, dtype=d.dtype), torch.empty_like(row)
-    iterations, converged = torch.empty_like(row, dtype=torch.int32), torch.empty_like(row, dtype=torch.bool)
+    kinds = d.dtype, torch.int32, z.dtype, torch.bool
+    x, rows = torch.empty_like(z), [z.new_empty((z.shape[-1], grid[1]), dtype=kind) for kind in kinds]
     _inverse[grid](
-        z, *_contiguous(a, p, q, d), x, ladj, iterations, residual, converged, z.shape[-1], len(z), max_iterations,
+        z, *_contiguous(a, p, q, d), x, *rows, z.shape[-1], len(z), max_iterations,
         EPSILON=torch.finfo(z.dtype).eps, MIXED=d.dtype != z.dtype, num_warps=_warps(z), **size, **_shape(a),
     )  # fmt: skip
-    most, worst = reduce_tiles(iterations, Tensor.amax), reduce_tiles(residual, Tensor.amax)
-    return x, reduce_tiles(ladj, Tensor.sum), most, worst, reduce_tiles(converged, Tensor.all)
+    reductions = Tensor.sum, Tensor.amax, Tensor.amax, Tensor.all
+    return x, *map(reduce_tiles, rows, reductions)
 
 
 def _shape(a: Tensor) -> dict[str, int]:
@@ -215,9 +212,8 @@ def _inverse(
         most = tl.maximum(most, evaluations)
     finite = tl.abs(x) < float("inf")  # it may overflow after the search has converged
     worst = tl.where(finite, worst, float("inf"))
-    good = good & finite
     tl.store(x_at + place, x, inside)
     tl.store(ladj_at + tile_slot(row), -tl.sum(tl.where(inside, log_slope, 0.0), 0), row < rows)
     tl.store(iterations_at + tile_slot(row), tl.max(tl.where(inside, most, 0), 0), row < rows)
     tl.store(residual_at + tile_slot(row), tl.max(tl.where(inside, worst, 0.0), 0), row < rows)
-    tl.store(converged_at + tile_slot(row), tl.min(tl.where(good | ~inside, 1, 0), 0) == 1, row < rows)
+    tl.store(converged_at + tile_slot(row), tl.min(tl.where((good & finite) | ~inside, 1, 0), 0) == 1, row < rows)
