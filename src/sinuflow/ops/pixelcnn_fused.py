@@ -343,14 +343,12 @@ def agrees_float64(kernels: PixelProgram, network: Network, x: Tensor, context: 
     x = x.double() / 3  # with digits that float32 does not have
     exact = PixelWeights(*([t.double() for t in tensors] for tensors in network.masked()))
     exact_context = None if context is None else context.double()
-    for reverse in (False, True):
-        outputs = fused_outputs(kernels, network, x, context, reverse)
-        expected = reference_outputs(x, exact_context, exact, network.size, reverse)
-        if not _close(outputs, expected, _FLOAT64_TOLERANCE):
-            return False
-    z = reference_affine(reference_outputs(x, exact_context, exact, network.size), len(x)).z
+    expected = [reference_outputs(x, exact_context, exact, network.size, reverse) for reverse in (False, True)]
+    ours = [fused_outputs(kernels, network, x, context, reverse) for reverse in (False, True)]
+    z = reference_affine(expected[0], len(x)).z
     back, again, _ = fused_inverse(kernels, z, context, network.masked())
-    good = _close(back, x, _FLOAT64_TOLERANCE)
+    pairs = zip([*ours, back], [*expected, x], strict=True)
+    good = all(_close(*pair, _FLOAT64_TOLERANCE) for pair in pairs)
     return good and _close(again[: len(x)], unscaled(z, again).z, _FLOAT64_INVERSE_TOLERANCE)
 
 

@@ -86,13 +86,6 @@ def log1p(x):
 
 
 @triton.jit
-def sigmoid(x):
-    """1 / (1 + e^-x) without overflow."""
-    e = tl.exp(-tl.abs(x))
-    return tl.where(x >= 0, 1.0, e) / (1.0 + e)
-
-
-@triton.jit
 def tanh(x):
     """The hyperbolic tangent, exact to rounding near 0 as well."""
     size = tl.abs(x)

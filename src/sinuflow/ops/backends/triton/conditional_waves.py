@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...conditional_waves import Shape
-from .arithmetic import LOG_SCALE_MAX, bounded_log_scale, sigmoid, tanh, two_sum, wave_products
+from .arithmetic import LOG_SCALE_MAX, bounded_log_scale, tanh, two_sum, wave_products
 from .launch import device_guard, reduce_tiles, tile, tile_slot, tiling
 from .waves import ALPHA_MAX, evaluate, softmax, solve, wave
 
@@ -137,7 +137,7 @@ def _backward(
             of_angle = alpha * (grad * (p * square + q * product) / a + of_slope * turn_k)
             of_weight = alpha * (grad * rise_k - of_slope * bend_k - w * of_alpha)
             here = grad_parameters_at + at_k
-            tl.store(here, of_a * sigmoid(tl.load(parameters_at + at_k, inside, 0.0)), inside)
+            tl.store(here, of_a * tl.sigmoid(tl.load(parameters_at + at_k, inside, 0.0)), inside)
             tl.store(here + count * stride, 2.0 * of_angle, inside)
             tl.store(here + 2 * count * stride, of_weight, inside)
         grad = grad * slope + of_slope * alpha * bow

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .arithmetic import sigmoid, tanh
+from .arithmetic import tanh
 from .launch import device_guard
 from .waves import ALPHA_MAX, softmax, wave
 
@@ -89,6 +89,6 @@ def _backward(
         grad_p = tl.load(grad_p_at + at, inside, 0.0)
         grad_q = tl.load(grad_q_at + at, inside, 0.0)
         grad_a = tl.load(grad_a_at + at, inside, 0.0)
-        tl.store(of_frequency_at + at, grad_a * sigmoid(tl.load(frequency_at + at, inside, 0.0)), inside)
+        tl.store(of_frequency_at + at, grad_a * tl.sigmoid(tl.load(frequency_at + at, inside, 0.0)), inside)
         tl.store(of_phase_at + at, 2.0 * alpha * (grad_q * p - grad_p * q), inside)
         tl.store(of_weight_at + at, alpha * (grad_p * p + grad_q * q - w * of_alpha), inside)

@@ -95,11 +95,10 @@ class TritonProgram:
         self._matrix_sizes, self._bias_sizes = ([m.numel() for m in each] for each in (matrices, biases))
         self._weights = sum(self._matrix_sizes)
         where = torch.cat([m.flatten() for m in (*matrices, *biases)])
-        self._where = where.clamp(min=0).to(device)
-        self._masked = (where == NONE).to(device)
+        where[where == NONE] = self._parameters  # a zero after the parameters
         back = torch.full((self._parameters + 1,), len(where))  # masked parameters get the last gradient, a zero
         back[where] = torch.arange(len(where))
-        self._back = back[:-1].to(device)
+        self._where, self._back = where.to(device), back[:-1].to(device)
         self._size = {
             "CHANNELS": shape.channels, "HEIGHT": shape.height, "WIDTH": shape.width, "WIDE": shape.wide,
             "NARROW": shape.narrow,
@@ -120,9 +119,8 @@ class TritonProgram:
 
     def pack(self, parameters: Sequence[Tensor], purpose: str) -> PackedPixels:
         """All matrices, float16 for training, and all biases. Forward and backward share the matrices."""
-        flat = torch.cat([p.flatten() for p in parameters])
-        packed = flat.index_select(0, self._where).masked_fill(self._masked, 0.0)
-        weights, biases = packed.split([self._weights, len(packed) - self._weights])
+        flat = torch.cat([*(p.flatten() for p in parameters), parameters[0].new_zeros(1)])
+        weights, biases = flat.index_select(0, self._where).tensor_split([self._weights])
         return PackedPixels(biases, backward=weights.half()) if purpose == "learn" else PackedPixels(biases, weights)
 
     def forward(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> Tensor:
