@@ -123,32 +123,28 @@ class TritonProgram:
         weights, biases = flat.index_select(0, self._where).tensor_split([self._weights])
         return PackedPixels(biases, backward=weights.half()) if purpose == "learn" else PackedPixels(biases, weights)
 
-    def forward(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> Tensor:
-        """The outputs for images (D, B); ``added`` (B, ...) is what the context adds to maps."""
-        return self._outputs(packed, x, added, reverse)
-
     def check(self, packed: PackedPixels, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
         """The outputs, and the largest hidden unit of every image, (B,)."""
         largest = x.new_zeros(x.shape[-1])
-        return self._outputs(packed, x, added, largest=largest), largest
+        return self.forward(packed, x, added, False, largest), largest
 
     def learn(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> LearnResult:
         """The outputs in mixed precision, and the activations for :meth:`backward`."""
         maps = sum(layers * maps for layers, maps in self._counts)
         activations = x.new_empty(self.shape.pixels * x.shape[-1] * maps, dtype=torch.float16)
-        return LearnResult(self._outputs(packed, x, added, reverse, activations=activations), activations)
+        return LearnResult(self.forward(packed, x, added, reverse, None, activations), activations)
 
     @device_guard
-    def _outputs(
+    def forward(
         self,
         packed: PackedPixels,
         x: Tensor,
         added: Tensor | None,
-        reverse: bool = False,
+        reverse: bool,
         largest: Tensor | None = None,
         activations: Tensor | None = None,
     ) -> Tensor:
-        """The outputs; with ``activations``, which are stored, in mixed precision."""
+        """The outputs for images (D, B); ``added`` (B, ...) is what the context adds to maps."""
         shape, batch = self.shape, x.shape[-1]
         outputs = x.new_empty((shape.outputs * len(x), batch))
         if not batch:
