@@ -153,9 +153,9 @@ class TritonProgram:
         if activations is not None:
             weights, maps = packed.backward, self._stacks(activations, batch)
         else:
-            wide = [x.new_empty(shape.pixels * batch * shape.wide)] * (shape.blocks + 1)
+            same = [x.new_empty(shape.pixels * batch * shape.wide)] * (shape.blocks + 1)
             alternating = [*x.new_empty((2, shape.pixels * batch * shape.narrow))] * shape.blocks
-            weights, maps = packed.columns, [x, wide, alternating, alternating]
+            weights, maps = packed.columns, [x, same, alternating, alternating]
         patches, wide, reduced, hidden = maps
         assert weights is not None
         first, *inside, head = weights.split(self._matrix_sizes)

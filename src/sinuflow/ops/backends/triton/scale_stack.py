@@ -6,6 +6,8 @@ float32 then. The formulas are those of :mod:`sinuflow.ops.waves`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -81,7 +83,7 @@ def inverse(z: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, max_iteration
         z, *_contiguous(a, p, q, d), x, *rows, z.shape[-1], len(z), max_iterations,
         EPSILON=torch.finfo(z.dtype).eps, MIXED=d.dtype != z.dtype, num_warps=_warps(z), **size, **_shape(a),
     )  # fmt: skip
-    reductions = Tensor.sum, Tensor.amax, Tensor.amax, Tensor.all
+    reductions: tuple[Callable[..., Tensor], ...] = (Tensor.sum, Tensor.amax, Tensor.amax, Tensor.all)
     return x, *map(reduce_tiles, rows, reductions)
 
 
