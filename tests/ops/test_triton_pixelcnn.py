@@ -81,7 +81,7 @@ def decided(*networks: PixelCNN) -> None:
 
 
 def program_of(network: PixelCNN) -> TritonProgram:
-    shape = TritonShape(*network.shape, network.channels, len(network.blocks), network.outputs)
+    shape = TritonShape(network.network().shape())
     return TritonProgram(shape, [layer.mask for layer in network.layers], torch.device(DEVICE))
 
 

@@ -176,8 +176,7 @@ def _wide(network: Network, shape: PixelShape, device: torch.device) -> Kernels 
 
     from .backends.triton.pixelcnn import TritonProgram, TritonShape
 
-    wide = TritonShape(shape.channels, shape.height, shape.width, shape.maps, shape.blocks, shape.outputs)
-    kernels = TritonProgram(wide, network.masks, device)
+    kernels = TritonProgram(TritonShape(shape), network.masks, device)
     return kernels if passes(kernels, network, TritonError, RuntimeError) else None
 
 

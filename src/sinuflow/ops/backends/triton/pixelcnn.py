@@ -7,8 +7,7 @@ Sums are float32, and gradients are scaled to the middle of the range of float16
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +17,7 @@ from torch import Tensor
 from ...pixel_affine import MOST_OUTPUTS
 from ..cuda.pixels.layout import NONE, matrices_of
 from ..cuda.pixels.program import LearnResult, PackedPixels, PixelGradients
-from ..cuda.pixels.shape import FAR_PLACES, SKEW
+from ..cuda.pixels.shape import FAR_PLACES, SKEW, PixelShape
 from . import pixelcnn_gradients, pixelcnn_inverse, pixelcnn_layers
 from .launch import device_guard
 
@@ -36,50 +35,19 @@ _GRADIENT_SCALE = 64.0
 _MOST_MAPS, _MOST_COLUMNS = 64, 128
 
 
-@dataclass(frozen=True)
 class TritonShape:
-    """The shape of a PixelCNN; numbers of maps are rounded up to powers of two."""
+    """The shape of a PixelCNN, with numbers of maps rounded up to powers of two."""
 
-    channels: int
-    height: int
-    width: int
-    maps: int  # of a bottleneck
-    blocks: int
-    outputs: int = 1
-    tf32: ClassVar[bool] = True  # in training
+    tf32 = True  # in training
 
-    @property
-    def groups(self) -> int:
-        """Groups of the head's rows, one per output."""
-        return self.outputs
-
-    @property
-    def pixels(self) -> int:
-        return self.height * self.width
-
-    @property
-    def narrow(self) -> int:
-        """Maps inside a bottleneck."""
-        return _power(self.maps)
-
-    @property
-    def wide(self) -> int:
-        """Maps outside of it."""
-        return _power(2 * self.maps)
-
-    @property
-    def head(self) -> int:
-        """Rows of the last layer for each output."""
-        return _power(self.channels)
-
-    @property
-    def columns(self) -> int:
-        """Columns of the first convolution: [tap][channel].
-
-        At least 64: with 32, a network of grey images failed its self-test on an H200, possibly by the race described
-        in :mod:`~sinuflow.ops.backends.triton.pixelcnn_gradients`.
-        """
-        return max(64, _power(FAR_PLACES * self.channels))
+    def __init__(self, shape: PixelShape) -> None:
+        self.channels, self.height, self.width, self.pixels = shape.channels, shape.height, shape.width, shape.pixels
+        self.maps, self.blocks, self.outputs = shape.maps, shape.blocks, shape.outputs
+        self.narrow, self.wide = _power(shape.maps), _power(2 * shape.maps)  # maps inside and outside of a bottleneck
+        self.groups, self.head = shape.outputs, _power(shape.channels)  # groups of the head's rows, one per output
+        # Of the first convolution, [tap][channel]. With 32, a network of grey images failed its self-test on an H200,
+        # possibly by the race described in pixelcnn_gradients.
+        self.columns = max(64, _power(FAR_PLACES * shape.channels))
 
 
 def _power(maps: int) -> int:
