@@ -158,10 +158,7 @@ class Activations(NamedTuple):
 
 
 def pixelcnn_adjoint(
-    network: PixelNetwork,
-    active: Activations,
-    grad: Tensor,
-    local: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    network: PixelNetwork, active: Activations, grad: Tensor, local: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
     """Gradients through the inverse of an autoregressive map, with respect to z (D, B) and the parameters (D, P, B).
 
