@@ -18,12 +18,12 @@ from sinuflow.ops.backends.triton import conditional_waves, constrain, pixel_aff
 TARGET = GPUTarget("cuda", 90, 32)
 CONSTANTS = {
     "SCALES": 2, "WAVES": 3, "PADDED": 4, "FEATURES": 4, "ROWS": 16, "KEEP": True, "BLOCK": 128, "PART": 4096,
-    "ALPHA_MAX": 0.999, "FREQUENCY_MIN": 1e-4, "SLOW": 0.1, "SIGN": -1, "CLIPPED": True, "CLIP": 5.0, "FAR": 30.0,
+    "SIGN": -1, "CLIP": 5.0, "FAR": 30.0,
     "SLACK": 1.0, "LEARNING": 20, "MEMORY": 0.98, "LOG_BETA1": -0.1, "LOG_BETA2": -0.001, "BETA1": 0.9,
     "BETA2": 0.999, "DECAY": 0.01, "DECOUPLED": True, "AVERAGED": True, "EPSILON": 1e-7,
-    "MIXED": False, "MOST": 2.0, "SHARED": True,
+    "MIXED": False, "SHARED": True,
 }  # fmt: skip
-DEVICE_FUNCTIONS = {"_apply", "_evaluate", "_part", "_places", "_transformer", "_wave", "_store_gradient"}
+DEVICE_FUNCTIONS = {"_apply", "_part", "_places", "_store_gradient", "_sum", "_transformer"}
 #: Float64 arguments of kernels for float64 rows and float32 waves.
 MIXED = {"x_at", "z_at", "value_at", "inputs_at", "residual_at"}
 KINDS = {"iterations_at": "*i32", "converged_at": "*i1", "control_at": "*fp64", "rates_at": "*fp64"}

@@ -22,13 +22,10 @@ SMALL = {"COLUMNS": 64, "WIDE": 32, "NARROW": 16, "CHUNK": 16, "ADDED": 64}
 LARGE = {"COLUMNS": 128, "WIDE": 128, "NARROW": 64, "CHUNK": 32, "ADDED": 0}
 CONSTANTS = {
     "CHANNELS": 1, "HEIGHT": 8, "WIDTH": 8, "PIXELS": 64, "HEAD": 16, "LAST": True, "FIRST": True, "BLOCKS": 2,
-    "SKEW": 4, "PRECISION": "tf32x3", "WEIGHTS": 1000, "MATRIX": 500, "BIAS": 1100, "BLOCK": 200, "BIASES": 1050,
     "PART": pixelcnn._PART, "OUTPUTS": 1, "SCALED": False,
-    "MOST": 2.0,
 }  # fmt: skip
 LEARN = {"LEARN": True, "CHECK": False, **pixelcnn._TILE}
-SCORE = {"LEARN": False, "CHECK": True, **pixelcnn._SCORE_TILE}
-SUMS = pixelcnn._SUMS_TILES
+SCORE = {"LEARN": False, "CHECK": True, **pixelcnn._TILE}
 #: The kernels, and their other constants.
 KERNELS: list[tuple[JITFunction, dict[str, Any]]] = [
     *((kernel, how) for kernel in (pixelcnn_layers.first_layers, pixelcnn_layers.bottleneck) for how in (LEARN, SCORE)),
@@ -38,10 +35,10 @@ KERNELS: list[tuple[JITFunction, dict[str, Any]]] = [
     (pixelcnn_layers.bottleneck_backward, pixelcnn._TILE),
     (pixelcnn_layers.bottleneck_backward, {**pixelcnn._TILE, "FIRST": False}),
     (pixelcnn_layers.input_gradient, {"ROWS": 128}),
-    (pixelcnn_gradients.first_gradients, SUMS["first"]),
-    (pixelcnn_gradients.head_gradients, SUMS["head"]),
-    (pixelcnn_gradients.pointwise_gradients, {**SUMS["pointwise"], "FIRST": 400}),
-    (pixelcnn_gradients.conv_gradients, {**SUMS["conv"], "FIRST": 400}),
+    (pixelcnn_gradients.first_gradients, pixelcnn._FIRST_SUMS_TILE),
+    (pixelcnn_gradients.head_gradients, pixelcnn._SUMS_TILE),
+    (pixelcnn_gradients.pointwise_gradients, pixelcnn._SUMS_TILE),
+    (pixelcnn_gradients.conv_gradients, pixelcnn._SUMS_TILE),
     (pixelcnn_inverse.solve_front, pixelcnn._INVERSE_TILE),
 ]
 #: Kernels that take a second output.
@@ -49,7 +46,7 @@ TWO_OUTPUTS: list[tuple[JITFunction, dict[str, Any]]] = [
     (pixelcnn_layers.bottleneck, LEARN),
     (pixelcnn_layers.bottleneck, SCORE),
     (pixelcnn_layers.head_backward, pixelcnn._TILE),
-    (pixelcnn_gradients.head_gradients, SUMS["head"]),
+    (pixelcnn_gradients.head_gradients, pixelcnn._SUMS_TILE),
     (pixelcnn_inverse.solve_front, pixelcnn._INVERSE_TILE),
 ]
 #: Kernels with the most shared memory, or with pipelined loads.
@@ -62,7 +59,7 @@ DEMANDING = (
 #: float32 arguments in training; the others are float16.
 SINGLE = {
     "x_at", "first_bias_at", "reduce_bias_at", "conv_bias_at", "expand_bias_at", "next_bias_at", "added_at",
-    "largest_at", "grad_at", "scale_at", "grad_x_at", "sums_at",
+    "largest_at", "grad_at", "scale_at", "grad_x_at", "matrix_at", "bias_at",
 }  # fmt: skip
 
 

@@ -81,7 +81,7 @@ def decided(*networks: PixelCNN) -> None:
 
 
 def program_of(network: PixelCNN) -> TritonProgram:
-    shape = TritonShape(*network.shape, network.channels, len(network.blocks), network.outputs)
+    shape = TritonShape(network.network().shape())
     return TritonProgram(shape, [layer.mask for layer in network.layers], torch.device(DEVICE))
 
 
@@ -361,7 +361,7 @@ def test_tiles_may_be_of_any_size(monkeypatch):
     network, exact, program = built("one column")
     x, context = draw(network)
     truth = reference_outputs(x.double(), doubled(context), exact.weights(), exact.shape, False)
-    monkeypatch.setattr(triton_pixelcnn, "_SCORE_TILE", {"ROWS": 16, "num_warps": 4})
+    monkeypatch.setattr(triton_pixelcnn, "_TILE", {"ROWS": 16, "num_warps": 4})
     monkeypatch.setattr(triton_pixelcnn, "_CHUNK", 16)
     z = fused_outputs(program, network.network(), x, context, False)
     assert error(z, truth) < 1e-6

@@ -6,6 +6,7 @@ that a CUDA graph can capture the step, and skip it if its loss is an outlier.
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -15,8 +16,6 @@ from torch import Tensor
 from .select import use_triton
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
-#: Elements whose squares one Triton program sums.
-PART = 4096
 
 
 class Slot(IntEnum):
@@ -68,18 +67,13 @@ class Flat(NamedTuple):
 def step(rules: Rules, control: Tensor, rates: Tensor, losses: Tensor, sign: int, flat: Flat) -> None:
     """Make a step in place, or skip it if the loss or the gradient is an outlier or not finite.
 
-    Args:
-        rules: constants of the optimizer and the guard.
-        control: see :class:`Slot`.
-        rates: (steps, 2), the learning rate and the weight of the new parameters in the average.
-        losses: the loss is the mean of these, times ``sign``.
-        sign: -1 for log-densities.
-        flat: the tensors to update.
+    ``control`` has the entries of :class:`Slot`. The rows of ``rates`` are the learning rate and the weight of the new
+    parameters in the average. The loss is ``sign``, -1 for log-densities, times the mean of ``losses``.
     """
     if use_triton(flat.parameters):
-        from .backends.triton import adam as triton_adam
+        from .backends.triton.adam import step as fused_step
 
-        triton_adam.step(rules, control, rates, losses, sign, flat)
+        fused_step(rules, control, rates, losses, sign, flat)
     else:
         reference_step(rules, control, rates, losses, sign, flat)
 
@@ -87,7 +81,7 @@ def step(rules: Rules, control: Tensor, rates: Tensor, losses: Tensor, sign: int
 def reference_step(rules: Rules, control: Tensor, rates: Tensor, losses: Tensor, sign: int, flat: Flat) -> None:
     """The reference implementation of :func:`step`."""
     parameters, gradient, first, second, average = flat
-    decide(rules, control, rates, sign * losses.double().mean(), torch.linalg.vector_norm(gradient).double())
+    _decide(rules, control, rates, sign * losses.double().mean(), torch.linalg.vector_norm(gradient).double())
     good = control[Slot.GOOD] > 0
     rate, correction1, correction2, weight = (
         control[slot].to(parameters.dtype) for slot in (Slot.RATE, Slot.CORRECTION1, Slot.CORRECTION2, Slot.AVERAGE)
@@ -106,32 +100,21 @@ def reference_step(rules: Rules, control: Tensor, rates: Tensor, losses: Tensor,
         average.copy_(torch.where(good, torch.lerp(average, parameters, weight), average))
 
 
-def decide(rules: Rules, control: Tensor, rates: Tensor, loss: Tensor, norm: Tensor) -> None:
+def _decide(rules: Rules, control: Tensor, rates: Tensor, loss: Tensor, norm: Tensor) -> None:
     """Update the control, given the loss and the norm of the gradient."""
-    slots = {slot: control[slot].clone() for slot in Slot}
-    row = rates.index_select(0, slots[Slot.TICK].long().view(1)).view(2)  # indexing by a tensor would synchronize
-    seen, mean, deviation = slots[Slot.SEEN], slots[Slot.MEAN], slots[Slot.DEVIATION]
+    tick, made, seen, mean, deviation, bad_in_a_row, skipped, loss_sum, loss_count = control[: Slot.LOSS].unbind()
+    rate, average = rates.index_select(0, tick.long().view(1)).unbind(1)  # indexing by a tensor would synchronize
     usual = (seen < rules.learning) | (loss <= mean + rules.far * deviation + rules.slack)
     good = loss.isfinite() & norm.isfinite() & usual
+    one = good.double()
     weight = torch.clamp(1 / (seen + 1), min=1 - rules.memory)
     new_deviation = torch.where(seen > 0, deviation + weight * ((loss - mean).abs() - deviation), deviation)
-    made = slots[Slot.MADE] + good.double()
-    changes = {
-        Slot.TICK: slots[Slot.TICK] + 1,
-        Slot.MADE: made,
-        Slot.SEEN: seen + good.double(),
-        Slot.MEAN: torch.where(good, mean + weight * (loss - mean), mean),
-        Slot.DEVIATION: torch.where(good, new_deviation, deviation),
-        Slot.BAD_IN_A_ROW: torch.where(good, 0.0, slots[Slot.BAD_IN_A_ROW] + 1),
-        Slot.SKIPPED: slots[Slot.SKIPPED] + (~good).double(),
-        Slot.LOSS_SUM: slots[Slot.LOSS_SUM] + torch.where(good, loss, 0.0),
-        Slot.LOSS_COUNT: slots[Slot.LOSS_COUNT] + good.double(),
-        Slot.LOSS: loss,
-        Slot.GOOD: good.double(),
-        Slot.CLIP: torch.ones_like(norm) if rules.clip is None else torch.clamp(rules.clip / (norm + 1e-6), max=1.0),
-        Slot.RATE: row[0],
-        Slot.CORRECTION1: 1 - BETA1**made,
-        Slot.CORRECTION2: 1 - BETA2**made,
-        Slot.AVERAGE: row[1],
-    }
-    control.copy_(torch.stack([changes[slot] for slot in Slot]))
+    made = made + one
+    values = (  # in the order of Slot
+        tick + 1, made, seen + one, torch.where(good, mean + weight * (loss - mean), mean),
+        torch.where(good, new_deviation, deviation), torch.where(good, 0.0, bad_in_a_row + 1), skipped + 1 - one,
+        loss_sum + torch.where(good, loss, 0.0), loss_count + one, loss, one,
+        torch.clamp((math.inf if rules.clip is None else rules.clip) / (norm + 1e-6), max=1.0),
+        rate.squeeze(0), 1 - BETA1**made, 1 - BETA2**made, average.squeeze(0),
+    )  # fmt: skip
+    control.copy_(torch.stack(values))

@@ -31,16 +31,6 @@ def log_scale(r: Tensor) -> Tensor:
     return LOG_SCALE_MAX * torch.tanh(r / LOG_SCALE_MAX)
 
 
-def gain(y: Tensor, r: Tensor) -> Tensor:
-    r"""The derivative of :math:`e^s y` with respect to r, without the scale: :math:`y (1 - (s/2)^2)`.
-
-    Example:
-        >>> gain(torch.tensor([3.0]), torch.tensor([0.0]))
-        tensor([3.])
-    """
-    return y * (1 - (log_scale(r) / LOG_SCALE_MAX) ** 2)
-
-
 def scaled(outputs: Tensor, features: int) -> Scaled:
     """z and the log-determinant for a network's outputs.
 
@@ -58,11 +48,7 @@ def scaled(outputs: Tensor, features: int) -> Scaled:
 
 def reference(outputs: Tensor, features: int) -> Scaled:
     """The definition in PyTorch."""
-    y, r = outputs[:features], outputs[features:]
-    if not len(r):
-        return Scaled(y, y.new_zeros(y.shape[-1]))
-    s = log_scale(r)
-    return Scaled(y * torch.exp(s), s.sum(0))
+    return _times_scale(outputs[:features], outputs[features:], 1)
 
 
 def unscaled(z: Tensor, outputs: Tensor) -> Scaled:
@@ -74,8 +60,11 @@ def unscaled(z: Tensor, outputs: Tensor) -> Scaled:
         >>> y
         tensor([[1.]])
     """
-    r = outputs[len(z) :]
+    return _times_scale(z, outputs[len(z) :], -1)
+
+
+def _times_scale(y: Tensor, r: Tensor, sign: int) -> Scaled:
     if not len(r):
-        return Scaled(z, z.new_zeros(z.shape[-1]))
-    s = log_scale(r)
-    return Scaled(z * torch.exp(-s), -s.sum(0))
+        return Scaled(y, y.new_zeros(y.shape[-1]))
+    s = sign * log_scale(r)
+    return Scaled(y * torch.exp(s), s.sum(0))

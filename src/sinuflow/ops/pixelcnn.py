@@ -33,13 +33,13 @@ def pixel_network(
     weights, biases, context_weights = parameters
     h = _convolution(x, weights[0], biases[0])
     if context is not None:
-        h = h + _everywhere(F.linear(context, context_weights[0]))
+        h = h + F.linear(context, context_weights[0])[..., None, None]
     for i in range(1, len(weights) - 1, 3):
         active = F.relu(h)
         small = F.relu(_convolution(active, weights[i], biases[i]))
         inner = _convolution(small, weights[i + 1], biases[i + 1])
         if context is not None:
-            inner = inner + _everywhere(F.linear(context, context_weights[i // 3 + 1]))
+            inner = inner + F.linear(context, context_weights[i // 3 + 1])[..., None, None]
         inner = F.relu(inner)
         h = h + _convolution(inner, weights[i + 2], biases[i + 2])
         if keep is not None:
@@ -48,10 +48,6 @@ def pixel_network(
     if keep is not None:
         keep.append(active)
     return _convolution(active, weights[-1], biases[-1])
-
-
-def _everywhere(maps: Tensor) -> Tensor:
-    return maps.unsqueeze(-1).unsqueeze(-1)
 
 
 def _convolution(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

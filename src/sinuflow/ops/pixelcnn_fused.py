@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .autograd import reference_backward
+from .autograd import fused, needs_gradients
 from .backends.cuda.driver import CudaLauncher
 from .backends.cuda.pixels.program import PixelProgram, Purpose
 from .backends.cuda.pixels.shape import PixelShape
@@ -37,11 +37,7 @@ _FLOAT64_TOLERANCE, _FLOAT64_INVERSE_TOLERANCE = 1e-6, 1e-8
 
 
 class Network(NamedTuple):
-    """A PixelCNN as plain data.
-
-    The lists have an entry for the first convolution, for three convolutions of every residual block, and for the
-    head; ``context_weights`` for the first convolution and every block, or none. Weights are not masked.
-    """
+    """A PixelCNN as plain data: the lists of :class:`~sinuflow.ops.pixelcnn.PixelWeights`, with weights not masked."""
 
     size: tuple[int, int, int]  # channels, height and width of an image
     channels: int  # feature maps inside a residual block
@@ -61,6 +57,12 @@ class Network(NamedTuple):
     def context(self) -> int:
         """The dimension of the context."""
         return self.context_weights[0].shape[1] if self.context_weights else 0
+
+    def with_parameters(self, parameters: Sequence[Tensor]) -> Network:
+        """The network with other :attr:`parameters`."""
+        depth = len(self.masks)
+        weights, biases, context_weights = parameters[:depth], parameters[depth : 2 * depth], parameters[2 * depth :]
+        return self._replace(weights=list(weights), biases=list(biases), context_weights=list(context_weights))
 
     def masked(self) -> PixelWeights:
         """The parameters as :func:`~sinuflow.ops.pixelcnn.pixel_network` takes them."""
@@ -136,7 +138,7 @@ def has_float64_kernels(network: Network, x: Tensor) -> bool:
 def _cuda_kernels(network: Network, x: Tensor) -> Kernels | None:
     if not use_cuda(x, *network.parameters):
         return None
-    kernels = _verified("cuda", network, network.shape(), x.device)
+    kernels = _verified(_cuda, network, network.shape(), x.device)
     if x.dtype == torch.float32 or not isinstance(kernels, PixelProgram):
         return kernels
     if kernels.passes_float64 is None:
@@ -149,33 +151,32 @@ def _triton_kernels(network: Network, x: Tensor) -> Kernels | None:
         return None
     if any(t.dtype != torch.float32 or t.device != x.device for t in (x, *network.parameters)):
         return None
-    return _verified("triton", network, replace(network.shape(), tf32=True), x.device)
+    return _verified(_wide, network, replace(network.shape(), tf32=True), x.device)
 
 
-#: By backend, shape, device and dimension of the context: kernels that passed their self-test, or None.
-_VERIFIED: dict[tuple[str, PixelShape, torch.device, int], Kernels | None] = {}
+#: By builder, shape, device and dimension of the context: kernels that passed their self-test, or None.
+_VERIFIED: dict[tuple[Any, PixelShape, torch.device, int], Kernels | None] = {}
 
 
-def _verified(backend: str, network: Network, shape: PixelShape, device: torch.device) -> Kernels | None:
-    key = backend, shape, device, network.context
+def _verified(build: Any, network: Network, shape: PixelShape, device: torch.device) -> Kernels | None:
+    key = build, shape, device, network.context
     if key not in _VERIFIED:
         with reproducible(device):
-            _VERIFIED[key] = _wide(network, shape, device) if backend == "triton" else _cuda(network, shape, device)
+            _VERIFIED[key] = build(network, shape, device)
     return _VERIFIED[key]
 
 
-def _cuda(network: Network, shape: PixelShape, device: torch.device) -> PixelProgram | None:
+def _cuda(network: Network, shape: PixelShape, device: torch.device) -> Kernels | None:
     kernels = PixelProgram(shape, network.masks, device, CudaLauncher(shape, device))
     return kernels if passes(kernels, network) else None
 
 
-def _wide(network: Network, shape: PixelShape, device: torch.device) -> TritonProgram | None:
+def _wide(network: Network, shape: PixelShape, device: torch.device) -> Kernels | None:
     from triton.runtime.errors import TritonError
 
     from .backends.triton.pixelcnn import TritonProgram, TritonShape
 
-    wide = TritonShape(shape.channels, shape.height, shape.width, shape.maps, shape.blocks, shape.outputs)
-    kernels = TritonProgram(wide, network.masks, device)
+    kernels = TritonProgram(TritonShape(shape), network.masks, device)
     return kernels if passes(kernels, network, TritonError, RuntimeError) else None
 
 
@@ -186,10 +187,44 @@ def fused_outputs(
     kernels: Kernels, network: Network, x: Tensor, context: Tensor | None, reverse: bool = False
 ) -> Tensor:
     """:func:`pixelcnn_outputs` by these kernels."""
-    outputs: Tensor = _FusedOutputs.apply(
-        torch.is_grad_enabled(), kernels, network.masks, reverse, x, context, *network.parameters
-    )
-    return outputs
+    inputs = [x, *([] if context is None else [context]), *network.parameters]
+    conditional, learn = context is not None, needs_gradients(*inputs)
+    assert not (learn and x.dtype == torch.float64), "the float64 kernels have no gradients"
+
+    def unpacked(others: Sequence[Tensor]) -> tuple[Tensor | None, Network]:
+        context, parameters = (others[0], others[1:]) if conditional else (None, others)
+        return context, network.with_parameters(parameters)
+
+    def reference(x: Tensor, *others: Tensor) -> Tensor:
+        context, network = unpacked(others)
+        return reference_outputs(x, context, network.masked(), network.size, reverse)
+
+    def forward(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        context, network = unpacked(others)
+        purpose: Purpose = "learn" if learn else "score float64" if x.dtype == torch.float64 else "score"
+        packed = kernels.pack([*network.weights, *network.biases], purpose)
+        added = None if context is None else added_maps(kernels.shape, context, network.context_weights)
+        if not learn:
+            return (kernels.forward(packed, x.contiguous(), added, reverse),)
+        outputs, activations = kernels.learn(packed, x.contiguous(), added, reverse)
+        assert packed.backward is not None
+        return outputs, packed.backward, activations
+
+    def backward(x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        *others, grad, weights, activations = tensors
+        context, network = unpacked(others)
+        grads = kernels.backward(weights, x.contiguous(), activations, reverse, grad.contiguous(), conditional)
+        own = [*network.weights, *network.biases]
+        pieces = grads.parameters.split([p.numel() for p in own])
+        grad_parameters = [piece.view_as(p) for piece, p in zip(pieces, own, strict=True)]
+        if context is None or grads.added is None:
+            return grads.x, *grad_parameters
+        parts = grads.added.split(_widths(kernels.shape), 1)
+        pairs = [(part[:, : len(w)], w) for part, w in zip(parts, network.context_weights, strict=True)]
+        grad_context = sum((part @ w for part, w in pairs), torch.zeros_like(context.mT)).mT
+        return grads.x, grad_context, *grad_parameters, *((context @ part).mT for part, _ in pairs)
+
+    return fused(reference, forward, backward, *inputs, outputs=1)[0]
 
 
 def fused_inverse(
@@ -205,72 +240,15 @@ def fused_inverse(
 
 def added_maps(shape: Any, context: Tensor, context_weights: Sequence[Tensor]) -> Tensor:
     """What the context (K, B) adds to the feature maps of every image, with zeros for maps that fill a tile."""
-    widths = [shape.wide] + [shape.narrow] * shape.blocks
     with torch.autocast(context.device.type, enabled=False):  # kernels take float32
         parts = [F.linear(context.mT, w) for w in context_weights]
-    parts = [F.pad(part, (0, width - part.shape[1])) for part, width in zip(parts, widths, strict=True)]
+    parts = [F.pad(part, (0, width - part.shape[1])) for part, width in zip(parts, _widths(shape), strict=True)]
     return torch.cat(parts, 1).contiguous()
 
 
-class _FusedOutputs(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        grad_enabled: bool,
-        kernels: Kernels,
-        masks: list[Tensor],
-        reverse: bool,
-        x: Tensor,
-        context: Tensor | None,
-        *parameters: Tensor,
-    ) -> Tensor:
-        learning = grad_enabled and any(ctx.needs_input_grad)
-        assert not (learning and x.dtype == torch.float64), "the float64 kernels have no gradients"
-        depth = len(masks)
-        purpose: Purpose = "score float64" if x.dtype == torch.float64 else "learn" if learning else "score"
-        packed = kernels.pack(parameters[: 2 * depth], purpose)
-        added = None if context is None else added_maps(kernels.shape, context, parameters[2 * depth :])
-        if not learning:
-            return kernels.forward(packed, x.contiguous(), added, reverse)
-        outputs, activations = kernels.learn(packed, x.contiguous(), added, reverse)
-        ctx.kernels, ctx.masks, ctx.reverse, ctx.conditional = kernels, masks, reverse, context is not None
-        ctx.save_for_backward(packed.backward, activations, x, *([] if context is None else [context]), *parameters)
-        return outputs
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        kernels, depth = ctx.kernels, len(ctx.masks)
-        weights, activations, x, *saved = ctx.saved_tensors
-        context, parameters = (saved[0], saved[1:]) if ctx.conditional else (None, saved)
-        if torch.is_grad_enabled():
-            return None, None, None, None, *_second_order(ctx, x, context, parameters, grad)
-        grads = kernels.backward(weights, x.contiguous(), activations, ctx.reverse, grad.contiguous(), ctx.conditional)
-        pieces = grads.parameters.split([p.numel() for p in parameters[: 2 * depth]])
-        grad_parameters = [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=False)]
-        grad_context = None
-        if context is not None and grads.added is not None:
-            widths = [kernels.shape.wide] + [kernels.shape.narrow] * kernels.shape.blocks
-            pairs = zip(grads.added.split(widths, 1), parameters[2 * depth :], strict=True)
-            parts = [(part[:, : len(w)], w) for part, w in pairs]
-            grad_parameters += [(context @ part).mT for part, _ in parts]
-            grad_context = sum((part @ w for part, w in parts), torch.zeros_like(context.mT)).mT
-        return None, None, None, None, grads.x, grad_context, *grad_parameters
-
-
-def _second_order(
-    ctx: Any, x: Tensor, context: Tensor | None, parameters: Sequence[Tensor], grad: Tensor
-) -> tuple[Tensor | None, ...]:
-    depth, shape = len(ctx.masks), ctx.kernels.shape
-
-    def run(x: Tensor, *others: Tensor) -> Tensor:
-        context, rest = (others[0], others[1:]) if ctx.conditional else (None, others)
-        masked = [mask * w for mask, w in zip(ctx.masks, rest, strict=False)]
-        weights = PixelWeights(masked, list(rest[depth : 2 * depth]), list(rest[2 * depth :]))
-        return reference_outputs(x, context, weights, (shape.channels, shape.height, shape.width), ctx.reverse)
-
-    leaves = (x, *([] if context is None else [context]), *parameters)
-    grad_x, *rest = reference_backward(run, leaves, (grad,))
-    return (grad_x, *rest) if context is not None else (grad_x, None, *rest)
+def _widths(shape: Any) -> list[int]:
+    """The feature maps to which a context adds, by layer."""
+    return [shape.wide] + [shape.narrow] * shape.blocks
 
 
 # ---------------------------------------------------------------- self-test
@@ -312,37 +290,23 @@ def random_batch(network: Network, device: torch.device) -> tuple[Network, Tenso
         return ((2 * uniform - 1) / math.sqrt(fan_in) + 0.05 * normal).to(device).requires_grad_()
 
     fan_ins = [mask[0].numel() - len(mask[0]) * (mask.shape[3] // 2) for mask in network.masks]
-    weights = [random(w, fan_in) for w, fan_in in zip(network.weights, fan_ins, strict=True)]
-    biases = [random(b, fan_in) for b, fan_in in zip(network.biases, fan_ins, strict=True)]
-    context_weights = [random(w, network.context) for w in network.context_weights]
-    masks = [mask.to(device) for mask in network.masks]
+    fan_ins += fan_ins + len(network.context_weights) * [network.context]
+    parameters = [random(p, fan_in) for p, fan_in in zip(network.parameters, fan_ins, strict=True)]
     x = torch.randn((math.prod(network.size), _IMAGES), dtype=torch.float32).to(device)
     context = torch.randn((network.context, _IMAGES), dtype=torch.float32).to(device) if network.context else None
-    sample = network._replace(weights=weights, biases=biases, context_weights=context_weights, masks=masks)
-    return sample, x, context
+    masks = [mask.to(device) for mask in network.masks]
+    return network.with_parameters(parameters)._replace(masks=masks), x, context
 
 
 def agrees(kernels: Kernels, network: Network, x: Tensor, context: Tensor | None) -> bool:
     """Whether outputs, gradients and inverse are those of the reference."""
-    if not _gradients_agree(kernels, network, x, context):
-        return False
-    with torch.no_grad():
-        for reverse in (False, True):
-            ours = fused_outputs(kernels, network, x, context, reverse)
-            if not _close(ours, reference_outputs(x, context, network.masked(), network.size, reverse), _TOLERANCE):
-                return False
-        if not kernels.inverts():
-            return True
-        units: list[Tensor] = []
-        outputs = reference_outputs(x, context, network.masked(), network.size, False, units)
-        back, again, largest = fused_inverse(kernels, reference_affine(outputs, len(x)).z, context, network.masked())
-        expected = torch.stack([unit.amax((1, 2, 3)) for unit in units]).amax(0)
-    pairs = ((back, x), (again, outputs), (largest, expected))
-    return all(_close(ours, theirs, _TOLERANCE) for ours, theirs in pairs)
+    return all(_close(*comparison) for comparison in _comparisons(kernels, network, x, context))
 
 
-def _gradients_agree(kernels: Kernels, network: Network, x: Tensor, context: Tensor | None) -> bool:
-    """Whether gradients are those of the reference, and outputs within a tenth of their tolerance."""
+def _comparisons(
+    kernels: Kernels, network: Network, x: Tensor, context: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor, float]]:
+    """Results of the kernels and of the reference, with a tolerance."""
     tolerance = _TF32_GRADIENT_TOLERANCE if kernels.shape.tf32 else _GRADIENT_TOLERANCE
     x = x.clone().requires_grad_()
     context = None if context is None else context.clone().requires_grad_()
@@ -353,29 +317,37 @@ def _gradients_agree(kernels: Kernels, network: Network, x: Tensor, context: Ten
             expected = reference_outputs(x, context, network.masked(), network.size, reverse)
             # The 1 keeps a bias' gradient from being next to zero, and all of it rounding error.
             grads = [torch.autograd.grad((z + 1).square().sum(), leaves) for z in (ours, expected)]
+        with torch.no_grad():
+            exact = fused_outputs(kernels, network, x, context, reverse)
         (grad_x, *rest), (expected_x, *others) = grads
         flat, expected_flat = (torch.cat([g.flatten() for g in each]) for each in (rest, others))
-        pairs = [(ours, expected, tolerance / 10), (grad_x, expected_x, tolerance), (flat, expected_flat, tolerance)]
-        if not all(_close(*pair) for pair in pairs):
-            return False
-    return True
+        yield ours, expected, tolerance / 10
+        yield exact, expected, _TOLERANCE
+        yield grad_x, expected_x, tolerance
+        yield flat, expected_flat, tolerance
+    if kernels.inverts():
+        units: list[Tensor] = []
+        with torch.no_grad():
+            weights = network.masked()
+            outputs = reference_outputs(x, context, weights, network.size, False, units)
+            back, again, largest = fused_inverse(kernels, reference_affine(outputs, len(x)).z, context, weights)
+        yield back, x, _TOLERANCE
+        yield again, outputs, _TOLERANCE
+        yield largest, torch.stack([unit.amax((1, 2, 3)) for unit in units]).amax(0), _TOLERANCE
 
 
 @torch.no_grad()
 def agrees_float64(kernels: PixelProgram, network: Network, x: Tensor, context: Tensor | None) -> bool:
     """Whether outputs for float64 images are those of the reference in float64, and the inverse undoes them."""
     x = x.double() / 3  # with digits that float32 does not have
-    weights, biases, context_weights = network.masked()
-    exact = PixelWeights(*([t.double() for t in tensors] for tensors in (weights, biases, context_weights)))
+    exact = PixelWeights(*([t.double() for t in tensors] for tensors in network.masked()))
     exact_context = None if context is None else context.double()
-    for reverse in (False, True):
-        outputs = fused_outputs(kernels, network, x, context, reverse)
-        expected = reference_outputs(x, exact_context, exact, network.size, reverse)
-        if not _close(outputs, expected, _FLOAT64_TOLERANCE):
-            return False
-    z = reference_affine(reference_outputs(x, exact_context, exact, network.size), len(x)).z
+    expected = [reference_outputs(x, exact_context, exact, network.size, reverse) for reverse in (False, True)]
+    ours = [fused_outputs(kernels, network, x, context, reverse) for reverse in (False, True)]
+    z = reference_affine(expected[0], len(x)).z
     back, again, _ = fused_inverse(kernels, z, context, network.masked())
-    good = _close(back, x, _FLOAT64_TOLERANCE)
+    pairs = zip([*ours, back], [*expected, x], strict=True)
+    good = all(_close(*pair, _FLOAT64_TOLERANCE) for pair in pairs)
     return good and _close(again[: len(x)], unscaled(z, again).z, _FLOAT64_INVERSE_TOLERANCE)
 
 

@@ -10,7 +10,7 @@ for all pixels of the front and all images together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -32,59 +32,43 @@ SKEW = 4
 class Convolution(NamedTuple):
     """The parameters of a masked convolution, by the places of its kernel."""
 
-    places: Tensor  # (outputs, inputs, places before the centre)
+    before: Tensor  # (outputs, inputs * places before the centre)
     centre: Tensor  # (outputs, inputs)
     bias: Tensor  # (outputs, 1)
     context: Tensor | None  # (outputs, 1, B), what the context adds
 
-    @classmethod
-    def of(cls, weight: Tensor, bias: Tensor, context: Tensor | None = None) -> Convolution:
-        """From a weight (outputs, inputs, reach + 1, 2 * reach + 1), and what the context adds (B, outputs)."""
-        places = weight.flatten(2)
-        before = weight.shape[2] * weight.shape[3] - weight.shape[2]
-        added = None if context is None else context.mT.unsqueeze(1)
-        return cls(places[:, :, :before], places[:, :, before].contiguous(), bias.unsqueeze(1), added)
-
-
-class Block(NamedTuple):
-    """A bottleneck."""
-
-    shrink: Convolution
-    look: Convolution
-    grow: Convolution
-
 
 class PixelNetwork(NamedTuple):
-    """A PixelCNN's shape and parameters."""
+    """A PixelCNN's shape and parameters; a block has three convolutions."""
 
     shape: tuple[int, int, int]
     first: Convolution
-    blocks: list[Block]
+    blocks: list[tuple[Convolution, Convolution, Convolution]]
     head: Convolution
 
     @classmethod
-    def of(cls, shape: Sequence[int], parameters: PixelWeights, context: Tensor | None) -> PixelNetwork:
+    def of(cls, shape: tuple[int, int, int], parameters: PixelWeights, context: Tensor | None) -> PixelNetwork:
         """From masked weights, and the context (B, K)."""
         weights, biases, context_weights = parameters
-        channels, height, width = shape
 
         def convolution(i: int, term: int | None = None) -> Convolution:
-            added = None if context is None or term is None else F.linear(context, context_weights[term])
-            return Convolution.of(weights[i], biases[i], added)
+            places, rows = weights[i].flatten(2), weights[i].shape[2]
+            centre = places.shape[2] - rows  # a kernel has one place fewer after the centre than it has rows
+            added = None
+            if context is not None and term is not None:
+                added = F.linear(context, context_weights[term]).mT.unsqueeze(1)
+            before = places[:, :, :centre].flatten(1)
+            return Convolution(before, places[:, :, centre].contiguous(), biases[i].unsqueeze(1), added)
 
-        blocks = [
-            Block(convolution(i), convolution(i + 1, i // 3 + 1), convolution(i + 2))
-            for i in range(1, len(weights) - 1, 3)
-        ]
-        return cls((channels, height, width), convolution(0, 0), blocks, convolution(-1))
+        starts = range(1, len(weights) - 1, 3)
+        blocks = [(convolution(i), convolution(i + 1, i // 3 + 1), convolution(i + 2)) for i in starts]
+        return cls(shape, convolution(0, 0), blocks, convolution(-1))
 
     def of_channel(self, c: int) -> tuple[slice, slice]:
         """The feature maps that belong to a channel: of the wide layers, and of the bottlenecks."""
-        return self._share(c, len(self.first.bias)), self._share(c, len(self.first.bias) // 2)
-
-    def _share(self, c: int, maps: int) -> slice:
-        channels = self.shape[0]
-        return slice(-(-c * maps // channels), -(-(c + 1) * maps // channels))
+        channels, maps = self.shape[0], len(self.first.bias)
+        wide, narrow = (slice(-(-c * n // channels), -(-(c + 1) * n // channels)) for n in (maps, maps // 2))
+        return wide, narrow
 
 
 class Front(NamedTuple):
@@ -105,24 +89,23 @@ def fronts(height: int, width: int, device: torch.device) -> list[Front]:
         >>> [front.pixels.tolist() for front in fronts(2, 5, torch.device("cpu"))]
         [[0], [1], [2], [3], [4, 5], [6], [7], [8], [9]]
     """
+    size = height * width
+    index = torch.arange(size)
+
+    def neighbours(reach: int) -> tuple[Tensor, Tensor]:
+        """Where every pixel looks, place by place, and from where it is seen; (places, H * W)."""
+        padded = F.pad(index.double().view(1, 1, height, width), 4 * [reach], value=size)
+        places = F.unfold(padded, 2 * reach + 1)[0].long()
+        return places[: len(places) // 2], places.flip(0)[: len(places) // 2]
+
+    (far, far_after), (near, near_after) = neighbours(3), neighbours(1)
+    time = SKEW * (index // width) + index % width
     result = []
-    for time in range(width + SKEW * (height - 1)):
-        rows = torch.arange(height)
-        columns = time - SKEW * rows
-        inside = (columns >= 0) & (columns < width)
-        rows, columns = rows[inside], columns[inside]
-        if not len(rows):  # a narrow image has fronts without pixels
-            continue
-        places = []
-        for sign in (1, -1):
-            for reach in (3, 1):
-                side = 2 * reach + 1
-                kernel = torch.arange((reach + 1) * side - reach - 1).unsqueeze(1)
-                i = rows + sign * (kernel // side - reach)
-                j = columns + sign * (kernel % side - reach)
-                outside = (i < 0) | (i >= height) | (j < 0) | (j >= width)
-                places.append(torch.where(outside, height * width, i * width + j).flatten())
-        result.append(Front(*(t.to(device) for t in (rows * width + columns, *places))))
+    for now in range(width + SKEW * (height - 1)):
+        pixels = (time == now).nonzero().squeeze(1)
+        if len(pixels):  # a narrow image has fronts without pixels
+            places = (each[:, pixels].flatten() for each in (far, near, far_after, near_after))
+            result.append(Front(pixels.to(device), *(t.to(device) for t in places)))
     return result
 
 
@@ -133,18 +116,15 @@ def incremental(network: PixelNetwork, like: Tensor) -> Iterator[Step]:
     """
     channels, height, width = network.shape
     images, blocks, size = like.shape[-1], network.blocks, height * width
-    first, looks = _before(network.first), [_before(block.look) for block in blocks]
     x = _empty_maps(like, channels, size)
-    looked_at = [_empty_maps(like, len(block.look.bias), size) for block in blocks]  # by the 3x3 convolutions
+    looked_at = [_empty_maps(like, len(look.bias), size) for _, look, _ in blocks]  # by the 3x3 convolutions
     for front in fronts(height, width, like.device):
         count = len(front.pixels)
         now = like.new_empty(channels, count * images)
         # The contributions of earlier places are known for all feature maps; the centre follows channel by channel.
-        h = _look_back(network.first, first, x, front.far, count)
-        inner = [
-            _look_back(block.look, matrix, maps, front.near, count)
-            for block, matrix, maps in zip(blocks, looks, looked_at, strict=True)
-        ]
+        h = _look_back(network.first, x, front.far, count)
+        looks = zip(blocks, looked_at, strict=True)
+        inner = [_look_back(look, maps, front.near, count) for (_, look, _), maps in looks]
         small = [torch.empty_like(t) for t in inner]
         active = [torch.empty_like(h) for _ in range(len(blocks) + 1)]
         for c in range(channels):
@@ -178,10 +158,7 @@ class Activations(NamedTuple):
 
 
 def pixelcnn_adjoint(
-    network: PixelNetwork,
-    active: Activations,
-    grad: Tensor,
-    local: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    network: PixelNetwork, active: Activations, grad: Tensor, local: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
     """Gradients through the inverse of an autoregressive map, with respect to z (D, B) and the parameters (D, P, B).
 
@@ -192,12 +169,12 @@ def pixelcnn_adjoint(
     channels, height, width = network.shape
     images, blocks, size = grad.shape[-1], network.blocks, height * width
     outputs = len(network.head.bias) // channels
-    first, looks = _after(network.first), [_after(block.look) for block in blocks]
+    first, looks = _after(network.first), [_after(look) for _, look, _ in blocks]
     of_x = _empty_maps(grad, channels, size)
     of_x[:, :-1] = grad.view(channels, size, images)
     grad_z, grad_h = torch.empty_like(grad), grad.new_empty(len(grad), outputs, images)
     of_start = _empty_maps(grad, len(network.first.bias), size)
-    of_inner = [_empty_maps(grad, len(block.look.bias), size) for block in blocks]
+    of_inner = [_empty_maps(grad, len(look.bias), size) for _, look, _ in blocks]
     for front in reversed(fronts(height, width, grad.device)):
         count = len(front.pixels)
         # The gradients at the pixels of this front, so far those from later ones.
@@ -207,9 +184,7 @@ def pixelcnn_adjoint(
         small = [torch.mm(m, _gather(t, front.near_after, count)) for m, t in zip(looks, of_inner, strict=True)]
         inner = [torch.empty_like(t) for t in small]
         outer = [torch.empty_like(start) for _ in blocks]
-        wide_mask = [_gather(t, front.pixels, count) for t in active.wide]
-        small_mask = [_gather(t, front.pixels, count) for t in active.small]
-        inner_mask = [_gather(t, front.pixels, count) for t in active.inner]
+        wide_mask, small_mask, inner_mask = ([_gather(t, front.pixels, count) for t in each] for each in active)
         for c in reversed(range(channels)):
             wide, narrow = network.of_channel(c)
             seeing, few = slice(wide.start, None), slice(narrow.start, None)  # the maps of the channels from c on
@@ -238,9 +213,9 @@ def certified(z: Tensor, x: Tensor, outputs: Tensor, largest: Tensor, units: tor
     """The inverse with a certificate: its residual must be within rounding in the dtype of the network's units.
 
     ``outputs`` are :mod:`sinuflow.ops.pixel_affine`'s at x, and ``largest`` is the largest hidden unit of every image.
-    The residual is that of y = x + c(x), in the units of x; with log-scales, z is divided by the scale. Scales are as
-    exact as the units, so that far from the data, where y and units are large, a right answer may be refused. To allow
-    for the product of both would accept wrong answers elsewhere.
+    The residual is that of y = x + c(x); with log-scales, z is divided by the scale. Scales are as exact as the units,
+    so that far from the data, where y and units are large, a right answer may be refused. To allow for the product of
+    both would accept wrong answers elsewhere.
     """
     y, ladj = unscaled(z, outputs)
     residual = (outputs[: len(z)] - y).abs().amax(0)
@@ -249,14 +224,10 @@ def certified(z: Tensor, x: Tensor, outputs: Tensor, largest: Tensor, units: tor
     return Inversion(x, ladj, torch.ones_like(residual, dtype=torch.int32), residual, converged)
 
 
-def _before(convolution: Convolution) -> Tensor:
-    """The matrix from the places before the centre to the outputs."""
-    return convolution.places.flatten(1)
-
-
 def _after(convolution: Convolution) -> Tensor:
     """The matrix from the gradients of the outputs that see the centre to that of the centre."""
-    return convolution.places.transpose(0, 1).flatten(1)
+    outputs, inputs = convolution.centre.shape
+    return convolution.before.view(outputs, inputs, -1).transpose(0, 1).flatten(1)
 
 
 def _empty_maps(like: Tensor, maps: int, pixels: int) -> Tensor:
@@ -264,8 +235,8 @@ def _empty_maps(like: Tensor, maps: int, pixels: int) -> Tensor:
     return like.new_zeros(maps, pixels + 1, like.shape[-1])
 
 
-def _look_back(convolution: Convolution, matrix: Tensor, maps: Tensor, places: Tensor, count: int) -> Tensor:
-    h = torch.addmm(convolution.bias, matrix, _gather(maps, places, count))
+def _look_back(convolution: Convolution, maps: Tensor, places: Tensor, count: int) -> Tensor:
+    h = torch.addmm(convolution.bias, convolution.before, _gather(maps, places, count))
     if convolution.context is not None:
         h.view(len(h), count, -1).add_(convolution.context)
     return h

@@ -8,10 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...adam import BETA1, BETA2, EPSILON, PART, Flat, Rules
+from ...adam import BETA1, BETA2, EPSILON, Flat, Rules
 from .launch import device_guard
 
-_BLOCK = 1024
+#: Elements of a program: of those that update, and of those that sum squares.
+_BLOCK, _PART = 1024, 4096
 
 
 @device_guard
@@ -19,11 +20,11 @@ def step(rules: Rules, control: Tensor, rates: Tensor, losses: Tensor, sign: int
     """As :func:`sinuflow.ops.adam.step`."""
     parameters, gradient, first, second, average = flat
     size = parameters.numel()
-    parts = gradient.new_empty(triton.cdiv(size, PART))
-    _squares[(len(parts),)](gradient, parts, size, PART=PART)
+    parts = gradient.new_empty(triton.cdiv(size, _PART))
+    _squares[(len(parts),)](gradient, parts, size, PART=_PART)
     _decide[(1,)](
         control, rates, losses, parts, losses.numel(), len(parts),
-        SIGN=sign, CLIPPED=rules.clip is not None, CLIP=rules.clip or 0.0, FAR=rules.far, SLACK=rules.slack,
+        SIGN=sign, CLIP=math.inf if rules.clip is None else rules.clip, FAR=rules.far, SLACK=rules.slack,
         LEARNING=rules.learning, MEMORY=rules.memory, LOG_BETA1=math.log(BETA1), LOG_BETA2=math.log(BETA2),
         BLOCK=_BLOCK,
     )  # fmt: skip
@@ -41,29 +42,30 @@ def _squares(gradient_at, parts_at, size, PART: tl.constexpr):
     tl.store(parts_at + tl.program_id(0), tl.sum(g * g, 0))
 
 
+@triton.jit
+def _sum(values_at, count, BLOCK: tl.constexpr):
+    """The sum of some values, in float64."""
+    total = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, count, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        total += tl.load(values_at + place, place < count, 0.0).to(tl.float64)
+    return tl.sum(total, 0)
+
+
 @triton.jit(do_not_specialize=["terms", "count"])
 def _decide(
     control_at, rates_at, losses_at, parts_at, terms, count,
-    SIGN: tl.constexpr, CLIPPED: tl.constexpr, CLIP: tl.constexpr, FAR: tl.constexpr, SLACK: tl.constexpr,
-    LEARNING: tl.constexpr, MEMORY: tl.constexpr, LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr,
-    BLOCK: tl.constexpr,
+    SIGN: tl.constexpr, CLIP: tl.constexpr, FAR: tl.constexpr, SLACK: tl.constexpr, LEARNING: tl.constexpr,
+    MEMORY: tl.constexpr, LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    lane = tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK,), tl.float64)
-    for start in range(0, terms, BLOCK):
-        total += tl.load(losses_at + start + lane, start + lane < terms, 0.0).to(tl.float64)
-    loss = SIGN * tl.sum(total, 0) / terms
-    squares = tl.zeros((BLOCK,), tl.float64)
-    for start in range(0, count, BLOCK):
-        squares += tl.load(parts_at + start + lane, start + lane < count, 0.0).to(tl.float64)
-    norm = tl.sqrt(tl.sum(squares, 0))
+    loss = SIGN * _sum(losses_at, terms, BLOCK) / terms
+    norm = tl.sqrt(_sum(parts_at, count, BLOCK))
     tick = tl.load(control_at + 0)
     made = tl.load(control_at + 1)
     seen = tl.load(control_at + 2)
     mean = tl.load(control_at + 3)
     deviation = tl.load(control_at + 4)
-    infinity = float("inf")
-    finite = (tl.abs(loss) < infinity) & (norm < infinity)
+    finite = (tl.abs(loss) < float("inf")) & (norm < float("inf"))
     good = finite & ((seen < LEARNING) | (loss <= mean + FAR * deviation + SLACK))
     one = tl.where(good, 1.0, 0.0)
     weight = tl.maximum(1.0 / (seen + 1.0), 1.0 - MEMORY)
@@ -81,10 +83,7 @@ def _decide(
     tl.store(control_at + 8, tl.load(control_at + 8) + one)
     tl.store(control_at + 9, loss)
     tl.store(control_at + 10, one)
-    if CLIPPED:
-        tl.store(control_at + 11, tl.minimum(CLIP / (norm + 1e-6), 1.0))
-    else:
-        tl.store(control_at + 11, 1.0)
+    tl.store(control_at + 11, tl.minimum(CLIP / (norm + 1e-6), 1.0))
     tl.store(control_at + 12, tl.load(row))
     tl.store(control_at + 13, 1.0 - tl.exp(made * LOG_BETA1))
     tl.store(control_at + 14, 1.0 - tl.exp(made * LOG_BETA2))

@@ -5,6 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ... import conditional_waves
+
+#: A constant in kernels; Triton's interpreter takes it on the right of a tensor only.
+LOG_SCALE_MAX = tl.constexpr(conditional_waves.LOG_SCALE_MAX)
+
 
 @triton.jit
 def _reduced(u):
@@ -74,29 +79,10 @@ def softplus(x):
 
 
 @triton.jit
-def softmax_parts(weights, stride, inside, WAVES: tl.constexpr):
-    """The largest of some weights, and the sum of e^(w - largest)."""
-    largest = tl.load(weights, inside, 0.0)
-    for k in tl.static_range(1, WAVES):
-        largest = tl.maximum(largest, tl.load(weights + k * stride, inside, 0.0))
-    total = tl.zeros_like(largest)
-    for k in tl.static_range(WAVES):
-        total += tl.exp(tl.load(weights + k * stride, inside, 0.0) - largest)
-    return largest, total
-
-
-@triton.jit
 def log1p(x):
     """log(1 + x) for x in [0, 1]: with Kahan's correction for what 1 + x rounds away."""
     y = 1.0 + x
     return tl.log(y) - ((y - 1.0) - x) / y
-
-
-@triton.jit
-def sigmoid(x):
-    """1 / (1 + e^-x) without overflow."""
-    e = tl.exp(-tl.abs(x))
-    return tl.where(x >= 0, 1.0, e) / (1.0 + e)
 
 
 @triton.jit
@@ -133,3 +119,9 @@ def wave_products(x, a, MIXED: tl.constexpr = False):
         product = sine * cosine
         product = tl.where(odd, -product, product)
     return square, product
+
+
+@triton.jit
+def bounded_log_scale(r):
+    """The bounded log-scale s = 2 tanh(r / 2)."""
+    return tanh(r * (1.0 / LOG_SCALE_MAX)) * LOG_SCALE_MAX

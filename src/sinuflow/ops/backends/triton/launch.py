@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -19,33 +18,24 @@ _TILE, _MAX_FEATURES, _FEW_FEATURES = 512, 64, 8
 Wrapper = TypeVar("Wrapper", bound=Callable[..., Any])
 
 
-class Tiling(NamedTuple):
-    """Tiles of a batch of shape (features, rows)."""
-
-    grid: tuple[int, int]  # tiles of rows, and of features
-    features: int  # of a tile
-    rows: int
-
-
 def device_guard(wrapper: Wrapper) -> Wrapper:
     """Launch kernels on the device of the first tensor, whichever GPU is the current one."""
 
     @functools.wraps(wrapper)
     def guarded(*arguments: Any, **options: Any) -> Any:
         tensors = (t for a in arguments for t in (a if isinstance(a, tuple) else (a,)) if isinstance(t, Tensor))
-        device = next(tensors).device
-        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        with torch.cuda.device_of(next(tensors)):
             return wrapper(*arguments, **options)
 
     return guarded  # type: ignore[return-value]
 
 
-def tiling(x: Tensor) -> Tiling:
-    """The tiles of a feature-major batch; there is at least one."""
+def tiling(x: Tensor) -> tuple[tuple[int, int], dict[str, int]]:
+    """The numbers of tiles of rows and of features of a feature-major batch, at least one, and the shape of a tile."""
     features, rows = x.shape
     width = triton.next_power_of_2(features) if features <= _MAX_FEATURES else _FEW_FEATURES
     height = _TILE // width
-    return Tiling((max(1, triton.cdiv(rows, height)), triton.cdiv(features, width)), width, height)
+    return (max(1, triton.cdiv(rows, height)), triton.cdiv(features, width)), {"FEATURES": width, "ROWS": height}
 
 
 def reduce_tiles(values: Tensor, reduce: Callable[..., Tensor]) -> Tensor:

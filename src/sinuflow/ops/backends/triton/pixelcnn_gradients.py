@@ -1,8 +1,8 @@
 """Gradients of a PixelCNN's matrices and biases, given those of its maps.
 
 A program accumulates one matrix over a part of the tiles. The partial sums are added in a fixed order afterwards, so
-that results are deterministic. A part has ``size`` sums: of matrices in the order of the layers, then of biases. Maps
-are stored as in :mod:`.pixelcnn_layers`.
+that results are deterministic. A part has ``size`` sums; kernels take the addresses of the first part's. Maps are
+stored as in :mod:`.pixelcnn_layers`.
 """
 
 from __future__ import annotations
@@ -37,37 +37,44 @@ def _store(matrix_at, matrix, bias_at, bias, MAPS: tl.constexpr, COLUMNS: tl.con
     tl.store(bias_at + maps, tl.sum(bias, 1) / 16)
 
 
-@triton.jit(do_not_specialize=["batch", "size"])
-def first_gradients(
-    patch_at, grad_wide_at, sums_at, size, batch,
-    PIXELS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, WEIGHTS: tl.constexpr, ROWS: tl.constexpr,
-    PART: tl.constexpr,
+@triton.jit
+def _accumulate(
+    maps_in_at, grad_at, matrix_at, bias_at, batch, column, PIXELS: tl.constexpr, STRIDE: tl.constexpr,
+    COLUMNS: tl.constexpr, MAPS: tl.constexpr, ROWS: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the first convolution; a program has a part of its columns, and all store the same biases."""
-    sums_at += tl.program_id(0) * size.to(tl.int64)
-    column = tl.program_id(1) * PART + tl.arange(0, PART)
-    matrix = tl.zeros((WIDE, PART), tl.float32)
-    bias, ones = tl.zeros((WIDE, 16), tl.float32), _ones(ROWS)
+    """Gradients of a matrix whose rows have the length STRIDE, for some of its COLUMNS."""
+    columns = column + tl.arange(0, COLUMNS)
+    matrix = tl.zeros((MAPS, COLUMNS), tl.float32)
+    bias, ones = tl.zeros((MAPS, 16), tl.float32), _ones(ROWS)
     for tile in range(tl.program_id(0), PIXELS * tl.cdiv(batch, ROWS), tl.num_programs(0)):
         pixel, image, inside = _tile(tile, batch, PIXELS, ROWS)
-        at = (pixel * batch + image).to(tl.int64) * COLUMNS
-        patch = tl.load(patch_at + at[:, None] + column[None, :], inside[:, None], 0.0)
-        grad = tl.load(grad_wide_at + maps_at(pixel, image, batch, WIDE), inside[:, None], 0.0)
+        at = (pixel * batch + image).to(tl.int64) * STRIDE
+        maps = tl.load(maps_in_at + at[:, None] + columns[None, :], inside[:, None], 0.0)
+        grad = tl.load(grad_at + maps_at(pixel, image, batch, MAPS), inside[:, None], 0.0)
         transposed = tl.trans(grad)
-        matrix = tl.dot(transposed, patch, matrix)
+        matrix = tl.dot(transposed, relu(maps) if RELU else maps, matrix)
         bias = tl.dot(transposed, ones, bias)
-    _store(sums_at + tl.program_id(1) * PART, matrix, sums_at + WEIGHTS, bias, WIDE, PART, COLUMNS)
+    _store(matrix_at + column, matrix, bias_at, bias, MAPS, COLUMNS, STRIDE)
+
+
+@triton.jit(do_not_specialize=["batch", "size"])
+def first_gradients(
+    patch_at, grad_wide_at, matrix_at, bias_at, size, batch,
+    PIXELS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the first convolution; a program has a part of its columns, and all store the same biases."""
+    part, column = tl.program_id(0) * size.to(tl.int64), tl.program_id(1) * PART
+    matrix_at, bias_at = matrix_at + part, bias_at + part
+    _accumulate(patch_at, grad_wide_at, matrix_at, bias_at, batch, column, PIXELS, COLUMNS, PART, WIDE, ROWS, False)
 
 
 @triton.jit(do_not_specialize=["batch", "size", "reverse"])
 def head_gradients(
-    grad_at, scale_at, wide_at, sums_at, size, batch, reverse,
-    CHANNELS: tl.constexpr, PIXELS: tl.constexpr, WIDE: tl.constexpr, HEAD: tl.constexpr, MATRIX: tl.constexpr,
-    BIAS: tl.constexpr, ROWS: tl.constexpr,
+    grad_at, scale_at, wide_at, matrix_at, bias_at, size, batch, reverse,
+    CHANNELS: tl.constexpr, PIXELS: tl.constexpr, WIDE: tl.constexpr, HEAD: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the head; a program has one of its outputs."""
-    sums_at += tl.program_id(0) * size.to(tl.int64)
-    output = tl.program_id(1)
+    part, output = tl.program_id(0) * size.to(tl.int64), tl.program_id(1)
     matrix = tl.zeros((HEAD, WIDE), tl.float32)
     bias, ones = tl.zeros((HEAD, 16), tl.float32), _ones(ROWS)
     for tile in range(tl.program_id(0), PIXELS * tl.cdiv(batch, ROWS), tl.num_programs(0)):
@@ -77,62 +84,41 @@ def head_gradients(
         transposed = tl.trans(grad)
         matrix = tl.dot(transposed, relu(wide), matrix)
         bias = tl.dot(transposed, ones, bias)
-    matrix_at = sums_at + MATRIX + output * (HEAD * WIDE)
-    _store(matrix_at, matrix, sums_at + BIAS + output * HEAD, bias, HEAD, WIDE, WIDE)
-
-
-@triton.jit
-def _pointwise_gradient(
-    maps_in_at, grad_at, matrix_at, bias_at, batch,
-    PIXELS: tl.constexpr, COLUMNS: tl.constexpr, MAPS: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Gradients of a 1x1 convolution after a ReLU."""
-    matrix = tl.zeros((MAPS, COLUMNS), tl.float32)
-    bias, ones = tl.zeros((MAPS, 16), tl.float32), _ones(ROWS)
-    for tile in range(tl.program_id(0), PIXELS * tl.cdiv(batch, ROWS), tl.num_programs(0)):
-        pixel, image, inside = _tile(tile, batch, PIXELS, ROWS)
-        maps = tl.load(maps_in_at + maps_at(pixel, image, batch, COLUMNS), inside[:, None], 0.0)
-        grad = tl.load(grad_at + maps_at(pixel, image, batch, MAPS), inside[:, None], 0.0)
-        transposed = tl.trans(grad)
-        matrix = tl.dot(transposed, relu(maps), matrix)
-        bias = tl.dot(transposed, ones, bias)
-    _store(matrix_at, matrix, bias_at, bias, MAPS, COLUMNS, COLUMNS)
+    matrix_at += part + output * (HEAD * WIDE)
+    _store(matrix_at, matrix, bias_at + part + output * HEAD, bias, HEAD, WIDE, WIDE)
 
 
 @triton.jit(do_not_specialize=["batch", "size"])
 def pointwise_gradients(
-    wide_at, hidden_at, grad_wide_at, grad_reduced_at, sums_at, size, batch,
-    PIXELS: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr,
-    BIASES: tl.constexpr, ROWS: tl.constexpr,
+    wide_at, hidden_at, grad_wide_at, grad_reduced_at, matrix_at, bias_at, size, batch,
+    PIXELS: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the first or the third convolution of a bottleneck."""
-    sums_at += tl.program_id(0) * size.to(tl.int64)
-    block, third = tl.program_id(1) // 2, tl.program_id(1) % 2
-    matrix_at = sums_at + FIRST + block * BLOCK
-    bias_at = sums_at + BIASES + block * (2 * NARROW + WIDE)
+    """Gradients of the first or the third convolution of a bottleneck, 1x1 after a ReLU."""
+    part, block = tl.program_id(0) * size.to(tl.int64), tl.program_id(1) // 2
+    matrix_at += part + block * (2 * NARROW * WIDE + 5 * NARROW * NARROW)
+    bias_at += part + block * (2 * NARROW + WIDE)
     wide = (PIXELS * batch).to(tl.int64) * WIDE
     narrow = (PIXELS * batch).to(tl.int64) * NARROW
-    if third:
-        grad_at = grad_wide_at + (block + 1) * wide
-        matrix_at += BLOCK - WIDE * NARROW
-        _pointwise_gradient(
-            hidden_at + block * narrow, grad_at, matrix_at, bias_at + 2 * NARROW, batch, PIXELS, NARROW, WIDE, ROWS
-        )  # fmt: skip
+    if tl.program_id(1) % 2:
+        hidden_at += block * narrow
+        grad_wide_at += (block + 1) * wide
+        matrix_at += NARROW * WIDE + 5 * NARROW * NARROW
+        bias_at += 2 * NARROW
+        _accumulate(hidden_at, grad_wide_at, matrix_at, bias_at, batch, 0, PIXELS, NARROW, NARROW, WIDE, ROWS, True)
     else:
-        grad_at = grad_reduced_at + block * narrow
-        _pointwise_gradient(wide_at + block * wide, grad_at, matrix_at, bias_at, batch, PIXELS, WIDE, NARROW, ROWS)
+        wide_at += block * wide
+        grad_reduced_at += block * narrow
+        _accumulate(wide_at, grad_reduced_at, matrix_at, bias_at, batch, 0, PIXELS, WIDE, WIDE, NARROW, ROWS, True)
 
 
 @triton.jit(do_not_specialize=["batch", "size"])
 def conv_gradients(
-    reduced_at, grad_hidden_at, sums_at, size, batch,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr, FIRST: tl.constexpr,
-    BLOCK: tl.constexpr, BIASES: tl.constexpr, ROWS: tl.constexpr,
+    reduced_at, grad_hidden_at, matrix_at, bias_at, size, batch,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the second convolution of a bottleneck."""
     PIXELS: tl.constexpr = HEIGHT * WIDTH
-    sums_at += tl.program_id(0) * size.to(tl.int64)
-    block = tl.program_id(1)
+    part, block = tl.program_id(0) * size.to(tl.int64), tl.program_id(1)
     reduced_at += block * (PIXELS * batch).to(tl.int64) * NARROW
     grad_hidden_at += block * (PIXELS * batch).to(tl.int64) * NARROW
     far_left = tl.zeros((NARROW, NARROW), tl.float32)
@@ -148,8 +134,8 @@ def conv_gradients(
         left = tl.dot(transposed, neighbour_maps(reduced_at, i, j, 3, image, batch, WIDTH, NARROW), left)
         here = tl.dot(transposed, neighbour_maps(reduced_at, i, j, 4, image, batch, WIDTH, NARROW), here)
         bias = tl.dot(transposed, ones, bias)
-    matrix_at = sums_at + FIRST + block * BLOCK + NARROW * WIDE
-    bias_at = sums_at + BIASES + block * (2 * NARROW + WIDE) + NARROW
+    matrix_at += part + block * (2 * NARROW * WIDE + 5 * NARROW * NARROW) + NARROW * WIDE
+    bias_at += part + block * (2 * NARROW + WIDE) + NARROW
     _store(matrix_at, far_left, bias_at, bias, NARROW, NARROW, 5 * NARROW)
     _store(matrix_at + NARROW, above, bias_at, bias, NARROW, NARROW, 5 * NARROW)
     _store(matrix_at + 2 * NARROW, far_right, bias_at, bias, NARROW, NARROW, 5 * NARROW)

@@ -10,14 +10,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .arithmetic import tanh
+from ..cuda.pixels import shape
+from .arithmetic import bounded_log_scale
 from .pixelcnn_layers import add_bias, features, matmul, patch, relu
+
+#: Pixels of a front are one row and this many columns apart.
+SKEW = tl.constexpr(shape.SKEW)
 
 
 @triton.jit
 def _layer(
-    maps_at, exists, weights_at, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.constexpr,
-    PRECISION: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
+    maps_at, exists, weights_at, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.constexpr, TILE: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The product of maps (TILE, COLUMNS) at these addresses with the transpose of a matrix."""
     sums = tl.zeros((TILE, ROWS), tl.float32)
@@ -25,7 +29,7 @@ def _layer(
         column = start + tl.arange(0, CHUNK)
         maps = tl.load(maps_at[:, None] + column[None, :], exists[:, None], 0.0)
         transposed = tl.load(weights_at + tl.arange(0, ROWS)[None, :] * STRIDE + column[:, None])
-        sums = tl.dot(maps, transposed, sums, input_precision=PRECISION)
+        sums = tl.dot(maps, transposed, sums, input_precision="tf32x3")
     return sums
 
 
@@ -41,23 +45,23 @@ def _publish(at, maps, inside, MAPS: tl.constexpr):
 def solve_front(
     z_at, x_at, weights_at, biases_at, added_at, wide_at, reduced_at, hidden_at, neighbours_at, front, top, batch,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
-    NARROW: tl.constexpr, HEAD: tl.constexpr, BLOCKS: tl.constexpr, ADDED: tl.constexpr, PRECISION: tl.constexpr,
-    ROWS: tl.constexpr, SKEW: tl.constexpr, CHUNK: tl.constexpr, SCALED: tl.constexpr, MOST: tl.constexpr,
+    NARROW: tl.constexpr, HEAD: tl.constexpr, BLOCKS: tl.constexpr, ADDED: tl.constexpr, ROWS: tl.constexpr,
+    CHUNK: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """x of the pixels of a front, from the row ``top`` down: z, divided by its scale, minus the shift."""
     PIXELS: tl.constexpr = HEIGHT * WIDTH
     FIRST: tl.constexpr = WIDE * COLUMNS
     BLOCK: tl.constexpr = 2 * NARROW * WIDE + 5 * NARROW * NARROW
     i = top + tl.program_id(0)
-    j = front - SKEW * i
+    j = front - i * SKEW
     pixel = i * WIDTH + j
     image = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     inside = image < batch
     own = (tl.program_id(0) * batch + image).to(tl.int64)  # of maps that only this program uses
     here = (pixel * batch + image).to(tl.int64)
     x = patch(x_at, i, j, image, inside, batch, 0, CHANNELS, HEIGHT, WIDTH, COLUMNS, 24)
-    first = matmul(x, weights_at, WIDE, COLUMNS, COLUMNS, PRECISION)
-    first = add_bias(first, biases_at, added_at, image, inside, WIDE, ADDED)
+    first = matmul(x, weights_at, WIDE, COLUMNS, COLUMNS)
+    first = add_bias(first, biases_at, WIDE, added_at, image, inside, ADDED)
     for channel in tl.static_range(CHANNELS):
         wide = first
         for block in range(BLOCKS):
@@ -66,8 +70,8 @@ def solve_front(
             bias_at = biases_at + WIDE + block * (2 * NARROW + WIDE)
             mine_at = reduced_at + block * (PIXELS * batch).to(tl.int64) * NARROW
             _publish(wide_at + own * WIDE, relu(wide), inside, WIDE)
-            reduced = _layer(wide_at + own * WIDE, inside, reduce_at, NARROW, WIDE, WIDE, PRECISION, ROWS, CHUNK)
-            reduced = relu(add_bias(reduced, bias_at, added_at, image, inside, NARROW, 0))
+            reduced = _layer(wide_at + own * WIDE, inside, reduce_at, NARROW, WIDE, WIDE, ROWS, CHUNK)
+            reduced = relu(add_bias(reduced, bias_at, NARROW))
             _publish(mine_at + here * NARROW, reduced, inside, NARROW)  # complete with the last channel
             stored = (own * BLOCKS + block)[:, None] * NARROW + tl.arange(0, NARROW)[None, :]
             if channel == 0:  # the neighbours contribute the same to all channels
@@ -77,32 +81,31 @@ def solve_front(
                     exists = image < tl.where((row >= 0) & (column >= 0) & (column < WIDTH), batch, 0)
                     at = mine_at + ((row * WIDTH + column) * batch + image).to(tl.int64) * NARROW
                     tap_at = conv_at + tap * NARROW
-                    neighbours += _layer(at, exists, tap_at, NARROW, NARROW, 5 * NARROW, PRECISION, ROWS, CHUNK)
+                    neighbours += _layer(at, exists, tap_at, NARROW, NARROW, 5 * NARROW, ROWS, CHUNK)
                 tl.store(neighbours_at + stored, neighbours, inside[:, None])
             else:
                 neighbours = tl.load(neighbours_at + stored, inside[:, None], 0.0)
             here_at = conv_at + 4 * NARROW
-            sums = neighbours + _layer(
-                mine_at + here * NARROW, inside, here_at, NARROW, NARROW, 5 * NARROW, PRECISION, ROWS, CHUNK
-            )  # fmt: skip
+            seen_at = mine_at + here * NARROW
+            sums = neighbours + _layer(seen_at, inside, here_at, NARROW, NARROW, 5 * NARROW, ROWS, CHUNK)
             context_at = added_at + WIDE + block * NARROW
-            hidden = relu(add_bias(sums, bias_at + NARROW, context_at, image, inside, NARROW, ADDED))
+            hidden = relu(add_bias(sums, bias_at + NARROW, NARROW, context_at, image, inside, ADDED))
             _publish(hidden_at + own * NARROW, hidden, inside, NARROW)
             expand_at = conv_at + 5 * NARROW * NARROW
-            wide += _layer(hidden_at + own * NARROW, inside, expand_at, WIDE, NARROW, NARROW, PRECISION, ROWS, CHUNK)
-            wide += tl.load(bias_at + 2 * NARROW + tl.arange(0, WIDE))[None, :]
+            wide += _layer(hidden_at + own * NARROW, inside, expand_at, WIDE, NARROW, NARROW, ROWS, CHUNK)
+            wide = add_bias(wide, bias_at + 2 * NARROW, WIDE)
         _publish(wide_at + own * WIDE, relu(wide), inside, WIDE)
         head_at = weights_at + FIRST + BLOCKS * BLOCK
-        shift = _layer(wide_at + own * WIDE, inside, head_at, HEAD, WIDE, WIDE, PRECISION, ROWS, CHUNK)
+        shift = _layer(wide_at + own * WIDE, inside, head_at, HEAD, WIDE, WIDE, ROWS, CHUNK)
         mine = (tl.arange(0, HEAD) == channel)[None, :]
         bias_at = biases_at + WIDE + BLOCKS * (2 * NARROW + WIDE) + channel
         at = features(pixel, channel, 0, PIXELS, CHANNELS) * batch.to(tl.int64) + image
         y = tl.load(z_at + at, inside, 0.0)
         if SCALED:
             head_at += HEAD * WIDE
-            r = _layer(wide_at + own * WIDE, inside, head_at, HEAD, WIDE, WIDE, PRECISION, ROWS, CHUNK)
+            r = _layer(wide_at + own * WIDE, inside, head_at, HEAD, WIDE, WIDE, ROWS, CHUNK)
             r = tl.sum(tl.where(mine, r, 0.0), 1) + tl.load(bias_at + HEAD)
-            y *= tl.exp(-MOST * tanh(r / MOST))
+            y *= tl.exp(-bounded_log_scale(r))
         solution = y - (tl.sum(tl.where(mine, shift, 0.0), 1) + tl.load(bias_at))
         tl.store(x_at + at, solution, inside)
         weights = tl.load(weights_at + tl.arange(0, WIDE) * COLUMNS + 24 * CHANNELS + channel)

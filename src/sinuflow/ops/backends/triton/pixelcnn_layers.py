@@ -84,14 +84,24 @@ def relu(maps):
 
 
 @triton.jit
-def _relu_backward(units, gradient):
+def _relu_backward(units_at, at, inside, gradient):
     """The gradient through a ReLU with these outputs."""
-    return tl.where(units <= 0.0, 0.0, gradient)
+    return tl.where(tl.load(units_at + at, inside[:, None], 0.0) <= 0.0, 0.0, gradient)
 
 
 @triton.jit
-def add_bias(sums, biases_at, added_at, image, inside, MAPS: tl.constexpr, ADDED: tl.constexpr):
-    """With biases, and with what the context adds to the maps of an image."""
+def _expand_backward(
+    grad_wide, expand_at, hidden_at, grad_hidden_at, at, inside, WIDE: tl.constexpr, NARROW: tl.constexpr
+):
+    """Backward through the third convolution of a bottleneck."""
+    grad_hidden = tl.dot(grad_wide, _load_matrix(expand_at, WIDE, NARROW, NARROW))
+    grad_hidden = _relu_backward(hidden_at, at, inside, grad_hidden).to(tl.float16)
+    tl.store(grad_hidden_at + at, grad_hidden, inside[:, None])
+
+
+@triton.jit
+def add_bias(sums, biases_at, MAPS: tl.constexpr, added_at=0, image=0, inside=0, ADDED: tl.constexpr = 0):
+    """With biases, and with what the context adds to the maps of an image, if ADDED is not 0."""
     maps = tl.arange(0, MAPS)
     sums += tl.load(biases_at + maps)[None, :]
     if ADDED > 0:
@@ -100,10 +110,13 @@ def add_bias(sums, biases_at, added_at, image, inside, MAPS: tl.constexpr, ADDED
 
 
 @triton.jit
-def matmul(maps, weights_at, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.constexpr, PRECISION: tl.constexpr):
-    """The product of maps (tile, COLUMNS) with the transpose of a matrix (ROWS, COLUMNS), in its precision."""
+def matmul(maps, weights_at, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.constexpr):
+    """The product of maps (tile, COLUMNS) with the transpose of a matrix (ROWS, COLUMNS), in its precision.
+
+    Of float32: each number is the sum of two TF32 numbers, and three products are added.
+    """
     transposed = tl.load(weights_at + tl.arange(0, ROWS)[None, :] * STRIDE + tl.arange(0, COLUMNS)[:, None])
-    return tl.dot(maps.to(transposed.dtype), transposed, input_precision=PRECISION)
+    return tl.dot(maps.to(transposed.dtype), transposed, input_precision="tf32x3")
 
 
 @triton.jit
@@ -111,13 +124,25 @@ def _update_largest(largest_at, image, inside, maps):
     tl.atomic_max(largest_at + image, tl.max(maps.to(tl.float32), 1), inside)
 
 
+@triton.jit
+def _reduce(
+    active, weights_at, biases_at, reduced_at, largest_at, pixel, image, inside, batch,
+    WIDE: tl.constexpr, NARROW: tl.constexpr, CHECK: tl.constexpr,
+):  # fmt: skip
+    """The first convolution of a bottleneck."""
+    reduced = relu(add_bias(matmul(active, weights_at, NARROW, WIDE, WIDE), biases_at, NARROW))
+    reduced_at += maps_at(pixel, image, batch, NARROW)
+    tl.store(reduced_at, reduced.to(reduced_at.dtype.element_ty), inside[:, None])
+    if CHECK:
+        _update_largest(largest_at, image, inside, reduced)
+
+
 @triton.jit(do_not_specialize=["batch", "reverse"])
 def first_layers(
     x_at, first_at, first_bias_at, added_at, reduce_at, reduce_bias_at, patch_at, wide_at, reduced_at, largest_at,
     batch, reverse,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
-    NARROW: tl.constexpr, ADDED: tl.constexpr, LEARN: tl.constexpr, CHECK: tl.constexpr,
-    PRECISION: tl.constexpr, ROWS: tl.constexpr,
+    NARROW: tl.constexpr, ADDED: tl.constexpr, LEARN: tl.constexpr, CHECK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The first convolution, and the first one of the first bottleneck.
 
@@ -127,17 +152,13 @@ def first_layers(
     x = patch(x_at, i, j, image, inside, batch, reverse, CHANNELS, HEIGHT, WIDTH, COLUMNS, 25)
     if LEARN:
         tl.store(patch_at + maps_at(pixel, image, batch, COLUMNS), x.to(patch_at.dtype.element_ty), inside[:, None])
-    wide = matmul(x, first_at, WIDE, COLUMNS, COLUMNS, PRECISION)
-    wide = add_bias(wide, first_bias_at, added_at, image, inside, WIDE, ADDED).to(wide_at.dtype.element_ty)
+    wide = matmul(x, first_at, WIDE, COLUMNS, COLUMNS)
+    wide = add_bias(wide, first_bias_at, WIDE, added_at, image, inside, ADDED).to(wide_at.dtype.element_ty)
     tl.store(wide_at + maps_at(pixel, image, batch, WIDE), wide, inside[:, None])
-    reduced = matmul(relu(wide), reduce_at, NARROW, WIDE, WIDE, PRECISION)
-    reduced = relu(add_bias(reduced, reduce_bias_at, added_at, image, inside, NARROW, 0))
-    tl.store(
-        reduced_at + maps_at(pixel, image, batch, NARROW), reduced.to(reduced_at.dtype.element_ty), inside[:, None]
-    )
+    active = relu(wide)
     if CHECK:
-        _update_largest(largest_at, image, inside, relu(wide))
-        _update_largest(largest_at, image, inside, reduced)
+        _update_largest(largest_at, image, inside, active)
+    _reduce(active, reduce_at, reduce_bias_at, reduced_at, largest_at, pixel, image, inside, batch, WIDE, NARROW, CHECK)
 
 
 @triton.jit(do_not_specialize=["batch", "reverse"])
@@ -146,21 +167,19 @@ def bottleneck(
     hidden_at, wide_next_at, out_at, largest_at, batch, reverse,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr, NARROW: tl.constexpr,
     HEAD: tl.constexpr, OUTPUTS: tl.constexpr, ADDED: tl.constexpr, LAST: tl.constexpr, LEARN: tl.constexpr,
-    CHECK: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr,
+    CHECK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The second and third convolutions of a bottleneck, then the first of the next, or the head."""
     pixel, i, j, image, inside = _tile(batch, WIDTH, ROWS)
     sums = tl.zeros((ROWS, NARROW), tl.float32)
     for tap in tl.static_range(5):
         maps = neighbour_maps(reduced_at, i, j, tap, image, batch, WIDTH, NARROW)
-        sums += matmul(maps, conv_at + tap * NARROW, NARROW, NARROW, 5 * NARROW, PRECISION)
-    hidden = relu(add_bias(sums, conv_bias_at, added_at, image, inside, NARROW, ADDED))
-    hidden = hidden.to(wide_at.dtype.element_ty)
+        sums += matmul(maps, conv_at + tap * NARROW, NARROW, NARROW, 5 * NARROW)
+    hidden = relu(add_bias(sums, conv_bias_at, NARROW, added_at, image, inside, ADDED)).to(wide_at.dtype.element_ty)
     if LEARN:
         tl.store(hidden_at + maps_at(pixel, image, batch, NARROW), hidden, inside[:, None])
     at = maps_at(pixel, image, batch, WIDE)
-    expanded = matmul(hidden, expand_at, WIDE, NARROW, NARROW, PRECISION)
-    expanded = add_bias(expanded, expand_bias_at, added_at, image, inside, WIDE, 0)
+    expanded = add_bias(matmul(hidden, expand_at, WIDE, NARROW, NARROW), expand_bias_at, WIDE)
     wide = (expanded + tl.load(wide_at + at, inside[:, None], 0.0).to(tl.float32)).to(wide_at.dtype.element_ty)
     active = relu(wide)
     if CHECK:
@@ -174,17 +193,13 @@ def bottleneck(
         here = feature[None, :] * batch.to(tl.int64) + image[:, None]
         exists = (channel < CHANNELS)[None, :] & inside[:, None]
         for output in tl.static_range(OUTPUTS):
-            values = matmul(active, next_at + output * (HEAD * WIDE), HEAD, WIDE, WIDE, PRECISION)
-            values = add_bias(values, next_bias_at + output * HEAD, added_at, image, inside, HEAD, 0)
+            values = matmul(active, next_at + output * (HEAD * WIDE), HEAD, WIDE, WIDE)
+            values = add_bias(values, next_bias_at + output * HEAD, HEAD)
             if output == 0:
                 values += tl.load(x_at + here, exists, 0.0)
             tl.store(out_at + output * (CHANNELS * HEIGHT * WIDTH) * batch.to(tl.int64) + here, values, exists)
     else:
-        reduced = matmul(active, next_at, NARROW, WIDE, WIDE, PRECISION)
-        reduced = relu(add_bias(reduced, next_bias_at, added_at, image, inside, NARROW, 0))
-        tl.store(out_at + maps_at(pixel, image, batch, NARROW), reduced.to(out_at.dtype.element_ty), inside[:, None])
-        if CHECK:
-            _update_largest(largest_at, image, inside, reduced)
+        _reduce(active, next_at, next_bias_at, out_at, largest_at, pixel, image, inside, batch, WIDE, NARROW, CHECK)
 
 
 # ---------------------------------------------------------------- gradients
@@ -205,12 +220,10 @@ def head_backward(
         )  # fmt: skip
         grad_wide = tl.dot(grad, _load_matrix(head_at + output * (HEAD * WIDE), HEAD, WIDE, WIDE), grad_wide)
     at = maps_at(pixel, image, batch, WIDE)
-    grad_wide = _relu_backward(tl.load(wide_at + at, inside[:, None], 0.0), grad_wide).to(tl.float16)
+    grad_wide = _relu_backward(wide_at, at, inside, grad_wide).to(tl.float16)
     tl.store(grad_wide_at + at, grad_wide, inside[:, None])
     at = maps_at(pixel, image, batch, NARROW)
-    grad_hidden = tl.dot(grad_wide, _load_matrix(expand_at, WIDE, NARROW, NARROW))
-    grad_hidden = _relu_backward(tl.load(hidden_at + at, inside[:, None], 0.0), grad_hidden).to(tl.float16)
-    tl.store(grad_hidden_at + at, grad_hidden, inside[:, None])
+    _expand_backward(grad_wide, expand_at, hidden_at, grad_hidden_at, at, inside, WIDE, NARROW)
 
 
 @triton.jit(do_not_specialize=["batch"])
@@ -233,12 +246,11 @@ def bottleneck_backward(
         grad = tl.load(grad_hidden_at + maps_at(row * WIDTH + column, image, batch, NARROW), exists[:, None], 0.0)
         sums = tl.dot(grad, _load_matrix(conv_at + tap * NARROW, NARROW, NARROW, 5 * NARROW), sums)
     at = maps_at(pixel, image, batch, NARROW)
-    reduced = tl.load(reduced_at + at, inside[:, None], 0.0)
-    grad_reduced = _relu_backward(reduced, sums).to(tl.float16)
+    grad_reduced = _relu_backward(reduced_at, at, inside, sums).to(tl.float16)
     tl.store(grad_reduced_at + at, grad_reduced, inside[:, None])
     where = maps_at(pixel, image, batch, WIDE)
     grad = tl.dot(grad_reduced, _load_matrix(reduce_at, NARROW, WIDE, WIDE))
-    grad = _relu_backward(tl.load(wide_at + where, inside[:, None], 0.0), grad)
+    grad = _relu_backward(wide_at, where, inside, grad)
     grad_wide = (grad + tl.load(grad_next_at + where, inside[:, None], 0.0).to(tl.float32)).to(tl.float16)
     tl.store(grad_wide_at + where, grad_wide, inside[:, None])
     if FIRST:
@@ -247,9 +259,7 @@ def bottleneck_backward(
         here = (index[None, :] * (HEIGHT * WIDTH) + pixel) * batch.to(tl.int64) + image[:, None]
         tl.store(out_at + here, grad_patch, (index < 25 * CHANNELS)[None, :] & inside[:, None])
     else:
-        grad_hidden = tl.dot(grad_wide, _load_matrix(before_at, WIDE, NARROW, NARROW))
-        grad_hidden = _relu_backward(tl.load(hidden_at + at, inside[:, None], 0.0), grad_hidden).to(tl.float16)
-        tl.store(out_at + at, grad_hidden, inside[:, None])
+        _expand_backward(grad_wide, before_at, hidden_at, out_at, at, inside, WIDE, NARROW)
 
 
 @triton.jit(do_not_specialize=["batch", "reverse"])

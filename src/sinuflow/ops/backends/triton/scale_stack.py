@@ -6,15 +6,16 @@ float32 then. The formulas are those of :mod:`sinuflow.ops.waves`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...waves import ALPHA_MAX, SLOW
 from .arithmetic import two_sum, wave_products
 from .launch import device_guard, per_row, reduce_tiles, tile, tile_slot, tiling
-from .newton import advance, is_finite
+from .waves import evaluate, solve, wave
 
 #: Rows of a program of the backward pass, at least (one warp) and at most; and the bytes of its table of waves by rows,
 #: of which registers hold several.
@@ -25,13 +26,12 @@ _WARP, _MAX_ROWS, _TABLE_BYTES = 32, 128, 2048
 def forward(x: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, keep: bool = False) -> tuple[Tensor, ...]:
     """The value (D, B), the log-determinant (B,), and with ``keep`` the input of every transformer, (n, D, B)."""
     x = x.contiguous()
-    shape = _shape(a)
-    grid, padded, height = tiling(x)
+    grid, size = tiling(x)
     value, ladj = torch.empty_like(x), d.new_empty((x.shape[-1], grid[1]))
     inputs = x.new_empty((len(a), *x.shape) if keep else (0,))
     _forward[grid](
         x, *_contiguous(a, p, q, d), value, ladj, inputs, x.shape[-1], len(x),
-        KEEP=keep, MIXED=d.dtype != x.dtype, FEATURES=padded, ROWS=height, num_warps=_warps(x), **shape,
+        KEEP=keep, MIXED=d.dtype != x.dtype, num_warps=_warps(x), **size, **_shape(a),
     )  # fmt: skip
     results = value, reduce_tiles(ladj, Tensor.sum)
     return (*results, inputs) if keep else results
@@ -51,7 +51,7 @@ def backward(
     """Gradients of x and of the waves; ``inputs`` are those that :func:`forward` keeps."""
     if inputs is None:
         inputs = forward(x, a, p, q, d, keep=True)[2]
-    shape = _shape(a)
+    shape, waves = _shape(a), _contiguous(a, p, q, d)
     grad_z, grad_ladj = grad_z.contiguous(), grad_ladj.contiguous()
     grad_x, (features, rows) = torch.empty_like(grad_z), grad_z.shape
     # A program has one warp and one feature, so that sums over rows stay within the warp. Partial sums are added in a
@@ -60,10 +60,10 @@ def backward(
     table = _TABLE_BYTES if shape["SHARED"] else _TABLE_BYTES // 2
     height = max(_WARP, min(_MAX_ROWS, triton.next_power_of_2(rows), table // (padded * grad_z.element_size())))
     parts = max(1, triton.cdiv(rows, height))
-    sizes = [t.numel() for t in _contiguous(a, p, q, d)]
+    sizes = [t.numel() for t in waves]
     gradients = grad_z.new_empty((parts if shape["SHARED"] else 1, sum(sizes)))
     _backward[(features * parts,)](
-        inputs, *_contiguous(a, p, q, d)[:3], grad_z, grad_ladj, grad_x, gradients, rows, features,
+        inputs, *waves[:3], grad_z, grad_ladj, grad_x, gradients, rows, features,
         PADDED=padded, ROWS=height, num_warps=1, **shape,
     )  # fmt: skip
     total = gradients[0] if len(gradients) == 1 else gradients.sum(0)
@@ -73,22 +73,18 @@ def backward(
 
 
 @device_guard
-def inverse(
-    z: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, max_iterations: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def inverse(z: Tensor, a: Tensor, p: Tensor, q: Tensor, d: Tensor, max_iterations: int) -> tuple[Tensor, ...]:
     """x (D, B); for every row the inverse's log-determinant, the iterations, the residual, and whether it converged."""
     z = z.contiguous()
-    grid, padded, height = tiling(z)
-    x, row = torch.empty_like(z), z.new_empty((z.shape[-1], grid[1]))
-    ladj, residual = torch.empty_like(row, dtype=d.dtype), torch.empty_like(row)
-    iterations, converged = torch.empty_like(row, dtype=torch.int32), torch.empty_like(row, dtype=torch.bool)
+    grid, size = tiling(z)
+    kinds = d.dtype, torch.int32, z.dtype, torch.bool
+    x, rows = torch.empty_like(z), [z.new_empty((z.shape[-1], grid[1]), dtype=kind) for kind in kinds]
     _inverse[grid](
-        z, *_contiguous(a, p, q, d), x, ladj, iterations, residual, converged, z.shape[-1], len(z), max_iterations,
-        EPSILON=torch.finfo(z.dtype).eps, ALPHA_MAX=ALPHA_MAX, SLOW=SLOW, MIXED=d.dtype != z.dtype,
-        FEATURES=padded, ROWS=height, num_warps=_warps(z), **_shape(a),
+        z, *_contiguous(a, p, q, d), x, *rows, z.shape[-1], len(z), max_iterations,
+        EPSILON=torch.finfo(z.dtype).eps, MIXED=d.dtype != z.dtype, num_warps=_warps(z), **size, **_shape(a),
     )  # fmt: skip
-    most, worst = reduce_tiles(iterations, Tensor.amax), reduce_tiles(residual, Tensor.amax)
-    return x, reduce_tiles(ladj, Tensor.sum), most, worst, reduce_tiles(converged, Tensor.all)
+    reductions: tuple[Callable[..., Tensor], ...] = (Tensor.sum, Tensor.amax, Tensor.amax, Tensor.all)
+    return x, *map(reduce_tiles, rows, reductions)
 
 
 def _shape(a: Tensor) -> dict[str, int]:
@@ -104,47 +100,6 @@ def _contiguous(a: Tensor, p: Tensor, q: Tensor, d: Tensor) -> list[Tensor]:
     return [t.contiguous() for t in (a, p, q, d.expand(*d.shape[:-1], a.shape[-1]))]
 
 
-@triton.jit
-def _wave(x, a_at, p_at, q_at, at, here):
-    """The constrained parameters of one wave of every feature, in the precision of x."""
-    a = tl.load(a_at + at, here, 1.0).to(x.dtype)
-    p = tl.load(p_at + at, here, 0.0).to(x.dtype)
-    q = tl.load(q_at + at, here, 0.0).to(x.dtype)
-    return a, p, q
-
-
-@triton.jit
-def _evaluate(
-    x, a_at, p_at, q_at, d_at, place, row, rows, here,
-    WAVES: tl.constexpr, SHARED: tl.constexpr, MIXED: tl.constexpr,
-):  # fmt: skip
-    """The difference τ(x) - x, slope and curvature of the transformers with the indices ``place``.
-
-    The waves are summed before x is added: added to x one by one, each would be rounded as x is.
-    """
-    rise = tl.zeros_like(x) + tl.load(d_at + per_row(place, row, rows, SHARED), here, 0.0)
-    slope = tl.zeros_like(x) + 1.0
-    curvature = tl.zeros_like(x)
-    if MIXED:  # clamp where float32 parameters have lost the phase of the waves; NaN stays
-        x = tl.where(x > 67108864.0, 67108864.0, x)
-        x = tl.where(x < -67108864.0, -67108864.0, x)
-    for k in tl.static_range(WAVES):
-        a, p, q = _wave(x, a_at, p_at, q_at, per_row(place * WAVES + k, row, rows, SHARED), here)
-        square, product = wave_products(x, a, MIXED)
-        cosine = 1.0 - 2.0 * square
-        # A float64 division takes as long as a sine. A float32 division and a step of Newton's method leave a relative
-        # error of 1e-14 of the rise, the same in forward and inverse.
-        if MIXED:
-            inverse = (1.0 / a.to(tl.float32)).to(x.dtype)
-            inverse *= 2.0 - a * inverse
-            rise += (q * inverse) * square - (p * inverse) * product
-        else:
-            rise += (q * square - p * product) / a
-        slope -= p * cosine - 2.0 * q * product
-        curvature += 2.0 * a * (q * cosine + 2.0 * p * product)
-    return rise, slope, curvature
-
-
 @triton.jit(do_not_specialize=["rows"])
 def _forward(
     x_at, a_at, p_at, q_at, d_at, value_at, ladj_at, inputs_at, rows, features,
@@ -156,12 +111,15 @@ def _forward(
     x = tl.load(x_at + place, inside, 0.0)
     log_slope = tl.zeros((FEATURES, ROWS), ladj_at.dtype.element_ty)
     rest = tl.zeros((FEATURES, ROWS), x.dtype)
+    stride = 1 if SHARED else rows.to(tl.int64)
     for j in range(SCALES):
         if KEEP:
             tl.store(inputs_at + j * features * rows.to(tl.int64) + place, x, inside)
-        rise, slope, _ = _evaluate(
-            x, a_at, p_at, q_at, d_at, j * features + feature, row, rows, here, WAVES, SHARED, MIXED
-        )  # fmt: skip
+        transformer = j * features + feature
+        shift = tl.load(d_at + per_row(transformer, row, rows, SHARED), here, 0.0).to(x.dtype)
+        at = per_row(transformer * WAVES, row, rows, SHARED)
+        rise, bend, _ = evaluate(x, shift, a_at, p_at, q_at, at, stride, here, WAVES, MIXED=MIXED)
+        slope = 1.0 - bend
         x, rest = two_sum(x, rise + slope * rest)
         log_slope += tl.log(slope.to(log_slope.dtype))
     tl.store(value_at + place, x, inside)
@@ -190,22 +148,18 @@ def _backward(
     place = feature * rows.to(tl.int64) + row
     grad = tl.load(grad_z_at + place, inside, 0.0)
     of_ladj = tl.load(grad_ladj_at + row, inside, 0.0)
-    wave = tl.arange(0, PADDED)
-    exists = wave < WAVES
+    index = tl.arange(0, PADDED)
+    exists = index < WAVES
     here = exists[:, None] if SHARED else exists[:, None] & inside[None, :]
     # Gradients of a, p and q, then of d; of shared waves, every part of the rows has its own.
-    if SHARED:
-        count = SCALES * features * WAVES
-        gradients = gradients_at + part * (3 * count + SCALES * features)
-    else:
-        count = SCALES * WAVES * size
-        gradients = gradients_at
+    count = SCALES * WAVES * (features if SHARED else size)
+    gradients = gradients_at + (part * (3 * count + SCALES * features) if SHARED else 0)
     for backwards in range(SCALES):
         j = SCALES - 1 - backwards
         x = tl.load(inputs_at + j * size + place, inside, 0.0)
         transformer = j * features + feature
-        at = transformer * WAVES + wave
-        a, p, q = _wave(x, a_at, p_at, q_at, per_row(at, row, rows, SHARED), here)
+        at = transformer * WAVES + index
+        a, p, q, _ = wave(x, a_at, p_at, q_at, per_row(at, row, rows, SHARED), here)
         inverse = 1.0 / a
         square, product = wave_products(x[None, :], a)
         cosine = 1.0 - 2.0 * square
@@ -234,8 +188,8 @@ def _backward(
 @triton.jit(do_not_specialize=["rows", "limit"])
 def _inverse(
     z_at, a_at, p_at, q_at, d_at, x_at, ladj_at, iterations_at, residual_at, converged_at, rows, features, limit,
-    SCALES: tl.constexpr, WAVES: tl.constexpr, SHARED: tl.constexpr, EPSILON: tl.constexpr, ALPHA_MAX: tl.constexpr,
-    SLOW: tl.constexpr, MIXED: tl.constexpr, FEATURES: tl.constexpr, ROWS: tl.constexpr,
+    SCALES: tl.constexpr, WAVES: tl.constexpr, SHARED: tl.constexpr, EPSILON: tl.constexpr, MIXED: tl.constexpr,
+    FEATURES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     feature, row, place, inside = tile(rows, features, FEATURES, ROWS)
     here = (feature < features)[:, None] if SHARED else inside
@@ -245,59 +199,23 @@ def _inverse(
     good = inside | True
     most = tl.zeros((FEATURES, ROWS), tl.int32)
     rest = tl.zeros((FEATURES, ROWS), x.dtype)
+    stride = 1 if SHARED else rows.to(tl.int64)
     for backwards in range(SCALES):
         j = SCALES - 1 - backwards
-        # Global bounds: of the slope, and of the distance of τ(x) from x + centre.
         transformer = j * features + feature
         shift = tl.load(d_at + per_row(transformer, row, rows, SHARED), here, 0.0).to(x.dtype)
-        amplitude = tl.zeros_like(shift)
-        centre = shift
-        radius = tl.zeros_like(shift)
-        tilt = tl.zeros_like(shift) + 1.0
-        for k in tl.static_range(WAVES):
-            a, p, q = _wave(x, a_at, p_at, q_at, per_row(transformer * WAVES + k, row, rows, SHARED), here)
-            size = tl.sqrt(p * p + q * q)
-            amplitude += size
-            centre += 0.5 * q / a
-            radius += 0.5 * size / a
-            slowness = (a / SLOW) * (a / SLOW)
-            tilt -= p / (1.0 + slowness * slowness)
-        lowest = 1.0 - tl.minimum(amplitude, ALPHA_MAX)
-        target = x
-        target_rest = rest  # the target is the sum of both
-        middle = target - centre
-        slack = 16.0 * EPSILON * (tl.abs(middle) + tl.abs(target) + radius)
-        low = middle - radius - slack
-        high = middle + radius + slack
-        x = (target - shift) / tilt
-        evaluated = tl.zeros((FEATURES, ROWS), tl.int32)
-        last = tl.full((FEATURES, ROWS), float("inf"), x.dtype)
-        residual = last
-        slope = last
-        converged = evaluated > 0
-        finished = converged
-        evaluations = 0
-        left = 1
-        while left > 0:
-            rise, here_slope, curvature = _evaluate(
-                x, a_at, p_at, q_at, d_at, transformer, row, rows, here, WAVES, SHARED, MIXED
-            )  # fmt: skip
-            gap = (x - target) + (rise - target_rest)
-            evaluations += 1
-            x, rest, low, high, last, finished, residual, slope, converged, evaluated = advance(
-                x, rest, target, gap, here_slope, curvature, lowest, low, high, last, finished, residual, slope,
-                converged, evaluated, evaluations, limit, EPSILON,
-            )  # fmt: skip
-            left = tl.max(tl.max(tl.where(finished, 0, 1), 1), 0)
+        at = per_row(transformer * WAVES, row, rows, SHARED)
+        x, rest, slope, residual, converged, evaluations = solve(
+            x, rest, shift, a_at, p_at, q_at, at, stride, here, limit, EPSILON, WAVES, MIXED=MIXED
+        )
         log_slope += tl.log(slope.to(log_slope.dtype))
         worst = tl.maximum(worst, tl.where(residual == residual, residual, float("inf")))
         good = good & converged
-        most = tl.maximum(most, evaluated)
-    finite = is_finite(x)
+        most = tl.maximum(most, evaluations)
+    finite = tl.abs(x) < float("inf")  # it may overflow after the search has converged
     worst = tl.where(finite, worst, float("inf"))
-    good = good & finite
     tl.store(x_at + place, x, inside)
     tl.store(ladj_at + tile_slot(row), -tl.sum(tl.where(inside, log_slope, 0.0), 0), row < rows)
     tl.store(iterations_at + tile_slot(row), tl.max(tl.where(inside, most, 0), 0), row < rows)
     tl.store(residual_at + tile_slot(row), tl.max(tl.where(inside, worst, 0.0), 0), row < rows)
-    tl.store(converged_at + tile_slot(row), tl.min(tl.where(good | ~inside, 1, 0), 0) == 1, row < rows)
+    tl.store(converged_at + tile_slot(row), tl.min(tl.where((good & finite) | ~inside, 1, 0), 0) == 1, row < rows)
