@@ -6,28 +6,27 @@ import contextlib
 import json
 import math
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..bijections.pixels import PixelMap
 from ..data.datasets import Splits
-from ..data.image_sets import Bytes, image_set
+from ..data.image_sets import image_set
 from ..errors import ArgumentError
 from ..flows.sinusoidal import SinusoidalFlow
 from ..models.defaults import Recipe
 from ..training import ImageRows
-from .image_data import load, load_test, shape_of
+from .image_data import load, shape_of
 from .items import Options
 from .recipes import recipes
-from .record import Result, hardware, results
+from .record import Result, hardware
 from .training import (
     Trained,
     chosen_models,
     digest,
-    is_finished,
     is_present,
     read_run,
     run_folder,
@@ -54,24 +53,26 @@ _MODELS = ("today", "stable", "affine", "paper", "best")
 _BATCH = 1000
 
 
-class TrainedImages(NamedTuple):
-    """A trained image flow with its dataset and pixel map."""
+class TrainedImages(Trained):
+    """A trained image flow."""
 
-    dataset: str
-    model: str
-    seed: int
-    shape: tuple[int, ...]
-    pixels: PixelMap
-    trained: Trained
-    recipe: Recipe
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(C, H, W)."""
+        return tuple(self.flow.hyperparameters.shape)
+
+    @property
+    def pixels(self) -> PixelMap:
+        """The map from bytes to logits."""
+        return PixelMap(image_set(self.dataset).alpha)
 
     @contextlib.contextmanager
     def on(self, device: str, dtype: torch.dtype = torch.float32) -> Iterator[SinusoidalFlow]:
         """The flow on a device; afterwards it is back on the CPU, in float32."""
         try:
-            yield self.trained.flow.to(device, dtype)
+            yield self.flow.to(device, dtype)
         finally:
-            self.trained.flow.to("cpu", torch.float32)
+            self.flow.to("cpu", torch.float32)
 
     def logits(self, images: Tensor) -> Tensor:
         """The flow's input for byte images, always with the same dequantization noise."""
@@ -81,19 +82,10 @@ class TrainedImages(NamedTuple):
         """Byte images of the flow's output; NaN becomes black."""
         return self.pixels.to_bytes(x.nan_to_num(nan=-math.inf)).view(-1, *self.shape)
 
-    def test_images(self, options: Options) -> Tensor:
-        """Test images in the flow's shape."""
-        return load_test(self.dataset, self.shape, options)
-
-    def validation(self, images: Bytes) -> float:
-        """Bits per dimension of the validation images, with which the weights were selected."""
-        return ImageRows(torch.from_numpy(images), self.pixels).bits_per_dimension(self.trained.best_nll)
-
-    def results(self, metrics: dict[str, float], options: Options, comparable: str, **others: Any) -> list[Result]:
-        """Results measured on this machine."""
-        fields = self.trained.fields(options, self.recipe, comparable)
-        fields |= {"seconds": None, "hardware": hardware(options.device)} | others
-        return results(metrics, self.dataset, self.model, self.seed, **fields)
+    def measured(self, metrics: dict[str, float], options: Options, comparable: str, **fields: Any) -> list[Result]:
+        """Results measured on this machine, which need not be that of the training."""
+        fields = {"seconds": None, "hardware": hardware(options.device)} | fields
+        return self.results(metrics, options, comparable, **fields)
 
 
 def recipe_of(name: str, model: str, options: Options) -> Recipe:
@@ -125,8 +117,8 @@ def train_images(name: str, model: str, images: Splits, seed: int, options: Opti
     pixels = PixelMap(dataset.alpha)
     train = ImageRows(torch.from_numpy(images.train), pixels, flips=dataset.flips)
     val = ImageRows(torch.from_numpy(images.val), pixels)
-    trained = train_or_read(flow, train, val, settings, run_folder(options, name, model, seed), options)
-    return TrainedImages(name, model, seed, shape, pixels, trained, recipe)
+    trained, folder = partial(TrainedImages, name, model, seed, recipe), run_folder(options, name, model, seed)
+    return train_or_read(trained, flow, train, val, settings, folder, options)
 
 
 def trained_flows(default: Iterable[str], options: Options) -> list[TrainedImages]:
@@ -160,22 +152,21 @@ def _stored(name: str, options: Options) -> TrainedImages | None:
     seed = options.seeds[0]
     for model in options.models or _MODELS:
         folder = run_folder(options, name, model, seed)
-        if folder is not None and is_finished(folder):
-            return _read(name, model, seed, folder, options)
+        run = read_run(folder)
+        if run is None:
+            continue
+        settings, outcome, weights = run
+        recipe = recipe_of(name, model, options)
+        expected = {"shape": shape_of(name, options), "flow": recipe.flow, "training": training_settings(recipe, None)}
+        # Results of a full run must be those of the recipe; smaller runs may show any flow.
+        if options.size == "full" and settings | json.loads(json.dumps(expected)) != settings:
+            raise ArgumentError(
+                f"{folder} holds another run than the recipe's: add --quick, or choose another with --runs"
+            )
+        flow = SinusoidalFlow.image(settings["shape"], **settings["flow"])
+        flow.load_state_dict(weights)
+        return TrainedImages(name, model, seed, recipe, flow.eval(), **outcome)
     return None
-
-
-def _read(name: str, model: str, seed: int, folder: Path, options: Options) -> TrainedImages:
-    settings, outcome, weights = read_run(folder)
-    recipe = recipe_of(name, model, options)
-    expected = {"shape": shape_of(name, options), "flow": recipe.flow, "training": training_settings(recipe, None)}
-    # Results of a full run must be those of the recipe; smaller runs may show any flow.
-    if options.size == "full" and settings | json.loads(json.dumps(expected)) != settings:
-        raise ArgumentError(f"{folder} holds another run than the recipe's: add --quick, or choose another with --runs")
-    flow = SinusoidalFlow.image(settings["shape"], **settings["flow"])
-    flow.load_state_dict(weights)
-    trained = Trained(flow.eval(), **outcome)
-    return TrainedImages(name, model, seed, tuple(settings["shape"]), PixelMap(settings["alpha"]), trained, recipe)
 
 
 def _how_to_train(name: str, options: Options) -> str:

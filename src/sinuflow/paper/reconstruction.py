@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..data.image_sets import IMAGE_SETS
+from .image_data import load_test
 from .image_runs import TrainedImages, trained_flows
 from .items import Options
 from .plotting import DASHED, OTHER, OURS, figure_path, saved_figure, show_images
@@ -28,19 +29,12 @@ _COLOURS = {"mnist": OURS, "cifar10": OTHER}
 
 
 class Reconstruction(NamedTuple):
-    """The reconstruction errors of a flow.
+    """The reconstruction errors of a flow."""
 
-    Attributes:
-        curve: mean l2 error by iterations of Algorithm 1, of pixels between 0 and 1.
-        certified: that of the certified solver.
-        metrics: all results.
-        images: some images, original and reconstructed.
-    """
-
-    curve: dict[int, float]
-    certified: float
+    curve: dict[int, float]  # mean l2 error by iterations of Algorithm 1, of pixels between 0 and 1
+    certified: float  # that of the certified solver
     metrics: dict[str, float]
-    images: dict[str, Tensor]
+    images: dict[str, Tensor]  # some images, original and reconstructed
 
 
 def run(options: Options) -> Iterator[Result]:
@@ -49,14 +43,14 @@ def run(options: Options) -> Iterator[Result]:
     shown = {}
     for flow in runs:
         shown[flow.dataset] = result = reconstruct(flow, options)
-        yield from flow.results(result.metrics, options, "no: the paper shows a picture")
+        yield from flow.measured(result.metrics, options, "no: the paper shows a picture")
     _plot(shown, figure_path("reconstruction", [flow.model for flow in runs], options.out))
 
 
 def reconstruct(flow: TrainedImages, options: Options) -> Reconstruction:
     """Some test images by Algorithm 1, and all of them by the certified solver."""
     few, many, exact = _COUNTS[options.size]
-    images = flow.test_images(options)[:many]
+    images = load_test(flow.dataset, flow.shape, options)[:many]
     x = flow.logits(images)
     shown, curve, same = {"original": images[:_COLUMNS]}, dict[int, float](), dict[int, float]()
     algorithm_1 = {"solver": "fixed_point", "rtol": 0, "atol": 0}
@@ -71,18 +65,15 @@ def reconstruct(flow: TrainedImages, options: Options) -> Reconstruction:
     shown["certified"] = flow.images(single[:_COLUMNS])
     certified = _l2(flow, single, x)
     last = max(limit for limit in curve if limit <= 70)
-    in_float32 = f"largest error of the certified solver in float32, {len(x):,} images"
-    metrics = {f"l2 error, iterations of Algorithm 1: {limit}": error for limit, error in curve.items()}
-    metrics |= {
+    largest = "largest error of the certified solver in"
+    metrics = {f"l2 error, iterations of Algorithm 1: {limit}": error for limit, error in curve.items()} | {
         "l2 error of the certified solver": certified,
         f"images that look the same, iterations of Algorithm 1: {last}, percent": same[last],
         "images that look the same by the certified solver, percent": _indistinguishable(flow.images(single), images),
         "images that the certified solver certifies, percent": percent(converged),
-        in_float32: float((single - x).abs().max()),
-        f"{in_float32}, pixels": float(_pixel_error(flow, single, x).abs().max()),
-        f"largest error of the certified solver in float64, {len(double):,} images": float(
-            (double - x[:exact].double()).abs().max()
-        ),
+        f"{largest} float32, {len(x):,} images": float((single - x).abs().max()),
+        f"{largest} float32, {len(x):,} images, pixels": float(_pixel_error(flow, single, x).abs().max()),
+        f"{largest} float64, {len(double):,} images": float((double - x[:exact].double()).abs().max()),
     }
     return Reconstruction(curve, certified, metrics, shown)
 

@@ -149,18 +149,18 @@ def runtime_table(entries: list[Entry]) -> str:
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         groups.setdefault((entry["set"], entry["task"]), []).append(entry)
-    return "\n\n".join(_runtimes(name, task, group) for (name, task), group in groups.items()) + "\n"
+    return "\n\n".join(_runtimes(*names, group) for names, group in groups.items()) + "\n"
 
 
 def _runtimes(name: str, task: str, entries: list[Entry]) -> str:
-    cells = {(e["iterations"], e["tolerance"]): _runtime(e) for e in entries}
-    tolerances = sorted({tolerance for _, tolerance in cells if tolerance is not None}, reverse=True)
-    limits = sorted({limit for limit, _ in cells if limit is not None})
-    first = entries[0]
+    cells = {(entry["iterations"], entry["tolerance"]): _runtime(entry) for entry in entries}
+    limits, tolerances = ({key[i] for key in cells} - {None} for i in range(2))
+    columns = sorted(tolerances, reverse=True)
     table = markdown_table(
-        ["at most this many iterations", *(f"Algorithm 1, tolerance {short(t)}" for t in tolerances)],
-        ([str(limit), *(cells.get((limit, t), "") for t in tolerances)] for limit in limits),
+        ["at most this many iterations", *(f"Algorithm 1, tolerance {short(t)}" for t in columns)],
+        ([str(limit), *(cells.get((limit, t), "") for t in columns)] for limit in sorted(limits)),
     )
+    first = entries[0]
     return (
         f"Seconds to {task} {first['rows']} images of {name} ({first['hardware']}), and in brackets the largest error, "
         f"in logits. The flow: {first['trained']}.\n\n{table}\n\nCertified: {cells.get((None, None), '')}."

@@ -1,4 +1,4 @@
-"""Training by a recipe, resuming and reading runs, and scoring test data."""
+"""Training by a recipe, and reading finished runs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import hashlib
 import json
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,11 +26,12 @@ from ..files import write_atomically
 from ..flows.sinusoidal import SinusoidalFlow
 from ..flows.zuko import ZukoFlow
 from ..models.defaults import Recipe
-from ..training import fit
-from ..training.schedules import Plateau
+from ..training import Plateau, fit
 from .items import Options
 from .recipes import recipes
-from .record import hardware
+from .record import Result, hardware, results
+
+T = TypeVar("T")
 
 #: Files of a finished run: its settings and outcome, and the weights.
 _RUN, _WEIGHTS = "run.json", "weights.safetensors"
@@ -39,9 +42,14 @@ _SHORT, _LONG, _MAX_STEPS = 20, 120, 2_000_000
 PEERS = {"maf": "MAF", "nsf": "NSF"}
 
 
-class Trained(NamedTuple):
-    """A trained flow, and how it was trained."""
+@dataclass(frozen=True)
+class Trained:
+    """A flow that was trained by a recipe."""
 
+    dataset: str
+    model: str
+    seed: int
+    recipe: Recipe
     flow: Any
     steps: int
     best_step: int
@@ -49,33 +57,18 @@ class Trained(NamedTuple):
     seconds: float
     hardware: str
 
-    def fields(
-        self, options: Options, recipe: Recipe, comparable: str = "no: the paper shows a picture", **extra: Any
-    ) -> dict[str, Any]:
-        """The fields of a :class:`~sinuflow.paper.Result` that describe the training."""
-        return {
-            "steps": self.steps,
-            "seconds": self.seconds,
-            "hardware": self.hardware,
-            "comparable": comparable,
-            "extra": extra | {"size": options.size, "recipe": recipe.digest},
-        }
-
-
-class Score(NamedTuple):
-    """A mean over examples with its standard error, and the largest and mean error of float32 for some of them."""
-
-    mean: float
-    standard_error: float
-    float32_max: float
-    float32_mean: float
-
-    @classmethod
-    def of(cls, values: Tensor, exact: Tensor) -> Score:
-        """Summarize float32 values of all examples, and float64 values of the first ones."""
-        error = (values[: len(exact)] - exact).abs()
-        standard_error = float(values.std()) / len(values) ** 0.5
-        return cls(float(values.mean()), standard_error, float(error.max()), float(error.mean()))
+    def results(
+        self,
+        metrics: Mapping[str, float],
+        options: Options,
+        comparable: str = "no: the paper shows a picture",
+        extra: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> list[Result]:
+        """One result for each metric; ``fields`` of :class:`~sinuflow.paper.Result` replace those of the training."""
+        fields = {"steps": self.steps, "seconds": self.seconds, "hardware": self.hardware} | fields
+        fields["extra"] = {**(extra or {}), "size": options.size, "recipe": self.recipe.digest}
+        return results(metrics, self.dataset, self.model, self.seed, comparable=comparable, **fields)
 
 
 def chosen_models(dataset: str, default: Iterable[str] | None, options: Options) -> dict[str, Recipe]:
@@ -137,21 +130,13 @@ def steps_for(seconds: float, dataset: str, model: str, recipe: Recipe, rows: Te
 def train(
     model: str, recipe: Recipe, rows: Splits, seed: int, options: Options, dataset: str, steps: int | None = None
 ) -> Trained:
-    """Train by a recipe, for at most ``steps`` steps.
-
-    With ``options.runs``, an interrupted run resumes, and a finished one is read.
-    """
+    """Train by a recipe, for at most ``steps`` steps; with ``options.runs``, as :func:`train_or_read`."""
     training = training_settings(recipe, steps)
     settings = {"flow": recipe.flow, "training": training, "seed": seed, "rows": len(rows.train), "data": digest(rows)}
     torch.manual_seed(seed)
     flow = build(model, recipe, rows.train.shape[-1])
-    train, val = as_tensor(rows.train), as_tensor(rows.val)
-    return train_or_read(flow, train, val, settings, run_folder(options, dataset, model, seed), options)
-
-
-def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    """A contiguous tensor of an array."""
-    return torch.from_numpy(np.ascontiguousarray(array))
+    trained, folder = partial(Trained, dataset, model, seed, recipe), run_folder(options, dataset, model, seed)
+    return train_or_read(trained, flow, *map(torch.from_numpy, rows[:2]), settings, folder, options)
 
 
 def training_settings(recipe: Recipe, steps: int | None) -> dict[str, Any]:
@@ -168,64 +153,49 @@ def run_folder(options: Options, dataset: str, model: str, seed: int) -> Path | 
 
 
 def train_or_read(
-    flow: Any, train: Any, val: Any, settings: dict[str, Any], folder: Path | None, options: Options
-) -> Trained:
-    """Train a flow, or read it from the folder of its finished run.
+    trained: Callable[..., T],
+    flow: Any,
+    train: Any,
+    val: Any,
+    settings: dict[str, Any],
+    folder: Path | None,
+    options: Options,
+) -> T:
+    """Train a flow, or read it from the folder of its finished run; an interrupted run resumes.
 
-    ``settings`` identifies the run: ``settings["training"]`` are the arguments of :func:`sinuflow.fit`, and
-    ``settings["seed"]`` is its seed.
+    ``trained`` is called with the flow and the outcome of the run. ``settings`` identifies the run:
+    ``settings["training"]`` are the arguments of :func:`sinuflow.fit`, and ``settings["seed"]`` is its seed.
     """
-    if folder is not None and is_finished(folder):
-        run = read_run(folder)
-        if run.settings != json.loads(json.dumps(settings)):
+    run = read_run(folder)
+    if run is not None:
+        stored, outcome, weights = run
+        if stored != json.loads(json.dumps(settings)):
             raise ArgumentError(f"{folder} holds a run with other settings or data: choose another folder with --runs")
-        flow.load_state_dict(run.weights)
-        return Trained(flow.eval(), **run.outcome)
+        flow.load_state_dict(weights)
+        return trained(flow.eval(), **outcome)
     training = dict(settings["training"])
     if isinstance(training["schedule"], dict):  # a TOML table
         training["schedule"] = Plateau(**training["schedule"])
     start = time.perf_counter()
-    result = fit(
-        flow,
-        train,
-        val,
-        **training,
-        checkpoint=folder,
-        resume=folder is not None and folder.exists(),
-        progress=options.progress,
-        device=options.device,
-        seed=settings["seed"],
-    )
-    if result.best_nll is None:
-        raise ArgumentError("a recipe needs validation rows")
-    seconds = max(time.perf_counter() - start, float(result.history[-1]["seconds"]))
-    trained = Trained(flow, result.steps, result.best_step, result.best_nll, seconds, hardware(options.device))
+    common = {"progress": options.progress, "device": options.device, "seed": settings["seed"]}
+    result = fit(flow, train, val, **training, **common, checkpoint=folder, resume=folder is not None)
+    seconds = max(time.perf_counter() - start, float(result.history[-1]["seconds"]))  # of earlier parts of the run too
+    outcome = {name: getattr(result, name) for name in ("steps", "best_step", "best_nll")}
+    outcome |= {"seconds": seconds, "hardware": hardware(options.device)}
     if folder is not None:
         weights = {name: t.contiguous() for name, t in flow.state_dict().items()}
         write_atomically(folder / _WEIGHTS, to_safetensors(weights))
-        outcome = {name: value for name, value in trained._asdict().items() if name != "flow"}
         write_atomically(folder / _RUN, json.dumps({"told": settings, "outcome": outcome}).encode())
-    return trained
+    return trained(flow, **outcome)
 
 
-def is_finished(folder: Path) -> bool:
-    """Whether a folder holds a finished run."""
-    return (folder / _RUN).exists()
-
-
-class Run(NamedTuple):
-    """A finished run on disk."""
-
-    settings: dict[str, Any]
-    outcome: dict[str, Any]
-    weights: dict[str, Tensor]
-
-
-def read_run(folder: Path) -> Run:
-    """Read a finished run."""
+def read_run(folder: Path | None) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]] | None:
+    """The settings, the outcome and the weights of a finished run, if the folder holds one."""
+    if folder is None or not (folder / _RUN).exists():
+        return None
     try:
         stored = json.loads((folder / _RUN).read_text())
-        return Run(stored["told"], stored["outcome"], load_file(folder / _WEIGHTS))  # the key of version 0.1.0
+        return stored["told"], stored["outcome"], load_file(folder / _WEIGHTS)  # the key of version 0.1.0
     except (ValueError, KeyError, OSError, SafetensorError) as error:
         raise StorageError(f"{folder} holds a run that cannot be read: delete it, and it is made again") from error
 
