@@ -249,7 +249,7 @@ def test_warm_up_steps_use_a_single_batch(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph", lambda _, pool: nothing())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None, pool=lambda: (0, 1)))
     flow, engine, _, batches = build(DeviceEngine, settings(batch_size=512), MemoryRows(banana(400).double()))
-    engine._capture = True
+    engine.capture = True
     before = [p.detach().clone() for p in flow.parameters()]
     engine.advance(0, 5)
     assert all(p.equal(b) for p, b in zip(flow.parameters(), before, strict=True))
@@ -259,7 +259,7 @@ def test_warm_up_steps_use_a_single_batch(monkeypatch):
 def test_graphs_of_all_blocks_share_a_pool_until_the_batch_size_changes(monkeypatch):
     captured: list[tuple[int, int, object]] = []
     _, engine, _, _ = build(DeviceEngine, settings(), MemoryRows(banana(400).double()))
-    engine._stability = SimpleNamespace(blocks=3)
+    engine.stability = SimpleNamespace(blocks=3)
 
     def capture(inputs, block):
         captured.append((inputs.x.shape[-1], block, engine._pool))
@@ -267,7 +267,7 @@ def test_graphs_of_all_blocks_share_a_pool_until_the_batch_size_changes(monkeypa
         return lambda: None
 
     monkeypatch.setattr(engine, "_captured", capture)
-    engine._capture = True
+    engine.capture = True
     for step in range(7):
         inputs, _ = engine._step_for(64, step)
     assert [block for _, block, _ in captured] == [0, 1, 2]

@@ -84,8 +84,8 @@ def _train(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         flow = SinusoidalFlow(train.shape[-1], conditioning="shift", blocks=blocks, hidden=hidden)
-    settings = {"batch_size": 256, "learning_rate": _LEARNING_RATE, "seed": seed}
-    fit(flow, train, steps=steps, **settings, progress=options.progress, device=options.device)
+    common: dict[str, Any] = {"seed": seed, "progress": options.progress, "device": options.device}
+    fit(flow, train, steps=steps, batch_size=256, learning_rate=_LEARNING_RATE, **common)
     test = toy(name).sample(rows, generator).double()
     return flow.double(), test, torch.randn(rows, flow.features, generator=generator, dtype=torch.float64)
 

@@ -111,7 +111,7 @@ def _plot(dataset: str, timings: list[Result], options: Options) -> None:
 
 def _plot_values(axes: Any, values: list[tuple[dict[str, Any], float]]) -> None:
     """A line for each tolerance of Algorithm 1, and a level for the certified solver."""
-    lines: dict[float | None, list[tuple[int, float]]] = {}
+    lines: dict[Any, list[tuple[int, float]]] = {}
     for timing, value in values:
         lines.setdefault(timing["tolerance"], []).append((timing["iterations"], value))
     ((_, certified),) = lines.pop(None)

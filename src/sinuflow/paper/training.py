@@ -135,8 +135,9 @@ def train(
     settings = {"flow": recipe.flow, "training": training, "seed": seed, "rows": len(rows.train), "data": digest(rows)}
     torch.manual_seed(seed)
     flow = build(model, recipe, rows.train.shape[-1])
+    train, val = torch.from_numpy(rows.train), torch.from_numpy(rows.val)
     trained, folder = partial(Trained, dataset, model, seed, recipe), run_folder(options, dataset, model, seed)
-    return train_or_read(trained, flow, *map(torch.from_numpy, rows[:2]), settings, folder, options)
+    return train_or_read(trained, flow, train, val, settings, folder, options)
 
 
 def training_settings(recipe: Recipe, steps: int | None) -> dict[str, Any]:

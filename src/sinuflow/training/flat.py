@@ -13,15 +13,10 @@ class FlatParameters:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        named = list(module.named_parameters())
-        self.names = [name for name, _ in named]
-        self.parameters = [parameter for _, parameter in named]
+        self.names, self.parameters = map(list, zip(*module.named_parameters(), strict=True))
         self._shapes = [parameter.shape for parameter in self.parameters]
-        self.size = sum(parameter.numel() for parameter in self.parameters)
-        first = self.parameters[0]
-        self.values = torch.zeros(self.size, dtype=first.dtype, device=first.device)
+        self.values = torch.cat([parameter.detach().flatten() for parameter in self.parameters])
         for parameter, view in zip(self.parameters, self.views(self.values), strict=True):
-            view.copy_(parameter.detach())
             parameter.data = view
 
     def views(self, flat: Tensor) -> list[Tensor]:

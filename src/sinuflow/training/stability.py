@@ -111,21 +111,7 @@ def _block_penalty(block: nn.Module, x: Tensor, context: Tensor | None) -> tuple
     return penalty, x
 
 
-def penalty_weight(progress: float) -> float:
-    """The penalty's share of its full weight after a fraction of all steps, ``progress`` squared.
-
-    The weights at the end of training are what counts, and before that, a flow learns better with a smaller penalty.
-    In short runs on MNIST, a weight that grew linearly to 200 cost less likelihood than a constant one of 100 for
-    equally small errors. The square was not compared with that.
-
-    Example:
-        >>> penalty_weight(0.0), penalty_weight(0.5), penalty_weight(1.0)
-        (0.0, 0.25, 1.0)
-    """
-    return progress**2
-
-
-def clip_factor(norm: Tensor, clip: float | None) -> Tensor:
+def clip_factor(norm: Tensor, clip: float) -> Tensor:
     """The factor that clips the likelihood's gradient of this norm; the penalty's gradient is multiplied by it too.
 
     Clipping their sum would shrink the penalty more the larger its weight, because a block gets the penalty in few
@@ -135,8 +121,6 @@ def clip_factor(norm: Tensor, clip: float | None) -> Tensor:
         >>> clip_factor(torch.tensor([0.0, 4.0, 20.0, torch.inf]), 5.0)
         tensor([1.0000, 1.0000, 0.2500,    nan])
     """
-    if clip is None:
-        return torch.ones_like(norm)
     return torch.where(norm.isfinite(), (clip / (norm + 1e-6)).clamp(max=1.0), torch.nan)
 
 

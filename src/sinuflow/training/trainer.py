@@ -18,18 +18,17 @@ from .checkpoint import Checkpoint
 from .device_engine import make_engine
 from .engine import Snapshot, Weights, copied
 from .guard import Guard
-from .history import History
+from .history import History, Record
 from .progress import Progress, Status
 from .schedules import Schedule
 from .settings import Settings
-from .stability import Stability
 
 #: Rows per batch of validation, and rows on which the stability penalty is evaluated, which takes inverses.
 _VALIDATION_ROWS, _PENALTY_ROWS = 4096, 64
 #: The factor of the learning rate after divergence, and how often training restarts from the last good weights.
 _BACK_OFF, _MOST_RESTARTS = 0.3, 3
-#: Attributes of a trainer that checkpoints store by name.
-_STORED = ("step", "best_step", "finished", "rate_factor", "returns", "waited", "seconds")
+#: Attributes of a trainer that checkpoints store by name; the scores are None there if they are infinite.
+_STORED = ("step", "best_step", "finished", "rate_factor", "returns", "waited", "seconds", "best_nll", "best_score")
 
 
 class Trainer:
@@ -56,14 +55,12 @@ class Trainer:
         self._schedule = Schedule(settings.schedule, settings.steps, settings.warmup, settings.decay, per_epoch)
         self._guard = Guard(slack=float(flow.features))
         self._engine = make_engine(flow, self._batches, settings, self._guard, self._learning_rate)
-        self._stability = None if settings.stability is None else Stability(flow, settings.stability)
         self._best: Weights | None = None
-        self._best_score = math.inf
         self._good = self._engine.snapshot()
         self._loss_sum, self._loss_count = 0.0, 0
         self.step = self.best_step = self.returns = self.waited = 0
         self.rate_factor, self.seconds = 1.0, 0.0
-        self.best_nll = math.inf
+        self.best_nll = self.best_score = math.inf  # the score includes the stability penalty
         self.finished = False
 
     # ---------------------------------------------------------------- the loop
@@ -109,43 +106,43 @@ class Trainer:
     # ---------------------------------------------------------------- validation
 
     def _validate(self, rows_per_second: float) -> None:
-        nll, penalty = self._validation_scores()
-        record = {
+        nll, penalty = (None, 0.0) if self._validation is None else self._validation_scores(self._validation)
+        record: Record = {
             "step": self.step,
             "train_nll": self._loss_sum / self._loss_count if self._loss_count else math.nan,
-            "val_nll": nll if self._validation is not None else None,
-            **({} if self._bits is None else {"val_bits_per_dimension": self._bits(nll)}),
-            **({} if self._stability is None or self._validation is None else {"val_penalty": penalty}),
+            "val_nll": nll,
             "learning_rate": self._learning_rate(max(0, self.step - 1)),
             "seconds": round(self.seconds, 3),
             "rows_per_second": round(rows_per_second, 1),
             "skipped": self._guard.skipped,
         }
+        if nll is not None and self._bits is not None:
+            record["val_bits_per_dimension"] = self._bits(nll)
+        if nll is not None and self._engine.stability is not None:
+            record["val_penalty"] = penalty
         self._loss_sum, self._loss_count = 0.0, 0
         self._history.add(record)
-        if self._validation is not None and not math.isfinite(nll):
+        if nll is not None and not math.isfinite(nll):
             self._restart_from_good()
             return
         if self._guard.bad_in_a_row == 0:
             self._good = self._engine.snapshot()
-        if self._validation is None:
+        if nll is None:
             self.best_step = self.step
             return
-        improved = nll + penalty < self._best_score
+        improved = nll + penalty < self.best_score
         self._schedule.validated(improved)
         if improved:
-            self.best_nll, self._best_score, self.best_step, self.waited = nll, nll + penalty, self.step, 0
+            self.best_nll, self.best_score, self.best_step, self.waited = nll, nll + penalty, self.step, 0
             self._best = copied(self._weights())
         else:
             self.waited += 1
         # The stability penalty reaches its full weight at the last step, so there is no early stopping with it.
         patience = self._settings.patience
-        self.finished = patience is not None and self.waited >= patience and self._stability is None
+        self.finished = patience is not None and self.waited >= patience and self._engine.stability is None
 
-    def _validation_scores(self) -> tuple[float, float]:
+    def _validation_scores(self, rows: RowSource) -> tuple[float, float]:
         """The mean negative log-likelihood of the validation rows, and the stability penalty at its full weight."""
-        if self._validation is None:
-            return math.nan, 0.0
         average = self._engine.average
         current = None if average is None else copied(self._flow.state_dict())
         if average is not None:
@@ -153,13 +150,13 @@ class Trainer:
         self._flow.eval()
         with torch.no_grad():
             sums, count = [], 0
-            for batch in self._validation.in_order(_VALIDATION_ROWS):
+            for batch in rows.in_order(_VALIDATION_ROWS):
                 sums.append(self._flow(batch.context, validate_args=False).log_prob(batch.x).double().sum())
                 count += len(batch.x)
         penalty = 0.0
-        if self._stability is not None:
-            few = next(iter(self._validation.in_order(_PENALTY_ROWS)))
-            penalty = self._stability.evaluate(few.x.mT, None if few.context is None else few.context.mT)
+        if self._engine.stability is not None:
+            few = next(iter(rows.in_order(_PENALTY_ROWS)))
+            penalty = self._engine.stability.evaluate(*few.map(lambda t: t.mT))
         if current is not None:
             self._flow.load_state_dict(current)
         self._flow.train()
@@ -224,10 +221,9 @@ class Trainer:
             tensors["average"], tensors["good_average"] = self._engine.average, self._good.average
         if torch.cuda.is_available():
             tensors["random"]["cuda"] = torch.cuda.get_rng_state()
-        numbers = {name: getattr(self, name) for name in _STORED} | {
+        stored = {name: getattr(self, name) for name in _STORED}
+        numbers = {name: None if value == math.inf else value for name, value in stored.items()} | {
             "fingerprint": fingerprint,
-            "best_nll": self.best_nll if math.isfinite(self.best_nll) else None,
-            "best_score": self._best_score if math.isfinite(self._best_score) else None,
             "position": list(self._batches.position),
             "loss": [self._loss_sum, self._loss_count],
             "plateau": [self._schedule.plateau, self._schedule.waited],
@@ -245,13 +241,10 @@ class Trainer:
         torch.set_rng_state(tensors["random"]["cpu"])
         if torch.cuda.is_available() and "cuda" in tensors["random"]:
             torch.cuda.set_rng_state(tensors["random"]["cuda"])
+        numbers = {"best_score": numbers["best_nll"]} | numbers  # 0.1.0 had no best_score
         for name in _STORED:
-            setattr(self, name, numbers[name])
-        score = numbers.get("best_score", numbers["best_nll"])  # 0.1.0 had no best_score
-        self.best_nll = math.inf if numbers["best_nll"] is None else numbers["best_nll"]
-        self._best_score = math.inf if score is None else score
-        epoch, taken = numbers["position"]
-        self._batches.position = (epoch, taken)
+            setattr(self, name, math.inf if numbers[name] is None else numbers[name])
+        self._batches.position = tuple(numbers["position"])
         self._loss_sum, self._loss_count = numbers["loss"]
         self._schedule.plateau, self._schedule.waited = numbers["plateau"]
         self._guard.restore(numbers["guard"])
