@@ -122,25 +122,18 @@ def _measure(
 
 @torch.no_grad()
 def constants(flow: SinusoidalFlow, x: Tensor) -> list[BlockConstants]:
-    """The constants of every LDU block over the range of its inputs for these rows.
-
-    Example:
-        >>> flow = SinusoidalFlow(features=2, blocks=3, hidden=(8,)).double()
-        >>> constants(flow, torch.randn(10, 2, dtype=torch.float64))[0]  # a new flow is the identity
-        BlockConstants(layer=0.0, bound=0.0, block=0.0)
-    """
+    """The constants of every LDU block over the range of its inputs for these rows."""
     rows, blocks = x.mT, []
     for block in flow.bijection:
         for part in block if isinstance(block, LDUBlock) else ():
             if isinstance(part, SinusoidalLayer):
-                blocks.append(_constants(part, rows))
+                blocks.append(_constants(part, *rows.aminmax(dim=-1, keepdim=True)))
             rows, _ = part.transform(rows, None)
     return blocks
 
 
-def _constants(part: SinusoidalLayer, rows: Tensor) -> BlockConstants:
-    low, high = rows.amin(-1, keepdim=True), rows.amax(-1, keepdim=True)
-    grid = low + (high - low) * torch.linspace(0, 1, _GRID, dtype=rows.dtype)
+def _constants(part: SinusoidalLayer, low: Tensor, high: Tensor) -> BlockConstants:
+    grid = low + (high - low) * torch.linspace(0, 1, _GRID, dtype=low.dtype)
     total = torch.zeros_like(grid)
     layer = bound = 0.0
     for waves in itertools.starmap(Waves, zip(*part.constrained(None), strict=True)):  # transformer by transformer

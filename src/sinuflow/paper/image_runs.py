@@ -129,19 +129,20 @@ def trained_flows(default: Iterable[str], options: Options) -> list[TrainedImage
     """
     if len(options.seeds) > 1:
         raise ArgumentError("one trained flow is shown at a time: give one --seed")
-    names = list(options.datasets or default)
-    for name in names:
+    (seed,), missing, runs = options.seeds, [], []
+    for name in options.datasets or default:
         chosen_models(name, (), options)  # refuses unknown models
-    stored = {name: _stored(name, options) for name in names}
-    if options.size == "smoke":
-        model, seed = (*options.models, "today")[0], options.seeds[0]
-        return [run or train_images(name, model, load(name, options), seed, options) for name, run in stored.items()]
-    missing = [name for name, run in stored.items() if run is None]
-    if missing and (options.datasets or len(missing) == len(stored)):
+        run = _stored(name, options)
+        if run is None and options.size == "smoke":
+            run = train_images(name, (*options.models, "today")[0], load(name, options), seed, options)
+        if run is None:
+            missing.append(name)
+        else:
+            runs.append(run)
+    if missing and (options.datasets or not runs):
         raise ArgumentError(_how_to_train(missing[0], options))
     for name in missing:
         options.say(f"{name} is left out: {_how_to_train(name, options)}")
-    runs = [run for run in stored.values() if run is not None]
     for run in runs:
         if not is_present(image_set(run.dataset), options):
             load(run.dataset, options)  # fails before anything is computed
