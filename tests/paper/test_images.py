@@ -69,7 +69,7 @@ def test_the_score_is_that_of_the_density_in_float64(options: Options) -> None:
     (flow,) = trained_flows(("mnist",), options)
     images = torch.from_numpy(load("mnist", options).test)
     x = flow.logits(images).double()
-    with torch.no_grad(), flow.on("cpu", torch.float64) as model:
+    with torch.no_grad(), flow.on_device(torch.float64) as model:
         log_density = model().log_prob(x) + flow.pixels.ladj(x)
     want = float((8 - log_density / 64 / np.log(2)).mean())
     ours = figures_of("images", options)["mnist", "today", "test bits per dimension"]
@@ -225,7 +225,7 @@ def test_algorithm_1_that_diverges_does_not_converge(options: Options) -> None:
     (flow,) = trained_flows(("mnist",), options)
     x = flow.logits(synthetic(3, (1, 8, 8)))
     with torch.no_grad():
-        _, converged = round_trip(flow, x, "cpu", solver="fixed_point", rtol=0, atol=0, max_iterations=1)
+        _, converged = round_trip(flow, x, solver="fixed_point", rtol=0, atol=0, max_iterations=1)
     assert not converged.any()
     black = flow.images(torch.full((1, 64), torch.nan))
     assert int(black.max()) == 0

@@ -14,13 +14,13 @@ from ..models.defaults import Recipe
 from .items import Options
 from .recipes import recipes
 from .record import Result
-from .training import PEERS, Trained, chosen_models, is_present
+from .training import PEERS, Run, chosen_models, is_present
 
 
 class Evaluation(NamedTuple):
     """A trained model with its scores: of all test examples in float32, and of the first ones in float64."""
 
-    trained: Trained
+    run: Run
     validation: float
     test: Tensor
     exact: Tensor
@@ -56,11 +56,11 @@ class Comparison:
                 reason, size = self.comparable(name, model, splits, options), {"size": options.size}
                 yield Result(name, self.metric, model, {None: value}, rows=rows, comparable=reason, extra=size)
             for (model, recipe), seed in itertools.product(chosen.items(), options.seeds):
-                trained, validation, test, exact = self.evaluate(name, model, recipe, splits, seed, options)
+                run, validation, test, exact = self.evaluate(name, model, recipe, splits, seed, options)
                 error = (test[: len(exact)] - exact).abs()
                 by_seed = {
                     "validation": validation,
-                    "best_step": trained.best_step,
+                    "best_step": run.outcome["best_step"],
                     f"standard_error_over_{self.datasets[name].examples}": float(test.std()) / rows**0.5,
                     "float32_error_max": float(error.max()),
                     "float32_error_mean": float(error.mean()),
@@ -69,7 +69,7 @@ class Comparison:
                 reason = self.comparable(name, model, splits, options)
                 paper = self.paper.get(name) if reason.startswith("yes") else None
                 metrics = {self.metric: float(test.mean())}
-                yield from trained.results(metrics, options, reason, extra, paper=paper, rows=rows)
+                yield from run.results(metrics, reason, extra, paper=paper, rows=rows)
 
     def _available(self, options: Options) -> list[str]:
         present = [name for name, dataset in self.datasets.items() if is_present(dataset, options)]

@@ -51,7 +51,7 @@ def run(options: Options) -> Iterator[Result]:
             "KL from the true density, nats": learned.kl,
             f"RMSE of the transformation to noise, inside +-{_INSIDE:g}": learned.rmse,
         }
-        yield from trained.results(metrics, options)
+        yield from trained.results(metrics)
     _plot(target, shown, options)
 
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 from collections.abc import Iterable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,20 +18,11 @@ from ..errors import ArgumentError
 from ..flows.sinusoidal import SinusoidalFlow
 from ..models.defaults import Recipe
 from ..training import ImageRows
-from .image_data import load, shape_of
+from .image_data import load, load_test, shape_of
 from .items import Options
 from .recipes import recipes
 from .record import Result, hardware
-from .training import (
-    Trained,
-    chosen_models,
-    digest,
-    is_present,
-    read_run,
-    run_folder,
-    train_or_read,
-    training_settings,
-)
+from .training import Run, chosen_models, is_present
 
 #: Changes to a recipe's flow and training in smaller runs.
 _FLOWS: dict[str, dict[str, Any]] = {
@@ -53,8 +43,8 @@ _MODELS = ("today", "stable", "affine", "paper", "best")
 _BATCH = 1000
 
 
-class TrainedImages(Trained):
-    """A trained image flow."""
+class ImageRun(Run):
+    """A training run of an image flow."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -67,12 +57,16 @@ class TrainedImages(Trained):
         return PixelMap(image_set(self.dataset).alpha)
 
     @contextlib.contextmanager
-    def on(self, device: str, dtype: torch.dtype = torch.float32) -> Iterator[SinusoidalFlow]:
-        """The flow on a device; afterwards it is back on the CPU, in float32."""
+    def on_device(self, dtype: torch.dtype = torch.float32) -> Iterator[SinusoidalFlow]:
+        """The flow on the device of the options; afterwards it is back on the CPU, in float32."""
         try:
-            yield self.flow.to(device, dtype)
+            yield self.flow.to(self.options.device, dtype)
         finally:
             self.flow.to("cpu", torch.float32)
+
+    def test_images(self) -> Tensor:
+        """Test images in the flow's shape."""
+        return load_test(self.dataset, self.shape, self.options)
 
     def logits(self, images: Tensor) -> Tensor:
         """The flow's input for byte images, always with the same dequantization noise."""
@@ -82,10 +76,11 @@ class TrainedImages(Trained):
         """Byte images of the flow's output; NaN becomes black."""
         return self.pixels.to_bytes(x.nan_to_num(nan=-math.inf)).view(-1, *self.shape)
 
-    def measured(self, metrics: dict[str, float], options: Options, comparable: str, **fields: Any) -> list[Result]:
+    def measured(self, metrics: dict[str, float], comparable: str, **fields: Any) -> list[Result]:
         """Results measured on this machine, which need not be that of the training."""
-        fields = {"seconds": None, "hardware": hardware(options.device)} | fields
-        return self.results(metrics, options, comparable, **fields)
+        return self.results(
+            metrics, comparable, **{"seconds": None, "hardware": hardware(self.options.device)} | fields
+        )
 
 
 def recipe_of(name: str, model: str, options: Options) -> Recipe:
@@ -97,31 +92,19 @@ def recipe_of(name: str, model: str, options: Options) -> Recipe:
     return Recipe(recipe.flow | _FLOWS[options.size], training)
 
 
-def train_images(name: str, model: str, images: Splits, seed: int, options: Options) -> TrainedImages:
-    """Train a flow on images, or read its finished run from ``options.runs``."""
-    recipe, dataset = recipe_of(name, model, options), image_set(name)
-    shape = images.train.shape[1:]
-    settings = {
-        "set": name,
-        "shape": shape,
-        "flow": recipe.flow,
-        "training": training_settings(recipe, _STEPS[options.size]),
-        "alpha": dataset.alpha,
-        "flips": dataset.flips,
-        "seed": seed,
-        "rows": len(images.train),
-        "data": digest(images),
-    }
+def train_images(name: str, model: str, images: Splits, seed: int, options: Options) -> ImageRun:
+    """Train a flow of images, or read it."""
+    recipe, dataset, shape = recipe_of(name, model, options), image_set(name), images.train.shape[1:]
     torch.manual_seed(seed)
-    flow = SinusoidalFlow.image(shape, **recipe.flow)
-    pixels = PixelMap(dataset.alpha)
-    train = ImageRows(torch.from_numpy(images.train), pixels, flips=dataset.flips)
-    val = ImageRows(torch.from_numpy(images.val), pixels)
-    trained, folder = partial(TrainedImages, name, model, seed, recipe), run_folder(options, name, model, seed)
-    return train_or_read(trained, flow, train, val, settings, folder, options)
+    run = ImageRun(name, model, seed, recipe, options, SinusoidalFlow.image(shape, **recipe.flow))
+    train = ImageRows(torch.from_numpy(images.train), run.pixels, flips=dataset.flips)
+    val = ImageRows(torch.from_numpy(images.val), run.pixels)
+    identity = {"set": name, "shape": shape, "alpha": dataset.alpha, "flips": dataset.flips}
+    run.train(train, val, images, _STEPS[options.size], **identity)
+    return run
 
 
-def trained_flows(default: Iterable[str], options: Options) -> list[TrainedImages]:
+def trained_flows(default: Iterable[str], options: Options) -> list[ImageRun]:
     """The flow of each dataset that ``sinuflow reproduce images`` trained and stored in ``options.runs``.
 
     It is the first that exists of the requested models, or else of ``today``, ``stable``, ``affine``, ``paper`` and
@@ -149,24 +132,23 @@ def trained_flows(default: Iterable[str], options: Options) -> list[TrainedImage
     return runs
 
 
-def _stored(name: str, options: Options) -> TrainedImages | None:
-    seed = options.seeds[0]
-    for model in options.models or _MODELS:
-        folder = run_folder(options, name, model, seed)
-        run = read_run(folder)
-        if run is None:
+def _stored(name: str, options: Options) -> ImageRun | None:
+    for model in options.models or [model for model in _MODELS if model in recipes(name)]:
+        run = ImageRun(name, model, options.seeds[0], recipe_of(name, model, options), options)
+        finished = run.read()
+        if finished is None:
             continue
-        settings, outcome, weights = run
-        recipe = recipe_of(name, model, options)
-        expected = {"shape": shape_of(name, options), "flow": recipe.flow, "training": training_settings(recipe, None)}
+        settings, run.outcome, weights = finished
+        expected = {"shape": shape_of(name, options), "flow": run.recipe.flow, "training": run.training(None)}
         # Results of a full run must be those of the recipe; smaller runs may show any flow.
         if options.size == "full" and settings | json.loads(json.dumps(expected)) != settings:
             raise ArgumentError(
-                f"{folder} holds another run than the recipe's: add --quick, or choose another with --runs"
+                f"{run.folder} holds another run than the recipe's: add --quick, or choose another with --runs"
             )
-        flow = SinusoidalFlow.image(settings["shape"], **settings["flow"])
-        flow.load_state_dict(weights)
-        return TrainedImages(name, model, seed, recipe, flow.eval(), **outcome)
+        run.flow = SinusoidalFlow.image(settings["shape"], **settings["flow"])
+        run.flow.load_state_dict(weights)
+        run.flow.eval()
+        return run
     return None
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .image_data import load_test
-from .image_runs import TrainedImages, trained_flows
+from .image_runs import ImageRun, trained_flows
 from .items import Options
 from .plotting import OURS, TRUE, saved_figure
 from .record import Result, hardware, percent
@@ -37,14 +36,14 @@ def run(options: Options) -> Iterator[Result]:
 
 
 @torch.no_grad()
-def measure(flow: TrainedImages, options: Options) -> Iterator[Result]:
+def measure(flow: ImageRun, options: Options) -> Iterator[Result]:
     """All timings of a flow."""
-    images = flow.logits(load_test(flow.dataset, flow.shape, options)[: _COUNTS[options.size]])
+    images = flow.logits(flow.test_images()[: _COUNTS[options.size]])
     noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(flow.seed))
-    with flow.on(options.device, torch.float64) as model:
+    with flow.on_device(torch.float64) as model:
         # The reference for generated images is the certified solution in float64.
         generated = model.invert(noise.to(options.device, torch.float64), rtol=1e-9, atol=1e-9).x
-    with flow.on(options.device) as model:
+    with flow.on_device() as model:
         images, noise = images.to(options.device), noise.to(options.device)
         tasks = {"generate": (noise, generated), "reconstruct": (model.bijection(images)[0], images.double())}
         for solver in ("certified", "fixed_point"):  # warm-up
@@ -56,7 +55,7 @@ def measure(flow: TrainedImages, options: Options) -> Iterator[Result]:
 
 
 def _time(
-    flow: TrainedImages, task: str, z: Tensor, x: Tensor, tolerance: float | None, limit: int | None, options: Options
+    flow: ImageRun, task: str, z: Tensor, x: Tensor, tolerance: float | None, limit: int | None, options: Options
 ) -> Result:
     """The time of Algorithm 1 or, without a limit, of the certified solver."""
     metric, model, solver, repeats = f"seconds to {task} {len(z)} images", "certified", {}, _REPEATS[options.size]
@@ -78,7 +77,7 @@ def _time(
         "iterations": limit,
         "largest_error": float((inverse.x.double() - x).abs().max()),
         "converged_percent": percent(inverse.converged),
-        "trained": f"{flow.model}, seed {flow.seed}, {flow.steps} steps",
+        "trained": f"{flow.model}, seed {flow.seed}, {flow.outcome['steps']} steps",
         "size": options.size,
         "recipe": flow.recipe.digest,
     }

@@ -51,7 +51,7 @@ def run(options: Options) -> Iterator[Result]:
         if target.log_prob is not None:
             kl, error = divergence(target, flow, rows[2])
             extra = {"standard_error_over_rows": {str(seed): error}}
-            yield from trained.results({METRIC: kl}, options, extra=extra, rows=len(rows[2]))
+            yield from trained.results({METRIC: kl}, extra=extra, rows=len(rows[2]))
         if name not in panels:
             with torch.no_grad():
                 density = flow().log_prob(_grid(target).float()).exp()

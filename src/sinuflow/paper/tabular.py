@@ -36,13 +36,13 @@ def evaluate(name: str, model: str, recipe: Recipe, splits: Splits, seed: int, o
         seconds = _seconds_of(name, recipe.as_long_as, options)
         steps = steps_for(seconds, name, model, recipe, torch.from_numpy(splits.train), options)
         recipe = replace(recipe, training=recipe.training | {"steps": steps})
-    trained = train(model, recipe, splits, seed, options, name, _STEPS[options.size])
-    flow, x, device = trained.flow, torch.from_numpy(splits.test), options.device
+    run = train(model, recipe, splits, seed, options, name, _STEPS[options.size])
+    flow, x, device = run.flow, torch.from_numpy(splits.test), options.device
     with torch.no_grad():
         flow.to(device)
         test = torch.cat([_nll(flow, part.to(device)) for part in x.split(_BATCH)])
         exact = _nll(flow.double(), x[:_CHECKED].double().to(device))
-    return Evaluation(trained, trained.best_nll, test, exact)
+    return Evaluation(run, run.outcome["best_nll"], test, exact)
 
 
 def _nll(flow: Any, x: Tensor) -> Tensor:

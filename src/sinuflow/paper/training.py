@@ -6,12 +6,11 @@ import hashlib
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,8 +30,6 @@ from .items import Options
 from .recipes import recipes
 from .record import Result, hardware, results
 
-T = TypeVar("T")
-
 #: Files of a finished run: its settings and outcome, and the weights.
 _RUN, _WEIGHTS = "run.json", "weights.safetensors"
 #: Steps of the two runs that time a step, and the limit on the resulting number of steps.
@@ -42,32 +39,90 @@ _SHORT, _LONG, _MAX_STEPS = 20, 120, 2_000_000
 PEERS = {"maf": "MAF", "nsf": "NSF"}
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A flow that was trained by a recipe."""
+@dataclass
+class Run:
+    """A training run of a recipe.
+
+    With ``options.runs`` it has a folder, from which an interrupted run resumes and a finished one is read.
+    """
 
     dataset: str
     model: str
     seed: int
     recipe: Recipe
-    flow: Any
-    steps: int
-    best_step: int
-    best_nll: float
-    seconds: float
-    hardware: str
+    options: Options
+    flow: Any = None
+    outcome: dict[str, Any] = field(default_factory=dict)  # steps, best_step, best_nll, seconds and hardware
+
+    @property
+    def folder(self) -> Path | None:
+        runs = self.options.runs
+        return None if runs is None else runs / self.dataset / f"{self.model}-{self.seed}"
+
+    def training(self, steps: int | None) -> dict[str, Any]:
+        """The arguments of :func:`sinuflow.fit`, with at most ``steps`` steps."""
+        training = dict(self.recipe.training)
+        if steps is not None:
+            training["steps"] = min(steps, training["steps"])
+        if "validate_every" in training:
+            training["validate_every"] = min(training["validate_every"], max(1, training["steps"] // 2))
+        return training
+
+    def train(self, train: Any, val: Any, splits: Splits, steps: int | None, **identity: Any) -> None:
+        """Train the flow for at most ``steps`` steps, or read its weights if a run with these settings is finished."""
+        folder, options = self.folder, self.options
+        settings = {
+            **identity,
+            "flow": self.recipe.flow,
+            "training": self.training(steps),
+            "seed": self.seed,
+            "rows": len(splits.train),
+            "data": digest(splits),
+        }
+        finished = self.read()
+        if finished is not None:
+            stored, self.outcome, weights = finished
+            if stored != json.loads(json.dumps(settings)):
+                raise ArgumentError(
+                    f"{folder} holds a run with other settings or data: choose another folder with --runs"
+                )
+            self.flow.load_state_dict(weights)
+            self.flow.eval()
+            return
+        arguments = {"progress": options.progress, "device": options.device, "seed": self.seed, **settings["training"]}
+        if isinstance(arguments["schedule"], dict):  # a TOML table
+            arguments["schedule"] = Plateau(**arguments["schedule"])
+        start = time.perf_counter()
+        result = fit(self.flow, train, val, **arguments, checkpoint=folder, resume=folder is not None)
+        seconds = max(time.perf_counter() - start, float(result.history[-1]["seconds"]))  # of earlier parts too
+        self.outcome = {name: getattr(result, name) for name in ("steps", "best_step", "best_nll")}
+        self.outcome |= {"seconds": seconds, "hardware": hardware(options.device)}
+        if folder is not None:
+            weights = {name: t.contiguous() for name, t in self.flow.state_dict().items()}
+            write_atomically(folder / _WEIGHTS, to_safetensors(weights))
+            write_atomically(folder / _RUN, json.dumps({"told": settings, "outcome": self.outcome}).encode())
+
+    def read(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]] | None:
+        """The settings, the outcome and the weights of the finished run in the folder, if there is one."""
+        folder = self.folder
+        if folder is None or not (folder / _RUN).exists():
+            return None
+        try:
+            stored = json.loads((folder / _RUN).read_text())
+            return stored["told"], stored["outcome"], load_file(folder / _WEIGHTS)  # the key of version 0.1.0
+        except (ValueError, KeyError, OSError, SafetensorError) as error:
+            raise StorageError(f"{folder} holds a run that cannot be read: delete it, and it is made again") from error
 
     def results(
         self,
         metrics: Mapping[str, float],
-        options: Options,
         comparable: str = "no: the paper shows a picture",
         extra: Mapping[str, Any] | None = None,
         **fields: Any,
     ) -> list[Result]:
         """One result for each metric; ``fields`` of :class:`~sinuflow.paper.Result` replace those of the training."""
-        fields = {"steps": self.steps, "seconds": self.seconds, "hardware": self.hardware} | fields
-        fields["extra"] = {**(extra or {}), "size": options.size, "recipe": self.recipe.digest}
+        fields = {name: self.outcome[name] for name in ("steps", "seconds", "hardware")} | fields
+        fields["extra"] = {**(extra or {}), "size": self.options.size, "recipe": self.recipe.digest}
         return results(metrics, self.dataset, self.model, self.seed, comparable=comparable, **fields)
 
 
@@ -129,76 +184,12 @@ def steps_for(seconds: float, dataset: str, model: str, recipe: Recipe, rows: Te
 
 def train(
     model: str, recipe: Recipe, rows: Splits, seed: int, options: Options, dataset: str, steps: int | None = None
-) -> Trained:
-    """Train by a recipe, for at most ``steps`` steps; with ``options.runs``, as :func:`train_or_read`."""
-    training = training_settings(recipe, steps)
-    settings = {"flow": recipe.flow, "training": training, "seed": seed, "rows": len(rows.train), "data": digest(rows)}
+) -> Run:
+    """Train a flow of rows by a recipe, for at most ``steps`` steps, or read it."""
     torch.manual_seed(seed)
-    flow = build(model, recipe, rows.train.shape[-1])
-    train, val = torch.from_numpy(rows.train), torch.from_numpy(rows.val)
-    trained, folder = partial(Trained, dataset, model, seed, recipe), run_folder(options, dataset, model, seed)
-    return train_or_read(trained, flow, train, val, settings, folder, options)
-
-
-def training_settings(recipe: Recipe, steps: int | None) -> dict[str, Any]:
-    """The arguments of :func:`sinuflow.fit`, with at most ``steps`` steps."""
-    settings = dict(recipe.training) | ({} if steps is None else {"steps": min(steps, recipe.training["steps"])})
-    if "validate_every" in settings:
-        settings["validate_every"] = min(settings["validate_every"], max(1, settings["steps"] // 2))
-    return settings
-
-
-def run_folder(options: Options, dataset: str, model: str, seed: int) -> Path | None:
-    """The folder of a run, if runs are stored."""
-    return None if options.runs is None else options.runs / dataset / f"{model}-{seed}"
-
-
-def train_or_read(
-    trained: Callable[..., T],
-    flow: Any,
-    train: Any,
-    val: Any,
-    settings: dict[str, Any],
-    folder: Path | None,
-    options: Options,
-) -> T:
-    """Train a flow, or read it from the folder of its finished run; an interrupted run resumes.
-
-    ``trained`` is called with the flow and the outcome of the run. ``settings`` identifies the run:
-    ``settings["training"]`` are the arguments of :func:`sinuflow.fit`, and ``settings["seed"]`` is its seed.
-    """
-    run = read_run(folder)
-    if run is not None:
-        stored, outcome, weights = run
-        if stored != json.loads(json.dumps(settings)):
-            raise ArgumentError(f"{folder} holds a run with other settings or data: choose another folder with --runs")
-        flow.load_state_dict(weights)
-        return trained(flow.eval(), **outcome)
-    training = dict(settings["training"])
-    if isinstance(training["schedule"], dict):  # a TOML table
-        training["schedule"] = Plateau(**training["schedule"])
-    start = time.perf_counter()
-    common = {"progress": options.progress, "device": options.device, "seed": settings["seed"]}
-    result = fit(flow, train, val, **training, **common, checkpoint=folder, resume=folder is not None)
-    seconds = max(time.perf_counter() - start, float(result.history[-1]["seconds"]))  # of earlier parts of the run too
-    outcome = {name: getattr(result, name) for name in ("steps", "best_step", "best_nll")}
-    outcome |= {"seconds": seconds, "hardware": hardware(options.device)}
-    if folder is not None:
-        weights = {name: t.contiguous() for name, t in flow.state_dict().items()}
-        write_atomically(folder / _WEIGHTS, to_safetensors(weights))
-        write_atomically(folder / _RUN, json.dumps({"told": settings, "outcome": outcome}).encode())
-    return trained(flow, **outcome)
-
-
-def read_run(folder: Path | None) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]] | None:
-    """The settings, the outcome and the weights of a finished run, if the folder holds one."""
-    if folder is None or not (folder / _RUN).exists():
-        return None
-    try:
-        stored = json.loads((folder / _RUN).read_text())
-        return stored["told"], stored["outcome"], load_file(folder / _WEIGHTS)  # the key of version 0.1.0
-    except (ValueError, KeyError, OSError, SafetensorError) as error:
-        raise StorageError(f"{folder} holds a run that cannot be read: delete it, and it is made again") from error
+    run = Run(dataset, model, seed, recipe, options, build(model, recipe, rows.train.shape[-1]))
+    run.train(torch.from_numpy(rows.train), torch.from_numpy(rows.val), rows, steps)
+    return run
 
 
 def digest(parts: Iterable[np.ndarray[Any, Any]]) -> str:
