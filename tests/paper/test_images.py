@@ -15,10 +15,9 @@ import torch
 from sinuflow import ArgumentError, DataError
 from sinuflow.data.datasets import Splits
 from sinuflow.data.image_sets import IMAGE_SETS
-from sinuflow.paper import Options, image_runs, reproduce
+from sinuflow.paper import Options, images, reproduce
 from sinuflow.paper.image_data import downsample, load, shape_of, synthetic
-from sinuflow.paper.image_runs import trained_flows
-from sinuflow.paper.images import COMPARISON
+from sinuflow.paper.images import COMPARISON, trained_flows
 from sinuflow.paper.page import page
 from sinuflow.paper.reconstruction import round_trip
 from sinuflow.paper.record import Result, write_record
@@ -200,7 +199,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_quick_run_trains_on_images_of_half_the_size(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(image_runs._STEPS, "quick", 2)
+    monkeypatch.setitem(images._STEPS, "quick", 2)
     chosen = Options(tmp_path, "quick", device="cpu", data=data, runs=tmp_path / "runs", progress=False)
     alone, ours = reproduce("images", replace(chosen, models=("today",)))
     assert ours["comparable"] == alone["comparable"] == "no: a smaller run"

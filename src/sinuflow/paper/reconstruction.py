@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..data.image_sets import IMAGE_SETS
-from .image_runs import ImageRun, trained_flows
+from .images import ImageRun, trained_flows
 from .items import Options
 from .plotting import DASHED, OTHER, OURS, figure_path, saved_figure, show_images
 from .record import Result, percent

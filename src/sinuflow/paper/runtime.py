@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .image_runs import ImageRun, trained_flows
+from .images import ImageRun, trained_flows
 from .items import Options
 from .plotting import OURS, TRUE, saved_figure
 from .record import Result, hardware, percent

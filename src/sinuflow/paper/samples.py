@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..data.image_sets import IMAGE_SETS
-from .image_runs import trained_flows
+from .images import trained_flows
 from .items import Options
 from .plotting import figure_path, saved_figure, show_images
 from .record import Result, percent
