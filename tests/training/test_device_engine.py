@@ -15,9 +15,8 @@ from sinuflow.data.batches import Batches
 from sinuflow.data.sources import Batch, MemoryRows
 from sinuflow.ops.backends.cuda.program import Program
 from sinuflow.ops.flow_program import FlowProgram, layout
-from sinuflow.training.device_engine import DeviceEngine, make_engine
+from sinuflow.training.device_engine import DeviceEngine, FlatParameters, make_engine
 from sinuflow.training.engine import EagerEngine
-from sinuflow.training.flat import FlatParameters
 from sinuflow.training.guard import Guard
 from sinuflow.training.schedules import Schedule
 from sinuflow.training.settings import Settings

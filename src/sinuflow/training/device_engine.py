@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.batches import Batches
 from ..data.sources import Batch, ResidentRows, Taker
@@ -19,7 +19,6 @@ from ..ops import adam as flat_adam
 from ..ops.adam import SLOTS, Flat, Rules, Slot
 from . import guard as guarding
 from .engine import Advance, EagerEngine, Engine, Snapshot, Weights, average_weight
-from .flat import FlatParameters
 from .guard import Guard
 from .settings import Settings
 from .stability import clip_factor
@@ -219,6 +218,30 @@ class DeviceEngine(Engine):
     def close(self) -> None:
         self._runs.clear()
         self._flat.release()
+
+
+class FlatParameters:
+    """The parameters of a module as views of one flat tensor.
+
+    The module works as usual: an in-place change of either changes both. :meth:`release` undoes it.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.names, self.parameters = map(list, zip(*module.named_parameters(), strict=True))
+        self._shapes = [parameter.shape for parameter in self.parameters]
+        self.values = torch.cat([parameter.detach().flatten() for parameter in self.parameters])
+        for parameter, view in zip(self.parameters, self.views(self.values), strict=True):
+            parameter.data = view
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Views of a flat tensor in the shapes of the parameters."""
+        pieces = flat.split([shape.numel() for shape in self._shapes])
+        return [piece.view(shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
+
+    def release(self) -> None:
+        """Give every parameter its own memory."""
+        for parameter in self.parameters:
+            parameter.data = parameter.data.clone()
 
 
 class _Resident:

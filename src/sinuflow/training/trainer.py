@@ -29,6 +29,8 @@ _VALIDATION_ROWS, _PENALTY_ROWS = 4096, 64
 _BACK_OFF, _MOST_RESTARTS = 0.3, 3
 #: Attributes of a trainer that checkpoints store by name; the scores are None there if they are infinite.
 _STORED = ("step", "best_step", "finished", "rate_factor", "returns", "waited", "seconds", "best_nll", "best_score")
+#: Groups of tensors in checkpoints: the current weights, the last good ones, and the best ones.
+_GROUPS = ("weights", "optimizer", "average", "good", "good_optimizer", "good_average", "best")
 
 
 class Trainer:
@@ -208,17 +210,10 @@ class Trainer:
 
     def state(self, fingerprint: dict[str, Any]) -> Checkpoint:
         """Everything that the next step depends on."""
-        tensors: dict[str, Weights] = {
-            "weights": self._flow.state_dict(),
-            "optimizer": self._engine.optimizer_state(),
-            "good": self._good.weights,
-            "good_optimizer": self._good.optimizer,
-            "random": {"cpu": torch.get_rng_state()},
-        }
-        if self._best is not None:
-            tensors["best"] = self._best
-        if self._engine.average is not None and self._good.average is not None:
-            tensors["average"], tensors["good_average"] = self._engine.average, self._good.average
+        current = self._flow.state_dict(), self._engine.optimizer_state(), self._engine.average
+        groups = zip(_GROUPS, (*current, *self._good, self._best), strict=True)
+        tensors = {name: group for name, group in groups if group is not None}
+        tensors["random"] = {"cpu": torch.get_rng_state()}
         if torch.cuda.is_available():
             tensors["random"]["cuda"] = torch.cuda.get_rng_state()
         stored = {name: getattr(self, name) for name in _STORED}
