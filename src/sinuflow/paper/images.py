@@ -34,10 +34,9 @@ _FLOWS: dict[str, dict[str, Any]] = {
 }
 _TRAINING: dict[str, dict[str, Any]] = {
     "full": {},
-    "quick": {"batch_size": 64, "validate_every": 100},
-    "smoke": {"batch_size": 64, "validate_every": 50, "learning_rate": 5e-3},
+    "quick": {"batch_size": 64, "validate_every": 100, "ema": 0.99},
+    "smoke": {"batch_size": 64, "validate_every": 50, "ema": 0.95, "learning_rate": 5e-3},
 }
-_EMA = {"quick": 0.99, "smoke": 0.95}
 _STEPS = {"full": None, "quick": 600, "smoke": 150}
 #: Models in the order in which their runs are looked for.
 _MODELS = ("today", "stable", "affine", "paper", "best")
@@ -80,18 +79,15 @@ class ImageRun(Run):
 
     def measured(self, metrics: dict[str, float], comparable: str, **fields: Any) -> list[Result]:
         """Results measured on this machine, which need not be that of the training."""
-        return self.results(
-            metrics, comparable, **{"seconds": None, "hardware": hardware(self.options.device)} | fields
-        )
+        fields = {"seconds": None, "hardware": hardware(self.options.device)} | fields
+        return self.results(metrics, comparable, **fields)
 
 
 def recipe_of(name: str, model: str, options: Options) -> Recipe:
     """A recipe, with a smaller flow and fewer steps for smaller runs."""
     recipe = recipes(name)[model]
-    training = recipe.training | _TRAINING[options.size]
-    if "ema" in training:
-        training["ema"] = _EMA.get(options.size, training["ema"])
-    return Recipe(recipe.flow | _FLOWS[options.size], training)
+    training = {name: value for name, value in _TRAINING[options.size].items() if name in recipe.training}
+    return Recipe(recipe.flow | _FLOWS[options.size], recipe.training | training)
 
 
 def train(name: str, model: str, images: Splits, seed: int, options: Options) -> ImageRun:

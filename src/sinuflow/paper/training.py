@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ from .record import Result, hardware, results
 
 #: Files of a finished run: its settings and outcome, and the weights.
 _RUN, _WEIGHTS = "run.json", "weights.safetensors"
-#: Steps of the two runs that time a step, and the limit on the resulting number of steps.
-_SHORT, _LONG, _MAX_STEPS = 20, 120, 2_000_000
+#: Steps that are timed at once, and the limit on the resulting number of steps.
+_TIMED, _MAX_STEPS = 100, 2_000_000
 
 #: zuko's flows, by the name of their recipe.
 PEERS = {"maf": "MAF", "nsf": "NSF"}
@@ -164,18 +165,14 @@ def steps_for(seconds: float, dataset: str, model: str, recipe: Recipe, rows: Te
     if stored is not None and stored.exists():
         return int(json.loads(stored.read_text())["steps"])
 
-    def time_of(steps: int) -> float:
-        flow = build(model, recipe, rows.shape[-1])
-        settings = {name: recipe.training[name] for name in ("batch_size", "learning_rate", "optimizer", "ema")}
-        start = time.perf_counter()
-        fit(flow, rows, steps=steps, **settings, progress=False, device=options.device, validate_every=10**9)
-        return time.perf_counter() - start
-
-    time_of(_SHORT)  # compilation and warm-up
-    pace = statistics.median((time_of(_LONG) - time_of(_SHORT)) / (_LONG - _SHORT) for _ in range(3))
+    flow = build(model, recipe, rows.shape[-1])
+    settings = {name: recipe.training[name] for name in ("batch_size", "learning_rate", "optimizer", "ema")}
+    settings |= {"steps": 4 * _TIMED, "validate_every": _TIMED, "progress": False, "device": options.device}
+    times = [float(record["seconds"]) for record in fit(flow, rows, **settings).history]
+    pace = statistics.median(after - before for before, after in pairwise(times)) / _TIMED  # the first is for warm-up
     if pace <= 0:
         raise TrainingError(f"the time of a step of {model} could not be measured: the machine is too busy")
-    steps = max(_LONG, min(int(seconds / pace), _MAX_STEPS))
+    steps = max(_TIMED, min(int(seconds / pace), _MAX_STEPS))
     if stored is not None:
         stored.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(stored, json.dumps({"steps": steps, "seconds": seconds}).encode())

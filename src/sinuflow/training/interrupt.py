@@ -32,12 +32,11 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
+            handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+            self._previous = {number: handler for number, handler in handlers.items() if self._defers(number, handler)}
             try:
-                for number in STOP_SIGNALS:
-                    previous = signal.getsignal(number)
-                    if self._takes_over(number, previous):
-                        self._previous[number] = previous
-                        signal.signal(number, self._handle)
+                for number in self._previous:
+                    signal.signal(number, self._handle)
             except BaseException:
                 self._restore()
                 raise
@@ -54,7 +53,7 @@ class Interrupt:
         if self.requested:
             raise KeyboardInterrupt
 
-    def _takes_over(self, number: int, previous: Any) -> bool:
+    def _defers(self, number: int, previous: Any) -> bool:
         if number == signal.SIGINT:
             return previous not in (signal.SIG_IGN, None)
         return self._saves and (previous == signal.SIG_DFL or is_used(previous))
