@@ -57,6 +57,11 @@ class DeviceEngine(Engine):
         values = self._flat.values
         self._gradient, self._first, self._second = (torch.zeros_like(values) for _ in range(3))
         self._mean = values.clone() if settings.ema else None
+        averages = [] if self._mean is None else zip(self._flat.names, self._flat.views(self._mean), strict=True)
+        self._averages: Weights = dict(averages)
+        self._moments: Weights = {}
+        for name, flat in (("exp_avg", self._first), ("exp_avg_sq", self._second)):
+            self._moments |= {f"{i}/{name}": view for i, view in enumerate(self._flat.views(flat))}
         self._control = torch.zeros(SLOTS, dtype=torch.float64, device=values.device)
         self._rates = torch.zeros((_MOST_STEPS, 2), dtype=torch.float64, device=values.device)
         self._made = 0
@@ -191,29 +196,21 @@ class DeviceEngine(Engine):
     @property
     def average(self) -> Weights | None:
         """The average of the weights by name, with the buffers of the flow."""
-        if self._mean is None:
-            return None
-        return self.flow.state_dict() | dict(zip(self._flat.names, self._flat.views(self._mean), strict=True))
+        return None if self._mean is None else self.flow.state_dict() | self._averages
 
     def restore(self, snapshot: Snapshot) -> None:
         self.flow.load_state_dict(snapshot.weights)
-        state = snapshot.optimizer
-        for name, flat in (("exp_avg", self._first), ("exp_avg_sq", self._second)):
-            for i, view in enumerate(self._flat.views(flat)):
-                view.copy_(state[key]) if (key := f"{i}/{name}") in state else view.zero_()
+        state, average = snapshot.optimizer, snapshot.average
+        for name, view in self._moments.items():
+            view.copy_(state[name]) if name in state else view.zero_()
         self._made = max((int(t) for name, t in state.items() if name.endswith("/step")), default=0)
-        if self._mean is not None and snapshot.average is not None:
-            for name, view in zip(self._flat.names, self._flat.views(self._mean), strict=True):
-                view.copy_(snapshot.average[name])
+        if average is not None:
+            for name, view in self._averages.items():
+                view.copy_(average[name])
 
     def optimizer_state(self) -> Weights:
-        if not self._made:
-            return {}
-        state, step = Weights(), torch.tensor(float(self._made))
-        moments = zip(self._flat.views(self._first), self._flat.views(self._second), strict=True)
-        for i, (first, second) in enumerate(moments):
-            state |= {f"{i}/exp_avg": first, f"{i}/exp_avg_sq": second, f"{i}/step": step.clone()}
-        return state
+        steps = {f"{i}/step": torch.tensor(float(self._made)) for i in range(len(self._flat.parameters))}
+        return self._moments | steps if self._made else {}
 
     def close(self) -> None:
         self._runs.clear()
