@@ -6,6 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ _STORED = ("step", "best_step", "finished", "rate_factor", "returns", "waited", 
 _GROUPS = ("weights", "optimizer", "average", "good", "good_optimizer", "good_average", "best")
 
 
+@dataclass(eq=False)
 class Trainer:
     """A training run.
 
@@ -40,23 +42,21 @@ class Trainer:
     optimizer, last good weights, position in the data, random state, schedule, guard and history.
     """
 
-    def __init__(
-        self,
-        flow: Flow,
-        train: RowSource,
-        validation: RowSource | None,
-        settings: Settings,
-        history: History,
-        progress: Progress,
-    ) -> None:
-        self._flow, self._validation, self._settings = flow, validation, settings
-        self._history, self._progress = history, progress
-        self._bits: Callable[[float], float] | None = getattr(validation, "bits_per_dimension", None)  # of images
-        self._batches = Batches(train, settings.batch_size, settings.seed)
-        per_epoch = max(1, train.rows // settings.batch_size)
+    flow: Flow
+    train: RowSource
+    validation: RowSource | None
+    settings: Settings
+    history: History
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        self._bits: Callable[[float], float] | None = getattr(self.validation, "bits_per_dimension", None)  # of images
+        self._batches = Batches(self.train, settings.batch_size, settings.seed)
+        per_epoch = max(1, self.train.rows // settings.batch_size)
         self._schedule = Schedule(settings.schedule, settings.steps, settings.warmup, settings.decay, per_epoch)
-        self._guard = Guard(slack=float(flow.features))
-        self._engine = make_engine(flow, self._batches, settings, self._guard, self._learning_rate)
+        self._guard = Guard(slack=float(self.flow.features))
+        self._engine = make_engine(self.flow, self._batches, settings, self._guard, self._learning_rate)
         self._best: Weights | None = None
         self._good = self._engine.snapshot()
         self._loss_sum, self._loss_count = 0.0, 0
@@ -69,13 +69,15 @@ class Trainer:
 
     def run(self, after_step: Callable[[], None], checkpoint_steps: int | None = None) -> None:
         """Train to the end, calling ``after_step`` between steps and at every multiple of ``checkpoint_steps``."""
-        settings = self._settings
-        self._flow.train()
+        settings = self.settings
+        self.flow.train()
         rows, earlier, started = 0, self.seconds, time.monotonic()
-        if self.step == 0 and not self._history.records and self._validation is not None:
+        if self.step == 0 and not self.history.records and self.validation is not None:
             self._validate(0.0)  # the initial weights may remain the best
         while self.step < settings.steps and not self.finished:
-            taken = self._engine.advance(self.step, self._steps_to_next_event(checkpoint_steps))
+            periods = [period for period in (settings.validate_every, checkpoint_steps) if period is not None]
+            to_next_event = min(settings.steps - self.step, *(period - self.step % period for period in periods))
+            taken = self._engine.advance(self.step, to_next_event)
             rows += taken.rows
             self.step += taken.steps
             self._loss_sum += taken.loss_sum
@@ -91,24 +93,19 @@ class Trainer:
             after_step()
         self.finished = True
 
-    def _steps_to_next_event(self, checkpoint_steps: int | None) -> int:
-        """Steps until the next validation, checkpoint, or the end."""
-        periods = [p for p in (self._settings.validate_every, checkpoint_steps) if p is not None]
-        return min(self._settings.steps - self.step, *(period - self.step % period for period in periods))
-
     def _learning_rate(self, step: int) -> float:
-        return self._settings.learning_rate * self.rate_factor * self._schedule.factor(step)
+        return self.settings.learning_rate * self.rate_factor * self._schedule.factor(step)
 
     def _show(self, loss: float, rows_per_second: float) -> None:
         best, unit = self.best_nll if math.isfinite(self.best_nll) else None, ""
         if self._bits is not None:  # of the batch an estimate, with the Jacobian of the validation images
             loss, best, unit = self._bits(loss), None if best is None else self._bits(best), " bits/dim"
-        self._progress.show(Status(self.step, self._settings.steps, loss, best, rows_per_second, unit))
+        self.progress.show(Status(self.step, self.settings.steps, loss, best, rows_per_second, unit))
 
     # ---------------------------------------------------------------- validation
 
     def _validate(self, rows_per_second: float) -> None:
-        nll, penalty = (None, 0.0) if self._validation is None else self._validation_scores(self._validation)
+        nll, penalty = (None, 0.0) if self.validation is None else self._validation_scores(self.validation)
         record: Record = {
             "step": self.step,
             "train_nll": self._loss_sum / self._loss_count if self._loss_count else math.nan,
@@ -123,7 +120,7 @@ class Trainer:
         if nll is not None and self._engine.stability is not None:
             record["val_penalty"] = penalty
         self._loss_sum, self._loss_count = 0.0, 0
-        self._history.add(record)
+        self.history.add(record)
         if nll is not None and not math.isfinite(nll):
             self._restart_from_good()
             return
@@ -140,28 +137,25 @@ class Trainer:
         else:
             self.waited += 1
         # The stability penalty reaches its full weight at the last step, so there is no early stopping with it.
-        patience = self._settings.patience
+        patience = self.settings.patience
         self.finished = patience is not None and self.waited >= patience and self._engine.stability is None
 
     def _validation_scores(self, rows: RowSource) -> tuple[float, float]:
         """The mean negative log-likelihood of the validation rows, and the stability penalty at its full weight."""
-        average = self._engine.average
-        current = None if average is None else copied(self._flow.state_dict())
-        if average is not None:
-            self._flow.load_state_dict(average)
-        self._flow.eval()
+        current = copied(self.flow.state_dict())
+        self.flow.load_state_dict(self._weights())
+        self.flow.eval()
         with torch.no_grad():
             sums, count = [], 0
             for batch in rows.in_order(_VALIDATION_ROWS):
-                sums.append(self._flow(batch.context, validate_args=False).log_prob(batch.x).double().sum())
+                sums.append(self.flow(batch.context, validate_args=False).log_prob(batch.x).double().sum())
                 count += len(batch.x)
         penalty = 0.0
         if self._engine.stability is not None:
             few = next(iter(rows.in_order(_PENALTY_ROWS)))
             penalty = self._engine.stability.evaluate(*few.map(lambda t: t.mT))
-        if current is not None:
-            self._flow.load_state_dict(current)
-        self._flow.train()
+        self.flow.load_state_dict(current)
+        self.flow.train()
         total: float = sum(torch.stack(sums).tolist())
         return -total / count, penalty
 
@@ -171,8 +165,8 @@ class Trainer:
         if self.returns > _MOST_RESTARTS:
             raise TrainingError(
                 f"the loss diverged {self.returns} times, the last time at step {self.step}: try a learning rate "
-                f"below {self._settings.learning_rate * self.rate_factor:.1g}, clip=1.0, "
-                + ("less stability, " if self._settings.stability is not None else "")
+                f"below {self.settings.learning_rate * self.rate_factor:.1g}, clip=1.0, "
+                + ("less stability, " if self.settings.stability is not None else "")
                 + "or look for extreme values in the data"
             )
         self.rate_factor *= _BACK_OFF
@@ -183,19 +177,19 @@ class Trainer:
             f"with {self.rate_factor:.2g} of the learning rate"
         )
         warnings.warn(message, stacklevel=2)
-        self._progress.say(message)
+        self.progress.say(message)
 
     # ---------------------------------------------------------------- the end
 
     def _weights(self) -> Weights:
         average = self._engine.average
-        return self._flow.state_dict() if average is None else average
+        return self.flow.state_dict() if average is None else average
 
     def finish(self) -> None:
         """Load the best weights into the flow, in evaluation mode."""
         weights = self._weights() if self._best is None else self._best
-        self._flow.load_state_dict(weights)
-        self._flow.eval()
+        self.flow.load_state_dict(weights)
+        self.flow.eval()
         if not all(bool(t.isfinite().all()) for t in weights.values()):
             raise TrainingError(
                 "training ended with weights that are NaN or infinite: try a lower learning rate, or give "
@@ -210,7 +204,7 @@ class Trainer:
 
     def state(self, fingerprint: dict[str, Any]) -> Checkpoint:
         """Everything that the next step depends on."""
-        current = self._flow.state_dict(), self._engine.optimizer_state(), self._engine.average
+        current = self.flow.state_dict(), self._engine.optimizer_state(), self._engine.average
         groups = zip(_GROUPS, (*current, *self._good, self._best), strict=True)
         tensors = {name: group for name, group in groups if group is not None}
         tensors["random"] = {"cpu": torch.get_rng_state()}
@@ -223,7 +217,7 @@ class Trainer:
             "loss": [self._loss_sum, self._loss_count],
             "plateau": [self._schedule.plateau, self._schedule.waited],
             "guard": self._guard.state(),
-            "history": self._history.records,
+            "history": self.history.records,
         }
         return Checkpoint(numbers, tensors)
 
@@ -243,4 +237,4 @@ class Trainer:
         self._loss_sum, self._loss_count = numbers["loss"]
         self._schedule.plateau, self._schedule.waited = numbers["plateau"]
         self._guard.restore(numbers["guard"])
-        self._history.start(numbers["history"])
+        self.history.start(numbers["history"])
