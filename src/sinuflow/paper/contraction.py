@@ -18,8 +18,8 @@ from torch import Tensor
 
 from .. import SinusoidalFlow, fit
 from ..bijections import LDUBlock, SinusoidalLayer
+from ..data.datasets import find
 from ..data.toys import toy
-from ..errors import ArgumentError
 from ..ops.waves import Waves, transform
 from .items import Options
 from .plotting import DASHED, OTHER, OURS, TRUE, saved_figure
@@ -57,10 +57,9 @@ def run(options: Options) -> Iterator[Result]:
     """Train flows of a few depths; measure their constants, and both solvers."""
     depths = {f"{blocks} LDU blocks": blocks for blocks in options.of(full=(4, 16), quick=(4,), smoke=(2,))}
     models, datasets = options.models or tuple(depths), options.datasets or DATASETS
-    for what, chosen, known in (("dataset", datasets, DATASETS), ("model", models, tuple(depths))):
-        unknown = [name for name in chosen if name not in known]
-        if unknown:
-            raise ArgumentError(f"there is no {what} {unknown[0]!r} here; choose of {', '.join(known)}")
+    for model, name in itertools.product(models, datasets):  # refuses unknown ones before anything is trained
+        find(depths, model, "model")
+        find(dict.fromkeys(DATASETS), name, "dataset")
     shown: dict[str, tuple[list[BlockConstants], dict[str, Attempt]]] = {}
     steps, rows = options.of(full=3000, quick=3000, smoke=150), options.of(full=4000, quick=2000, smoke=300)
     for model, name, seed in itertools.product(models, datasets, options.seeds):

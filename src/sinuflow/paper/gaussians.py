@@ -64,9 +64,8 @@ def compare(target: Toy, flow: Any, mean: float, std: float) -> Learned:
         z = flow().transform(standardized) if flow.bijection is None else flow.bijection(standardized)[0]
         z = z.squeeze(-1)
     z = z if z[-1] > z[0] else -z  # the base distribution is symmetric
-    p = truth.exp()
+    p, inside = truth.exp(), true_z.abs() <= _INSIDE
     kl = float(torch.trapezoid(torch.where(p > 0, p * (truth - log_q), 0.0), x))
-    inside = true_z.abs() <= _INSIDE
     rmse = float((z - true_z)[inside].square().mean().sqrt())
     return Learned(log_q, z, kl, rmse)
 

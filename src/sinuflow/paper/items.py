@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from ..data.datasets import find
 from ..errors import ArgumentError
 from ..files import lock_beside, locked, write_atomically
 from ..training.fit import find_device
@@ -103,9 +104,7 @@ def reproduce(name: str, options: Options) -> list[dict[str, Any]]:
         >>> entries[0]["set"]
         'footnote'
     """
-    if name not in ITEMS:
-        raise ArgumentError(f"there is no item {name!r}; choose one of {', '.join(ITEMS)}")
-    item, defaults = ITEMS[name], Options(options.out)
+    item, defaults = find(ITEMS, name, "item"), Options(options.out)
     for option, flag in _CHOICES.items():
         if option not in item.takes and getattr(options, option) != getattr(defaults, option):
             raise ArgumentError(f"{name} does not take {flag}")
