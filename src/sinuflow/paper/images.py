@@ -28,12 +28,10 @@ from .training import Run, chosen_models, is_present
 
 #: Changes to a recipe's flow and training in smaller runs.
 _FLOWS: dict[str, dict[str, Any]] = {
-    "full": {},
     "quick": {"blocks": 4, "channels": 8},
     "smoke": {"blocks": 2, "scales": 2, "channels": 4, "residual_blocks": 1},
 }
 _TRAINING: dict[str, dict[str, Any]] = {
-    "full": {},
     "quick": {"batch_size": 64, "validate_every": 100, "ema": 0.99},
     "smoke": {"batch_size": 64, "validate_every": 50, "ema": 0.95, "learning_rate": 5e-3},
 }
@@ -86,8 +84,8 @@ class ImageRun(Run):
 def recipe_of(name: str, model: str, options: Options) -> Recipe:
     """A recipe, with a smaller flow and fewer steps for smaller runs."""
     recipe = recipes(name)[model]
-    training = {name: value for name, value in _TRAINING[options.size].items() if name in recipe.training}
-    return Recipe(recipe.flow | _FLOWS[options.size], recipe.training | training)
+    training = {name: value for name, value in _TRAINING.get(options.size, {}).items() if name in recipe.training}
+    return Recipe(recipe.flow | _FLOWS.get(options.size, {}), recipe.training | training)
 
 
 def train(name: str, model: str, images: Splits, seed: int, options: Options) -> ImageRun:

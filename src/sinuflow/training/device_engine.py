@@ -28,10 +28,8 @@ _MOST_STEPS, _MOST_SECONDS = 256, 0.5
 #: Warm-up steps before CUDA-graph capture.
 _WARMUP_STEPS = 3
 
-Rate = Callable[[int], float]
 
-
-def make_engine(flow: Flow, batches: Batches, settings: Settings, guard: Guard, rate: Rate) -> Engine:
+def make_engine(flow: Flow, batches: Batches, settings: Settings, guard: Guard, rate: Callable[[int], float]) -> Engine:
     """The engine for the flow's device."""
     parameters = list(flow.parameters())
     requested = os.environ.get("SINUFLOW_ENGINE", "").lower() != "plain"

@@ -173,8 +173,7 @@ def fit(
         rows, val_rows = rows.to(place), None if val_rows is None else val_rows.to(place)
         resumed = folder is not None and folder.exists()
         if not resumed:
-            head = rows.head(_INITIAL_ROWS)
-            flow.initialize(head.x, head.context)
+            flow.initialize(*rows.head(_INITIAL_ROWS))
         trainer = Trainer(flow, rows, val_rows, settings, log, shown)
         if folder is not None and resumed:
             trainer.restore(folder.read(identity, lambda: fingerprint_of_head(rows), flow, ema is not None))

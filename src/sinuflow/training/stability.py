@@ -61,16 +61,13 @@ class Stability:
         self._layers = list(chain) if isinstance(chain, Chain) else []
         self._blocks = [i for i, layer in enumerate(self._layers) if isinstance(layer, ImageLDUBlock)]
         self._weight = weight
+        #: The number of blocks with shifts.
+        self.blocks = len(self._blocks)
         if not self._blocks:
             raise ArgumentError("stability is for image flows, SinusoidalFlow.image(...): leave it out for others")
         layers = [layer for i in self._blocks for layer in self._layers[i].modules() if isinstance(layer, ImageLayer)]
         if not all(isinstance(layer, ImageShift) for layer in layers):
             raise ArgumentError("stability is for shifts alone: leave it out, or choose the conditioning shift")
-
-    @property
-    def blocks(self) -> int:
-        """The number of blocks with shifts."""
-        return len(self._blocks)
 
     def penalty(self, x: Tensor, context: Tensor | None, block: int) -> Tensor:
         """An estimate of the penalty from one block; x (D, B) and context (K, B) are feature-major."""
