@@ -93,10 +93,10 @@ def train(name: str, model: str, images: Splits, seed: int, options: Options) ->
     recipe, dataset, shape = recipe_of(name, model, options), image_set(name), images.train.shape[1:]
     torch.manual_seed(seed)
     run = ImageRun(name, model, seed, recipe, options, SinusoidalFlow.image(shape, **recipe.flow))
-    train = ImageRows(torch.from_numpy(images.train), run.pixels, flips=dataset.flips)
+    rows = ImageRows(torch.from_numpy(images.train), run.pixels, flips=dataset.flips)
     val = ImageRows(torch.from_numpy(images.val), run.pixels)
     identity = {"set": name, "shape": shape, "alpha": dataset.alpha, "flips": dataset.flips}
-    run.train(train, val, images, _STEPS[options.size], **identity)
+    run.train(rows, val, images, _STEPS[options.size], **identity)
     return run
 
 

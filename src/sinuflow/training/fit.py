@@ -182,7 +182,7 @@ def fit(
             log.start([])
 
         def after_step() -> None:
-            if folder is not None and (interrupt.requested or folder.due(trainer.step)):
+            if folder is not None and (interrupt.received or folder.due(trainer.step)):
                 folder.save(trainer.state(identity))
             interrupt.check()
 
