@@ -35,13 +35,6 @@ def load(name: str, options: Options) -> Splits:
     return Splits(*(downsample(torch.from_numpy(part[:n]), shape).numpy() for part, n in parts))
 
 
-def load_test(name: str, shape: Sequence[int], options: Options) -> Tensor:
-    """Test images of a shape."""
-    if options.size == "smoke":
-        return torch.from_numpy(load(name, options).test)
-    return downsample(torch.from_numpy(image_set(name).load(options.data).test), shape)
-
-
 def downsample(images: Tensor, shape: Sequence[int]) -> Tensor:
     """Byte images of a smaller shape (C, H, W), by averaging squares of pixels."""
     side = images.shape[-1] // shape[-1]

@@ -20,7 +20,7 @@ from ..models.defaults import Recipe
 from ..models.image_baseline import histogram_bits
 from ..training import ImageRows
 from .comparison import Comparison, Evaluation
-from .image_data import load, load_test, shape_of
+from .image_data import downsample, load, shape_of
 from .items import Options
 from .recipes import recipes
 from .record import Result, hardware
@@ -65,7 +65,9 @@ class ImageRun(Run):
 
     def test_images(self) -> Tensor:
         """Test images in the flow's shape."""
-        return load_test(self.dataset, self.shape, self.options)
+        if self.options.size == "smoke":
+            return torch.from_numpy(load(self.dataset, self.options).test)
+        return downsample(torch.from_numpy(image_set(self.dataset).load(self.options.data).test), self.shape)
 
     def logits(self, images: Tensor) -> Tensor:
         """The flow's input for byte images, always with the same dequantization noise."""
