@@ -92,9 +92,9 @@ def _plot(dataset: str, timings: list[Result], options: Options) -> None:
     with saved_figure(options.out / name, 7.4, 5.4) as figure:
         axes: Any = figure.subplots(2, 2, sharex=True, sharey="row")
         for column, task in zip(axes.T, ("generate", "reconstruct"), strict=True):
-            shown = [timing for timing in timings if timing.extra["task"] == task]
-            _plot_values(column[0], [(timing.extra, timing.value) for timing in shown])
-            _plot_values(column[1], [(timing.extra, timing.extra["largest_error"]) for timing in shown])
+            shown = [timing.extra | {"seconds": timing.value} for timing in timings if timing.extra["task"] == task]
+            _plot_quantity(column[0], shown, "seconds")
+            _plot_quantity(column[1], shown, "largest_error")
             column[0].set_title(f"{task} {_COUNTS[options.size]} images, {dataset}")
             column[1].set_xlabel("iterations that each layer may take")
         for axis in axes[0]:
@@ -108,11 +108,11 @@ def _plot(dataset: str, timings: list[Result], options: Options) -> None:
         figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, handlelength=1.5)
 
 
-def _plot_values(axes: Any, values: list[tuple[dict[str, Any], float]]) -> None:
+def _plot_quantity(axes: Any, timings: list[dict[str, Any]], quantity: str) -> None:
     """A line for each tolerance of Algorithm 1, and a level for the certified solver."""
     lines: dict[Any, list[tuple[int, float]]] = {}
-    for timing, value in values:
-        lines.setdefault(timing["tolerance"], []).append((timing["iterations"], value))
+    for timing in timings:
+        lines.setdefault(timing["tolerance"], []).append((timing["iterations"], timing[quantity]))
     ((_, certified),) = lines.pop(None)
     for (tolerance, line), shade in zip(lines.items(), _SHADES[-len(lines) :], strict=True):
         label = f"Algorithm 1, tolerance {short(tolerance)}"

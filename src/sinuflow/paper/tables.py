@@ -56,14 +56,7 @@ _SHOWN = {
 
 
 def markdown_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table.
-
-    Example:
-        >>> print(markdown_table(["dataset", "NLL"], [["power", "-0.59"]]))
-        | dataset | NLL |
-        |---|---|
-        | power | -0.59 |
-    """
+    """A table."""
     lines = ["| " + " | ".join(cells) + " |" for cells in (header, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(tuple(header)), *lines[1:]])
 
