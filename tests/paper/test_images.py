@@ -15,10 +15,9 @@ import torch
 from sinuflow import ArgumentError, DataError
 from sinuflow.data.datasets import Splits
 from sinuflow.data.image_sets import IMAGE_SETS
-from sinuflow.paper import Options, image_runs, reproduce
+from sinuflow.paper import Options, images, reproduce
 from sinuflow.paper.image_data import downsample, load, shape_of, synthetic
-from sinuflow.paper.image_runs import trained_flows
-from sinuflow.paper.images import COMPARISON
+from sinuflow.paper.images import COMPARISON, trained_flows
 from sinuflow.paper.page import page
 from sinuflow.paper.reconstruction import round_trip
 from sinuflow.paper.record import Result, write_record
@@ -69,7 +68,7 @@ def test_the_score_is_that_of_the_density_in_float64(options: Options) -> None:
     (flow,) = trained_flows(("mnist",), options)
     images = torch.from_numpy(load("mnist", options).test)
     x = flow.logits(images).double()
-    with torch.no_grad(), flow.on("cpu", torch.float64) as model:
+    with torch.no_grad(), flow.on_device(torch.float64) as model:
         log_density = model().log_prob(x) + flow.pixels.ladj(x)
     want = float((8 - log_density / 64 / np.log(2)).mean())
     ours = figures_of("images", options)["mnist", "today", "test bits per dimension"]
@@ -200,7 +199,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_quick_run_trains_on_images_of_half_the_size(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(image_runs._STEPS, "quick", 2)
+    monkeypatch.setitem(images._STEPS, "quick", 2)
     chosen = Options(tmp_path, "quick", device="cpu", data=data, runs=tmp_path / "runs", progress=False)
     alone, ours = reproduce("images", replace(chosen, models=("today",)))
     assert ours["comparable"] == alone["comparable"] == "no: a smaller run"
@@ -225,7 +224,7 @@ def test_algorithm_1_that_diverges_does_not_converge(options: Options) -> None:
     (flow,) = trained_flows(("mnist",), options)
     x = flow.logits(synthetic(3, (1, 8, 8)))
     with torch.no_grad():
-        _, converged = round_trip(flow, x, "cpu", solver="fixed_point", rtol=0, atol=0, max_iterations=1)
+        _, converged = round_trip(flow, x, solver="fixed_point", rtol=0, atol=0, max_iterations=1)
     assert not converged.any()
     black = flow.images(torch.full((1, 64), torch.nan))
     assert int(black.max()) == 0

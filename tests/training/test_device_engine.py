@@ -14,9 +14,8 @@ from sinuflow import SinusoidalFlow
 from sinuflow.data.sources import Batch, Batches, MemoryRows
 from sinuflow.ops.backends.cuda.program import Program
 from sinuflow.ops.flow_program import FlowProgram, layout
-from sinuflow.training.device_engine import DeviceEngine, make_engine
+from sinuflow.training.device_engine import DeviceEngine, FlatParameters, make_engine
 from sinuflow.training.engine import EagerEngine
-from sinuflow.training.flat import FlatParameters
 from sinuflow.training.guard import Guard
 from sinuflow.training.schedules import Schedule
 from sinuflow.training.settings import Settings
@@ -248,7 +247,7 @@ def test_warm_up_steps_use_a_single_batch(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph", lambda _, pool: nothing())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None, pool=lambda: (0, 1)))
     flow, engine, _, batches = build(DeviceEngine, settings(batch_size=512), MemoryRows(banana(400).double()))
-    engine._capture = True
+    engine.capture = True
     before = [p.detach().clone() for p in flow.parameters()]
     engine.advance(0, 5)
     assert all(p.equal(b) for p, b in zip(flow.parameters(), before, strict=True))
@@ -258,7 +257,7 @@ def test_warm_up_steps_use_a_single_batch(monkeypatch):
 def test_graphs_of_all_blocks_share_a_pool_until_the_batch_size_changes(monkeypatch):
     captured: list[tuple[int, int, object]] = []
     _, engine, _, _ = build(DeviceEngine, settings(), MemoryRows(banana(400).double()))
-    engine._stability = SimpleNamespace(blocks=3)
+    engine.stability = SimpleNamespace(blocks=3)
 
     def capture(inputs, block):
         captured.append((inputs.x.shape[-1], block, engine._pool))
@@ -266,7 +265,7 @@ def test_graphs_of_all_blocks_share_a_pool_until_the_batch_size_changes(monkeypa
         return lambda: None
 
     monkeypatch.setattr(engine, "_captured", capture)
-    engine._capture = True
+    engine.capture = True
     for step in range(7):
         inputs, _ = engine._step_for(64, step)
     assert [block for _, block, _ in captured] == [0, 1, 2]

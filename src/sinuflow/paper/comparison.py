@@ -7,45 +7,37 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from torch import Tensor
+
 from ..data.datasets import Dataset, Splits, find
-from ..files import write_atomically
 from ..models.defaults import Recipe
 from .items import Options
 from .recipes import recipes
-from .record import Result, read_record
-from .tables import TABLES
-from .training import PEERS, Score, Trained, chosen_models, is_present
+from .record import Result
+from .training import PEERS, Run, chosen_models, is_present
 
 
 class Evaluation(NamedTuple):
-    """A trained model with its scores; ``recipe`` is the one that was followed."""
+    """A trained model with its scores: of all test examples in float32, and of the first ones in float64."""
 
-    trained: Trained
-    recipe: Recipe
+    run: Run
     validation: float
-    test: Score
+    test: Tensor
+    exact: Tensor
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison of models.
+    """A comparison of models."""
 
-    Attributes:
-        item: its name.
-        metric: of the test split.
-        paper: the paper's values by dataset.
-        datasets: all datasets by name.
-        load: the splits of a dataset for the size of the run, or an error that says where to get them.
-        evaluate: trains a model on a dataset with a seed, and scores it.
-        baseline: the metric of independent pixels, for images.
-    """
-
-    item: str
-    metric: str
-    paper: Mapping[str, float]
+    metric: str  # of the test split
+    paper: Mapping[str, float]  # the paper's values by dataset
     datasets: Mapping[str, Dataset]
+    #: The splits of a dataset for the size of the run, or an error that says where to get them.
     load: Callable[[str, Options], Splits]
+    #: Trains a model on a dataset with a seed, and scores it.
     evaluate: Callable[[str, str, Recipe, Splits, int, Options], Evaluation]
+    #: The metric of independent pixels, for images.
     baseline: Callable[[Splits], float] | None = None
 
     def run(self, options: Options) -> Iterator[Result]:
@@ -64,21 +56,20 @@ class Comparison:
                 reason, size = self.comparable(name, model, splits, options), {"size": options.size}
                 yield Result(name, self.metric, model, {None: value}, rows=rows, comparable=reason, extra=size)
             for (model, recipe), seed in itertools.product(chosen.items(), options.seeds):
-                trained, followed, validation, test = self.evaluate(name, model, recipe, splits, seed, options)
+                run, validation, test, exact = self.evaluate(name, model, recipe, splits, seed, options)
+                error = (test[: len(exact)] - exact).abs()
                 by_seed = {
                     "validation": validation,
-                    "best_step": trained.best_step,
-                    f"standard_error_over_{self.datasets[name].examples}": test.standard_error,
-                    "float32_error_max": test.float32_max,
-                    "float32_error_mean": test.float32_mean,
+                    "best_step": run.outcome["best_step"],
+                    f"standard_error_over_{self.datasets[name].examples}": float(test.std()) / rows**0.5,
+                    "float32_error_max": float(error.max()),
+                    "float32_error_mean": float(error.mean()),
                 }
                 extra = {field: {str(seed): value} for field, value in by_seed.items()}
                 reason = self.comparable(name, model, splits, options)
                 paper = self.paper.get(name) if reason.startswith("yes") else None
-                fields = trained.fields(options, followed, reason, **extra)
-                yield Result(name, self.metric, model, {seed: test.mean}, paper, rows, **fields)
-                table = TABLES[self.item](read_record(options.out / f"{self.item}.json"))
-                write_atomically(options.out / f"{self.item}.md", table.encode())
+                metrics = {self.metric: float(test.mean())}
+                yield from run.results(metrics, reason, extra, paper=paper, rows=rows)
 
     def _available(self, options: Options) -> list[str]:
         present = [name for name, dataset in self.datasets.items() if is_present(dataset, options)]

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from .. import SinusoidalFlow, fit
 from ..bijections import LDUBlock, SinusoidalLayer
+from ..data.datasets import find
 from ..data.toys import toy
-from ..errors import ArgumentError
 from ..ops.waves import Waves, transform
 from .items import Options
 from .plotting import DASHED, OTHER, OURS, TRUE, saved_figure
@@ -36,21 +36,13 @@ _LEARNING_RATE = 1e-2
 #: A solution with a larger error is wrong.
 _TOLERANCE = 1e-6
 
-_SOLVERS = {"fixed_point": "Algorithm 1", "certified": "the certified solver"}
-
 
 class BlockConstants(NamedTuple):
-    """Constants of one block over the range of its inputs.
+    """Constants of one block over the range of its inputs."""
 
-    Attributes:
-        layer: the largest Lipschitz constant of G of any of the block's layers.
-        bound: the largest |α|, which bounds it.
-        block: the Lipschitz constant of all layers together minus the identity, which nothing bounds.
-    """
-
-    layer: float
-    bound: float
-    block: float
+    layer: float  # the largest Lipschitz constant of G of any of the block's layers
+    bound: float  # the largest |α|, which bounds it
+    block: float  # the Lipschitz constant of all layers together minus the identity, which nothing bounds
 
 
 class Attempt(NamedTuple):
@@ -61,112 +53,86 @@ class Attempt(NamedTuple):
     converged: Tensor
 
 
-class Measured(NamedTuple):
-    """The measurements of one trained flow; ``few`` are those of Algorithm 1 with few iterations."""
-
-    nll: float
-    blocks: list[BlockConstants]
-    solvers: dict[str, Attempt]
-    few: Attempt
-
-    def metrics(self) -> dict[str, float]:
-        """All measurements by name."""
-        wrong = self.few.error > _TOLERANCE
-        metrics = {
-            "test NLL, nats": self.nll,
-            "Lipschitz constant of G, largest over blocks": max(block.layer for block in self.blocks),
-            "proven bound of it, largest over blocks": max(block.bound for block in self.blocks),
-            "constant of a block's scales together, largest over blocks": max(block.block for block in self.blocks),
-        }
-        for solver, attempt in self.solvers.items():
-            name, iterations = _SOLVERS[solver], attempt.iterations.double()
-            metrics[f"iterations of {name}, mean"] = float(iterations.mean())
-            metrics[f"iterations of {name}, largest"] = float(iterations.max())
-            metrics[f"error of {name}, largest"] = float(attempt.error.max())
-            metrics[f"samples that {name} gave up, percent"] = percent(~attempt.converged)
-        metrics[f"samples wrong after {_FEW_ITERATIONS} iterations of Algorithm 1, percent"] = percent(wrong)
-        metrics["of all samples, wrong and said to have converged, percent"] = percent(wrong & self.few.converged)
-        return metrics
-
-
 def run(options: Options) -> Iterator[Result]:
     """Train flows of a few depths; measure their constants, and both solvers."""
     depths = {f"{blocks} LDU blocks": blocks for blocks in options.of(full=(4, 16), quick=(4,), smoke=(2,))}
     models, datasets = options.models or tuple(depths), options.datasets or DATASETS
-    for what, chosen, known in (("dataset", datasets, DATASETS), ("model", models, tuple(depths))):
-        unknown = [name for name in chosen if name not in known]
-        if unknown:
-            raise ArgumentError(f"there is no {what} {unknown[0]!r} here; choose of {', '.join(known)}")
-    shown: dict[str, Measured] = {}
-    steps = options.of(full=3000, quick=3000, smoke=150)
+    for model, name in itertools.product(models, datasets):  # refuses unknown ones before anything is trained
+        find(depths, model, "model")
+        find(dict.fromkeys(DATASETS), name, "dataset")
+    shown: dict[str, tuple[list[BlockConstants], dict[str, Attempt]]] = {}
+    steps, rows = options.of(full=3000, quick=3000, smoke=150), options.of(full=4000, quick=2000, smoke=300)
     for model, name, seed in itertools.product(models, datasets, options.seeds):
         start = time.perf_counter()
-        measured = _measure(name, depths[model], seed, steps, options)
-        shown.setdefault(f"{name}, {model}", measured)
+        flow, test, noise = _train(name, depths[model], seed, steps, rows, options)
+        blocks, solvers, metrics = _measure(flow, test, noise)
+        shown.setdefault(f"{name}, {model}", (blocks, solvers))
         seconds = time.perf_counter() - start
         extra = {"learning_rate": _LEARNING_RATE}
-        rows = len(measured.few.error)
-        yield from results(measured.metrics(), name, model, seed, rows=rows, steps=steps, seconds=seconds, extra=extra)
+        yield from results(metrics, name, model, seed, rows=rows, steps=steps, seconds=seconds, extra=extra)
     _plot(options, shown)
 
 
-def _measure(name: str, blocks: int, seed: int, steps: int, options: Options) -> Measured:
+def _train(
+    name: str, blocks: int, seed: int, steps: int, rows: int, options: Options
+) -> tuple[SinusoidalFlow, Tensor, Tensor]:
+    """A trained flow in float64, with test rows and noise."""
     generator = torch.Generator().manual_seed(seed)
     train = toy(name).sample(options.of(full=50_000, quick=20_000, smoke=2_000), generator)
     hidden = options.of(full=(100,), quick=(64,), smoke=(16,))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         flow = SinusoidalFlow(train.shape[-1], conditioning="shift", blocks=blocks, hidden=hidden)
-    fit(
-        flow,
-        train,
-        steps=steps,
-        batch_size=256,
-        learning_rate=_LEARNING_RATE,
-        progress=options.progress,
-        device=options.device,
-        seed=seed,
-    )
-    flow.double()
-    rows = options.of(full=4000, quick=2000, smoke=300)
-    with torch.no_grad():
-        test = toy(name).sample(rows, generator).double()
-        # The noise is recomputed from the samples, so that the solution is known independently of the solver.
-        noise = torch.randn(rows, flow.features, generator=generator, dtype=torch.float64)
-        x = flow.invert(noise, on_failure="return").x
-        z, _ = flow.bijection(x)
-        return Measured(
-            nll=-float(flow().log_prob(test).mean()),
-            blocks=constants(flow, test),
-            solvers={
-                "fixed_point": attempt(flow, x, z, "fixed_point", _MAX_ITERATIONS),
-                "certified": attempt(flow, x, z, "certified"),
-            },
-            few=attempt(flow, x, z, "fixed_point", _FEW_ITERATIONS),
-        )
+    common: dict[str, Any] = {"seed": seed, "progress": options.progress, "device": options.device}
+    fit(flow, train, steps=steps, batch_size=256, learning_rate=_LEARNING_RATE, **common)
+    test = toy(name).sample(rows, generator).double()
+    return flow.double(), test, torch.randn(rows, flow.features, generator=generator, dtype=torch.float64)
+
+
+@torch.no_grad()
+def _measure(
+    flow: SinusoidalFlow, test: Tensor, noise: Tensor
+) -> tuple[list[BlockConstants], dict[str, Attempt], dict[str, float]]:
+    # The noise is recomputed from the samples, so that the solution is known independently of the solver.
+    x = flow.invert(noise, on_failure="return").x
+    z, _ = flow.bijection(x)
+    blocks = constants(flow, test)
+    solvers = {
+        "Algorithm 1": attempt(flow, x, z, "fixed_point", _MAX_ITERATIONS),
+        "the certified solver": attempt(flow, x, z, "certified"),
+    }
+    few = attempt(flow, x, z, "fixed_point", _FEW_ITERATIONS)
+    wrong = few.error > _TOLERANCE
+    metrics = {
+        "test NLL, nats": -float(flow().log_prob(test).mean()),
+        "Lipschitz constant of G, largest over blocks": max(block.layer for block in blocks),
+        "proven bound of it, largest over blocks": max(block.bound for block in blocks),
+        "constant of a block's scales together, largest over blocks": max(block.block for block in blocks),
+    }
+    for name, (iterations, error, converged) in solvers.items():
+        metrics[f"iterations of {name}, mean"] = float(iterations.double().mean())
+        metrics[f"iterations of {name}, largest"] = float(iterations.max())
+        metrics[f"error of {name}, largest"] = float(error.max())
+        metrics[f"samples that {name} gave up, percent"] = percent(~converged)
+    metrics[f"samples wrong after {_FEW_ITERATIONS} iterations of Algorithm 1, percent"] = percent(wrong)
+    metrics["of all samples, wrong and said to have converged, percent"] = percent(wrong & few.converged)
+    return blocks, solvers, metrics
 
 
 @torch.no_grad()
 def constants(flow: SinusoidalFlow, x: Tensor) -> list[BlockConstants]:
-    """The constants of every LDU block over the range of its inputs for these rows.
-
-    Example:
-        >>> flow = SinusoidalFlow(features=2, blocks=3, hidden=(8,)).double()
-        >>> constants(flow, torch.randn(10, 2, dtype=torch.float64))[0]  # a new flow is the identity
-        BlockConstants(layer=0.0, bound=0.0, block=0.0)
-    """
+    """The constants of every LDU block over the range of its inputs for these rows."""
     rows, blocks = x.mT, []
     for block in flow.bijection:
         for part in block if isinstance(block, LDUBlock) else ():
             if isinstance(part, SinusoidalLayer):
-                blocks.append(_constants(part, rows))
+                blocks.append(_constants(part, *rows.aminmax(dim=-1, keepdim=True)))
             rows, _ = part.transform(rows, None)
     return blocks
 
 
-def _constants(part: SinusoidalLayer, rows: Tensor) -> BlockConstants:
-    low, high = rows.amin(-1, keepdim=True), rows.amax(-1, keepdim=True)
-    grid = low + (high - low) * torch.linspace(0, 1, _GRID, dtype=rows.dtype)
+def _constants(part: SinusoidalLayer, low: Tensor, high: Tensor) -> BlockConstants:
+    grid = low + (high - low) * torch.linspace(0, 1, _GRID, dtype=low.dtype)
     total = torch.zeros_like(grid)
     layer = bound = 0.0
     for waves in itertools.starmap(Waves, zip(*part.constrained(None), strict=True)):  # transformer by transformer
@@ -183,14 +149,14 @@ def attempt(flow: SinusoidalFlow, x: Tensor, z: Tensor, solver: Any, limit: int 
     return Attempt(inverse.iterations, (inverse.x - x).abs().amax(-1), inverse.converged)
 
 
-def _plot(options: Options, shown: dict[str, Measured]) -> None:
+def _plot(options: Options, shown: dict[str, tuple[list[BlockConstants], dict[str, Attempt]]]) -> None:
     with saved_figure(options.out / "contraction.png", 6.25, 0.8 + 1.4 * len(shown)) as figure:
         axes = figure.subplots(len(shown), 2, squeeze=False, width_ratios=(1, 1.25))
-        most = max(int(attempt.iterations.max()) for each in shown.values() for attempt in each.solvers.values())
-        for (left, right), (title, measured) in zip(axes, shown.items(), strict=True):
+        most = max(int(attempt.iterations.max()) for _, solvers in shown.values() for attempt in solvers.values())
+        for (left, right), (title, (blocks, solvers)) in zip(axes, shown.items(), strict=True):
             left.set_title(title, loc="left")
-            _plot_constants(left, measured.blocks)
-            _plot_iterations(right, measured.solvers, most)
+            _plot_constants(left, blocks)
+            _plot_iterations(right, solvers, most)
         handles = [handle for each in axes[0] for handle in each.get_legend_handles_labels()[0]]
         figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize=8, handlelength=1.2)
         axes[-1, 0].set_xlabel("block")
@@ -208,10 +174,10 @@ def _plot_constants(axes: Any, blocks: list[BlockConstants]) -> None:
 
 def _plot_iterations(axes: Any, solvers: dict[str, Attempt], most: int) -> None:
     edges = torch.logspace(0, math.log10(2 * most), 60, dtype=torch.float64)
-    for solver, colour in (("fixed_point", OTHER), ("certified", "#7fb2d9")):
-        counts, _ = torch.histogram(solvers[solver].iterations.double(), edges)
+    for (name, attempt), colour in zip(solvers.items(), (OTHER, "#7fb2d9"), strict=True):
+        counts, _ = torch.histogram(attempt.iterations.double(), edges)
         # Each scaled to its own peak, or a solver with one common number of iterations would hide the other.
-        axes.stairs(counts / counts.max(), edges, fill=True, color=colour, label=_SOLVERS[solver])
+        axes.stairs(counts / counts.max(), edges, fill=True, color=colour, label=name)
     axes.set(xscale="log", xlim=(1, 2 * most), ylim=(0, 1.08), yticks=[])
     axes.spines["left"].set_visible(False)
     axes.xaxis.set_major_formatter("{x:g}")

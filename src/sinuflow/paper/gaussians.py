@@ -14,10 +14,9 @@ from ..data.datasets import Splits
 from ..data.toys import COUNT, REACH, Toy, toy
 from .items import Options
 from .plotting import OTHER, OURS, TRUE, saved_figure
-from .record import Result, results
+from .record import Result
 from .training import PEERS, chosen_models, train
 
-_STEPS = {"full": None, "quick": 8_000, "smoke": 1_500}
 #: The maps to noise are compared where |z| is at most this.
 _INSIDE = 3.0
 _GRID = 100_001
@@ -37,6 +36,7 @@ def run(options: Options) -> Iterator[Result]:
     """Train each model on the mixture; report the KL divergence, and the RMSE of the map to noise."""
     target = toy("gaussians")
     rows = options.of(full=200_000, quick=100_000, smoke=20_000)
+    steps = options.of(full=None, quick=8_000, smoke=1_500)
     models = chosen_models("gaussians", None, options)
     shown: dict[str, Learned] = {}
     for (model, recipe), seed in itertools.product(models.items(), options.seeds):
@@ -44,14 +44,14 @@ def run(options: Options) -> Iterator[Result]:
         parts = [target.sample(size, generator) for size in (rows, 20_000, 1)]
         mean, std = float(parts[0].mean()), float(parts[0].std())
         splits = Splits(*(((part - mean) / std).numpy() for part in parts))
-        trained = train(model, recipe, splits, seed, options, "gaussians", _STEPS[options.size])
+        trained = train(model, recipe, splits, seed, options, "gaussians", steps)
         learned = compare(target, trained.flow.double(), mean, std)
         shown.setdefault(model, learned)
         metrics = {
             "KL from the true density, nats": learned.kl,
             f"RMSE of the transformation to noise, inside +-{_INSIDE:g}": learned.rmse,
         }
-        yield from results(metrics, "gaussians", model, seed, **trained.fields(options, recipe))
+        yield from trained.results(metrics)
     _plot(target, shown, options)
 
 
@@ -64,9 +64,8 @@ def compare(target: Toy, flow: Any, mean: float, std: float) -> Learned:
         z = flow().transform(standardized) if flow.bijection is None else flow.bijection(standardized)[0]
         z = z.squeeze(-1)
     z = z if z[-1] > z[0] else -z  # the base distribution is symmetric
-    p = truth.exp()
+    p, inside = truth.exp(), true_z.abs() <= _INSIDE
     kl = float(torch.trapezoid(torch.where(p > 0, p * (truth - log_q), 0.0), x))
-    inside = true_z.abs() <= _INSIDE
     rmse = float((z - true_z)[inside].square().mean().sqrt())
     return Learned(log_q, z, kl, rmse)
 

@@ -13,22 +13,14 @@ from ..data.image_sets import image_set
 from ..errors import ArgumentError
 from .items import Options
 
-#: Images of each split, and the height and width of synthetic ones.
+#: Images of each split.
 _COUNTS = {"quick": (8_000, 1_000, 1_000), "smoke": (500, 200, 200)}
-_SMOKE_SIZE = 8
 
 
 def shape_of(name: str, options: Options) -> tuple[int, int, int]:
-    """(C, H, W) of the images of a run.
-
-    Example:
-        >>> from pathlib import Path
-        >>> shape_of("cifar10", Options(Path("out"), "quick"))
-        (3, 16, 16)
-    """
+    """(C, H, W) of the images of a run."""
     channels, height, width = image_set(name).shape
-    height, width = options.of(full=(height, width), quick=(height // 2, width // 2), smoke=(_SMOKE_SIZE, _SMOKE_SIZE))
-    return channels, height, width
+    return channels, *options.of(full=(height, width), quick=(height // 2, width // 2), smoke=(8, 8))
 
 
 def load(name: str, options: Options) -> Splits:
@@ -43,20 +35,8 @@ def load(name: str, options: Options) -> Splits:
     return Splits(*(downsample(torch.from_numpy(part[:n]), shape).numpy() for part, n in parts))
 
 
-def load_test(name: str, shape: Sequence[int], options: Options) -> Tensor:
-    """Test images of a shape."""
-    if options.size == "smoke":
-        return torch.from_numpy(load(name, options).test)
-    return downsample(torch.from_numpy(image_set(name).load(options.data).test), shape)
-
-
 def downsample(images: Tensor, shape: Sequence[int]) -> Tensor:
-    """Byte images of a smaller shape (C, H, W), by averaging squares of pixels.
-
-    Example:
-        >>> downsample(torch.tensor([[[[0, 10], [20, 30]]]], dtype=torch.uint8), (1, 1, 1)).item()
-        15
-    """
+    """Byte images of a smaller shape (C, H, W), by averaging squares of pixels."""
     side = images.shape[-1] // shape[-1]
     if tuple(images.shape[1:]) != (shape[0], side * shape[1], side * shape[2]):
         raise ArgumentError(f"images of shape {tuple(images.shape[1:])} cannot be downsampled to {tuple(shape)}")
@@ -67,12 +47,7 @@ def downsample(images: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def synthetic(count: int, shape: Sequence[int], seed: int = 0) -> Tensor:
-    """Byte images of a soft disc on a gradient, whose pixels depend on each other.
-
-    Example:
-        >>> synthetic(2, (3, 8, 8)).shape
-        torch.Size([2, 3, 8, 8])
-    """
+    """Byte images of a soft disc on a gradient, whose pixels depend on each other."""
     channels, height, width = shape
     generator = torch.Generator().manual_seed(seed)
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from ..data.datasets import find
 from ..errors import ArgumentError
-from ..files import lock_beside, locked
+from ..files import lock_beside, locked, write_atomically
 from ..training.fit import find_device
-from .record import Result, read_record, write_record
+from .record import read_record, write_record
+from .tables import TABLES
 
 #: "full" is the published run, "quick" takes minutes on a laptop, and "smoke" only checks that everything works.
 Size = Literal["full", "quick", "smoke"]
@@ -21,33 +22,19 @@ Size = Literal["full", "quick", "smoke"]
 
 @dataclass(frozen=True)
 class Options:
-    """How to run an item.
+    """How to run an item."""
 
-    Attributes:
-        out: the folder for figures, tables and records.
-        size: of the run.
-        device: "auto", "cpu" or "cuda".
-        seeds: of the training runs.
-        data: the folder of the benchmark datasets.
-        datasets: to run; by default all that the item has.
-        models: to run; by default all that the item has.
-        runs: a folder for checkpoints; an interrupted run resumes from there.
-        force: whether results of a larger run may be replaced by those of a smaller one.
-        progress: whether to show progress.
-        command: recorded with the results.
-    """
-
-    out: Path
+    out: Path  # the folder for figures, tables and records
     size: Size = "full"
-    device: str = "auto"
-    seeds: tuple[int, ...] = (0,)
-    data: Path | None = None
-    datasets: tuple[str, ...] = ()
-    models: tuple[str, ...] = ()
-    runs: Path | None = None
-    force: bool = False
+    device: str = "auto"  # or "cpu" or "cuda"
+    seeds: tuple[int, ...] = (0,)  # of the training runs
+    data: Path | None = None  # the folder of the benchmark datasets
+    datasets: tuple[str, ...] = ()  # by default all that the item has
+    models: tuple[str, ...] = ()  # by default all that the item has
+    runs: Path | None = None  # a folder for checkpoints; an interrupted run resumes from there
+    force: bool = False  # whether results of a larger run may be replaced by those of a smaller one
     progress: bool = True
-    command: str = ""
+    command: str = ""  # recorded with the results
 
     def say(self, text: str) -> None:
         """Print a note, if progress is shown."""
@@ -61,31 +48,15 @@ class Options:
 
 @dataclass(frozen=True)
 class Item:
-    """A figure or table of the paper.
-
-    Attributes:
-        name: for the command line, and of its module.
-        paper: its name in the paper.
-        shows: its content.
-        cpu: the duration of the quick run on two CPU cores.
-        gpu: the duration of the full run on an H200.
-        takes: the options that apply to it.
-        after: the item whose trained flows it needs.
-    """
+    """A figure or table of the paper, reproduced by the function ``run`` of the module of that name."""
 
     name: str
-    paper: str
+    paper: str  # its name in the paper
     shows: str
-    cpu: str
-    gpu: str
-    takes: tuple[str, ...] = ()
-    after: str | None = None
-
-    @property
-    def run(self) -> Callable[[Options], Iterable[Result]]:
-        """The item's ``run`` function, imported on first use."""
-        run: Callable[[Options], Iterable[Result]] = import_module(f".{self.name}", __package__).run
-        return run
+    cpu: str  # the duration of the quick run on two CPU cores
+    gpu: str  # the duration of the full run on an H200
+    takes: tuple[str, ...] = ()  # the options that apply to it
+    after: str | None = None  # the item whose trained flows it needs
 
 
 #: Options that apply to some items only, with their names on the command line.
@@ -133,25 +104,23 @@ def reproduce(name: str, options: Options) -> list[dict[str, Any]]:
         >>> entries[0]["set"]
         'footnote'
     """
-    if name not in ITEMS:
-        raise ArgumentError(f"there is no item {name!r}; choose one of {', '.join(ITEMS)}")
-    item, defaults = ITEMS[name], Options(options.out)
+    item, defaults = find(ITEMS, name, "item"), Options(options.out)
     for option, flag in _CHOICES.items():
         if option not in item.takes and getattr(options, option) != getattr(defaults, option):
             raise ArgumentError(f"{name} does not take {flag}")
-    device = str(find_device(options.device))
-    command = options.command or f"sinuflow reproduce {name}"
+    device, command = str(find_device(options.device)), options.command or f"sinuflow reproduce {name}"
     path = options.out / f"{name}.json"
     _refuse_to_shrink(path, options)
     options.out.mkdir(parents=True, exist_ok=True)
-    keys = set()
-    start = time.perf_counter()
+    keys, start = set(), time.perf_counter()
     with locked(lock_beside(path), path):
-        for result in item.run(replace(options, device=device, command=command)):
+        for result in import_module(f".{name}", __package__).run(replace(options, device=device)):
             # Written one by one, because a long run may be interrupted.
             seconds = time.perf_counter() - start
             timed = result if result.seconds is not None else replace(result, seconds=seconds)
-            write_record(path, [timed], command, device)
+            entries = write_record(path, [timed], command, device)
+            if name in TABLES:
+                write_atomically(path.with_suffix(".md"), TABLES[name](entries).encode())
             keys.add(result.key)
     return [entry for entry in read_record(path) if (entry["set"], entry["metric"], entry["model"]) in keys]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..data.image_sets import IMAGE_SETS
-from .image_runs import TrainedImages, trained_flows
+from .images import ImageRun, trained_flows
 from .items import Options
 from .plotting import DASHED, OTHER, OURS, figure_path, saved_figure, show_images
 from .record import Result, percent
@@ -28,19 +28,12 @@ _COLOURS = {"mnist": OURS, "cifar10": OTHER}
 
 
 class Reconstruction(NamedTuple):
-    """The reconstruction errors of a flow.
+    """The reconstruction errors of a flow."""
 
-    Attributes:
-        curve: mean l2 error by iterations of Algorithm 1, of pixels between 0 and 1.
-        certified: that of the certified solver.
-        metrics: all results.
-        images: some images, original and reconstructed.
-    """
-
-    curve: dict[int, float]
-    certified: float
+    curve: dict[int, float]  # mean l2 error by iterations of Algorithm 1, of pixels between 0 and 1
+    certified: float  # that of the certified solver
     metrics: dict[str, float]
-    images: dict[str, Tensor]
+    images: dict[str, Tensor]  # some images, original and reconstructed
 
 
 def run(options: Options) -> Iterator[Result]:
@@ -49,62 +42,59 @@ def run(options: Options) -> Iterator[Result]:
     shown = {}
     for flow in runs:
         shown[flow.dataset] = result = reconstruct(flow, options)
-        yield from flow.results(result.metrics, options, "no: the paper shows a picture")
+        yield from flow.measured(result.metrics, "no: the paper shows a picture")
     _plot(shown, figure_path("reconstruction", [flow.model for flow in runs], options.out))
 
 
-def reconstruct(flow: TrainedImages, options: Options) -> Reconstruction:
+def reconstruct(flow: ImageRun, options: Options) -> Reconstruction:
     """Some test images by Algorithm 1, and all of them by the certified solver."""
     few, many, exact = _COUNTS[options.size]
-    images = flow.test_images(options)[:many]
+    images = flow.test_images()[:many]
     x = flow.logits(images)
     shown, curve, same = {"original": images[:_COLUMNS]}, dict[int, float](), dict[int, float]()
     algorithm_1 = {"solver": "fixed_point", "rtol": 0, "atol": 0}
     for limit in _ITERATIONS[options.size]:
-        solution, _ = round_trip(flow, x[:few], options.device, **algorithm_1, max_iterations=limit)
+        solution, _ = round_trip(flow, x[:few], **algorithm_1, max_iterations=limit)
         curve[limit] = _l2(flow, solution, x[:few])
         same[limit] = _indistinguishable(flow.images(solution), images[:few])
         if limit in _SHOWN[options.size]:
             shown["1 iteration" if limit == 1 else f"{limit} iterations"] = flow.images(solution[:_COLUMNS])
-    single, converged = round_trip(flow, x, options.device)
-    double, _ = round_trip(flow, x[:exact].double(), options.device)
+    single, converged = round_trip(flow, x)
+    double, _ = round_trip(flow, x[:exact].double())
     shown["certified"] = flow.images(single[:_COLUMNS])
     certified = _l2(flow, single, x)
     last = max(limit for limit in curve if limit <= 70)
-    in_float32 = f"largest error of the certified solver in float32, {len(x):,} images"
-    metrics = {f"l2 error, iterations of Algorithm 1: {limit}": error for limit, error in curve.items()}
-    metrics |= {
+    largest = "largest error of the certified solver in"
+    metrics = {f"l2 error, iterations of Algorithm 1: {limit}": error for limit, error in curve.items()} | {
         "l2 error of the certified solver": certified,
         f"images that look the same, iterations of Algorithm 1: {last}, percent": same[last],
         "images that look the same by the certified solver, percent": _indistinguishable(flow.images(single), images),
         "images that the certified solver certifies, percent": percent(converged),
-        in_float32: float((single - x).abs().max()),
-        f"{in_float32}, pixels": float(_pixel_error(flow, single, x).abs().max()),
-        f"largest error of the certified solver in float64, {len(double):,} images": float(
-            (double - x[:exact].double()).abs().max()
-        ),
+        f"{largest} float32, {len(x):,} images": float((single - x).abs().max()),
+        f"{largest} float32, {len(x):,} images, pixels": float(_pixel_error(flow, single, x).abs().max()),
+        f"{largest} float64, {len(double):,} images": float((double - x[:exact].double()).abs().max()),
     }
     return Reconstruction(curve, certified, metrics, shown)
 
 
 @torch.no_grad()
-def round_trip(flow: TrainedImages, x: Tensor, device: str, **solver: Any) -> tuple[Tensor, Tensor]:
+def round_trip(flow: ImageRun, x: Tensor, **solver: Any) -> tuple[Tensor, Tensor]:
     """The solution of a solver for the noise of ``x``, in the precision of ``x``, and whether it converged."""
     solutions, converged = [], []
-    with flow.on(device, x.dtype) as model:
+    with flow.on_device(x.dtype) as model:
         for part in x.split(_BATCH):
-            inverse = model.invert(model.bijection(part.to(device))[0], **solver, on_failure="return")
+            inverse = model.invert(model.bijection(part.to(flow.options.device))[0], **solver, on_failure="return")
             solutions.append(inverse.x.cpu())
             converged.append(inverse.converged.cpu())
     return torch.cat(solutions), torch.cat(converged)
 
 
-def _l2(flow: TrainedImages, solution: Tensor, x: Tensor) -> float:
+def _l2(flow: ImageRun, solution: Tensor, x: Tensor) -> float:
     """The mean over images of the l2 norm of their pixels' errors."""
     return float(torch.linalg.vector_norm(_pixel_error(flow, solution, x), dim=1).mean())
 
 
-def _pixel_error(flow: TrainedImages, solution: Tensor, x: Tensor) -> Tensor:
+def _pixel_error(flow: ImageRun, solution: Tensor, x: Tensor) -> Tensor:
     """The error of pixels between 0 and 1; NaN counts as black."""
     values, true = (flow.pixels.to_unit(part.nan_to_num(nan=-torch.inf)).value for part in (solution, x))
     return values - true

@@ -22,33 +22,19 @@ from ..files import write_atomically
 
 @dataclass(frozen=True)
 class Result:
-    """A metric of one model on one dataset.
-
-    Attributes:
-        dataset: on which it was measured.
-        metric: its name and unit.
-        model: of which it was measured.
-        values: by seed; the key None stands for a result without randomness.
-        paper: the paper's value, or None.
-        rows: the number of examples that it is a mean over, or None.
-        steps: of training, or None.
-        seconds: for all seeds together, training included.
-        hardware: of the training; None for the machine that writes the record.
-        comparable: "yes", or "no: " and why it is not comparable with the paper's value.
-        extra: further fields. ``size`` and ``recipe`` tell runs apart; a dictionary is by seed.
-    """
+    """A metric of one model on one dataset."""
 
     dataset: str
-    metric: str
+    metric: str  # its name and unit
     model: str
-    values: dict[int | None, float]
-    paper: float | None = None
-    rows: int | None = None
-    steps: int | None = None
-    seconds: float | None = None
-    hardware: str | None = None
-    comparable: str = "no: the paper gives no number"
-    extra: dict[str, Any] = field(default_factory=dict)
+    values: dict[int | None, float]  # by seed, which is None for a result without randomness
+    paper: float | None = None  # the paper's value
+    rows: int | None = None  # the number of examples that it is a mean over
+    steps: int | None = None  # of training
+    seconds: float | None = None  # for all seeds together, training included
+    hardware: str | None = None  # of the training; None for the machine that writes the record
+    comparable: str = "no: the paper gives no number"  # with the paper's value: "yes" or "no", and a qualification
+    extra: dict[str, Any] = field(default_factory=dict)  # ``size`` and ``recipe`` tell runs apart, dicts are by seed
 
     @property
     def value(self) -> float:
@@ -63,6 +49,7 @@ class Result:
     def to_json(self, command: str, device: str) -> dict[str, Any]:
         """The entry of the record."""
         seeds = [seed for seed in self.values if seed is not None]
+        by_seed = {} if self.seconds is None else {str(seed): self.seconds / len(seeds) for seed in seeds}
         entry = {
             "set": self.dataset,
             "metric": self.metric,
@@ -81,9 +68,7 @@ class Result:
             "comparable": self.comparable,
             **self.extra,
         }
-        if seeds and self.seconds is not None:
-            entry["seconds_by_seed"] = {str(seed): self.seconds / len(seeds) for seed in seeds}
-        return _summarize(entry)
+        return _summarize(entry | ({"seconds_by_seed": by_seed} if by_seed else {}))
 
 
 def results(metrics: Mapping[str, float], dataset: str, model: str, seed: int | None, **common: Any) -> list[Result]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..data.image_sets import IMAGE_SETS
-from .image_runs import trained_flows
+from .images import trained_flows
 from .items import Options
 from .plotting import figure_path, saved_figure, show_images
 from .record import Result, percent
@@ -26,13 +26,13 @@ def run(options: Options) -> Iterator[Result]:
     grids = []
     for flow in runs:
         noise = torch.Generator().manual_seed(flow.seed)
-        z = torch.randn(columns**2, flow.trained.flow.features, generator=noise)
+        z = torch.randn(columns**2, flow.flow.features, generator=noise)
         start = time.perf_counter()
-        with flow.on(options.device) as model:
+        with flow.on_device() as model:
             inverse = model.invert(z.to(options.device), on_failure="return")
             x, residual, converged = inverse.x.cpu(), inverse.residual.cpu(), inverse.converged.cpu()
         seconds = time.perf_counter() - start
-        grids.append((flow, flow.test_images(options)[: columns**2], flow.images(x)))
+        grids.append((flow, flow.test_images()[: columns**2], flow.images(x)))
         u = flow.pixels.to_unit(x).value
         metrics = {
             "largest residual of the inverse": float(residual.max()),
@@ -40,7 +40,7 @@ def run(options: Options) -> Iterator[Result]:
             "pixels beyond black and white, percent": percent((u < 0) | (u > 1)),
         }
         comparable = "no: the paper shows no samples"
-        yield from flow.results(metrics, options, comparable, rows=columns**2, seconds=seconds)
+        yield from flow.measured(metrics, comparable, rows=columns**2, seconds=seconds)
     path = figure_path("samples", [flow.model for flow in runs], options.out)
     with saved_figure(path, 6.4, 3.4 * len(grids)) as figure:
         axes: Any = figure.subplots(len(grids), 2, squeeze=False, gridspec_kw={"wspace": 0.06})

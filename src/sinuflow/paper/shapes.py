@@ -28,7 +28,6 @@ _GRID, _SHOWN = 200, 4_000
 class _Panel(NamedTuple):
     """A column of the figure."""
 
-    toy: Toy
     density: Tensor  # on the grid, as learned
     samples: Tensor
     kl: float | None
@@ -51,14 +50,14 @@ def run(options: Options) -> Iterator[Result]:
         kl = None
         if target.log_prob is not None:
             kl, error = divergence(target, flow, rows[2])
-            fields = trained.fields(options, recipe, standard_error_over_rows={str(seed): error})
-            yield Result(name, METRIC, model, {seed: kl}, rows=len(rows[2]), **fields)
+            extra = {"standard_error_over_rows": {str(seed): error}}
+            yield from trained.results({METRIC: kl}, extra=extra, rows=len(rows[2]))
         if name not in panels:
             with torch.no_grad():
                 density = flow().log_prob(_grid(target).float()).exp()
                 samples = flow().sample((_SHOWN,), generator=torch.Generator().manual_seed(seed))
-            panels[name] = _Panel(target, density, samples, kl)
-    _plot(list(panels.values()), options)
+            panels[name] = _Panel(density, samples, kl)
+    _plot(panels, options)
 
 
 def divergence(target: Toy, flow: Any, rows: Tensor) -> tuple[float, float]:
@@ -79,24 +78,22 @@ def _grid(target: Toy) -> Tensor:
     return torch.cartesian_prod(line, line).flip(-1)
 
 
-def _plot(panels: list[_Panel], options: Options) -> None:
+def _plot(panels: dict[str, _Panel], options: Options) -> None:
     with saved_figure(options.out / "shapes.png", 1.6 * len(panels) + 0.4, 5.2) as figure:
         axes: Any = figure.subplots(3, len(panels), squeeze=False)
-        for column, panel in zip(axes.T, panels, strict=True):
-            limit = panel.toy.limit
+        for column, (name, (density, samples, kl)) in zip(axes.T, panels.items(), strict=True):
+            limit, true = toy(name).limit, _true_density(toy(name))
             for axis in column:
                 axis.set(xlim=(-limit, limit), ylim=(-limit, limit), xticks=[], yticks=[], aspect="equal")
                 axis.spines[:].set_visible(False)
                 axis.set_facecolor("#0d0887")
-            true = _true_density(panel.toy)
-            # Both on the same colour scale.
-            scale = {"origin": "lower", "cmap": "plasma", "aspect": "equal", "vmin": 0, "vmax": 1.05 * true.max()}
-            column[0].imshow(true, extent=(-limit, limit, -limit, limit), **scale)
-            column[1].imshow(panel.density.view(_GRID, _GRID).numpy(), extent=(-limit, limit, -limit, limit), **scale)
-            column[2].scatter(*panel.samples.T.numpy(), s=0.5, color="#f0f921", linewidths=0, alpha=0.7)
-            column[0].set_title(panel.toy.name)
-            if panel.kl is not None:
-                column[1].set_xlabel(f"KL {panel.kl:.3f}")
+            for axis, values in zip(column, (true, density.view(_GRID, _GRID).numpy()), strict=False):
+                extent, top = (-limit, limit, -limit, limit), 1.05 * true.max()  # both on the same colour scale
+                axis.imshow(values, extent=extent, origin="lower", cmap="plasma", aspect="equal", vmin=0, vmax=top)
+            column[2].scatter(*samples.T.numpy(), s=0.5, color="#f0f921", linewidths=0, alpha=0.7)
+            column[0].set_title(name)
+            if kl is not None:
+                column[1].set_xlabel(f"KL {kl:.3f}")
         for axis, label in zip(axes[:, 0], ("true", "learned", "samples"), strict=True):
             axis.set_ylabel(label)
 

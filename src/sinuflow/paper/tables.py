@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 Entry = dict[str, Any]
@@ -56,30 +56,26 @@ _SHOWN = {
 
 
 def markdown_table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table.
-
-    Example:
-        >>> print(markdown_table(["dataset", "NLL"], [["power", "-0.59"]]))
-        | dataset | NLL |
-        |---|---|
-        | power | -0.59 |
-    """
+    """A table."""
     lines = ["| " + " | ".join(cells) + " |" for cells in (header, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(tuple(header)), *lines[1:]])
+
+
+def _pivot(corner: str, cells: Mapping[tuple[str, str], str]) -> str:
+    """A table of cells by the names of their rows and columns, in the order in which these appear."""
+    rows, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in range(2))
+    return markdown_table([corner, *columns], ([row, *(cells.get((row, c), "") for c in columns)] for row in rows))
 
 
 def item_table(item: str, entries: list[Entry]) -> str:
     """The table of any item without a table of its own: runs and metrics, the more numerous as rows."""
     shown = [entry for entry in entries if entry["metric"] in _SHOWN.get(item, (entry["metric"],))]
     cells = {(f"{entry['set']}, {entry['model']}", entry["metric"]): _value(entry) for entry in shown}
-    runs, metrics = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
-    if len(runs) >= len(metrics):
-        table = markdown_table(["", *metrics], ([r, *(cells.get((r, m), "") for m in metrics)] for r in runs))
-    else:
-        table = markdown_table(["", *runs], ([m, *(cells.get((r, m), "") for r in runs)] for m in metrics))
+    if len({run for run, _ in cells}) < len({metric for _, metric in cells}):
+        cells = {(metric, run): value for (run, metric), value in cells.items()}
     hardware = " and ".join(sorted({entry["hardware"] for entry in shown}))
     seeds = max(len(entry["seeds"]) for entry in shown)
-    return f"{table}\n\nHardware: {hardware}." + (f" Seeds: {seeds}." if seeds else "")
+    return f"{_pivot('', cells)}\n\nHardware: {hardware}." + (f" Seeds: {seeds}." if seeds else "")
 
 
 def _value(entry: Entry) -> str:
@@ -149,27 +145,23 @@ def runtime_table(entries: list[Entry]) -> str:
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         groups.setdefault((entry["set"], entry["task"]), []).append(entry)
-    return "\n\n".join(_runtimes(name, task, group) for (name, task), group in groups.items()) + "\n"
+    return "\n\n".join(_runtimes(*names, group) for names, group in groups.items()) + "\n"
 
 
 def _runtimes(name: str, task: str, entries: list[Entry]) -> str:
-    cells = {(e["iterations"], e["tolerance"]): _runtime(e) for e in entries}
-    tolerances = sorted({tolerance for _, tolerance in cells if tolerance is not None}, reverse=True)
-    limits = sorted({limit for limit, _ in cells if limit is not None})
-    first = entries[0]
-    table = markdown_table(
-        ["at most this many iterations", *(f"Algorithm 1, tolerance {short(t)}" for t in tolerances)],
-        ([str(limit), *(cells.get((limit, t), "") for t in tolerances)] for limit in limits),
-    )
+    certified, cells = "", {}
+    for entry in entries:
+        error = "not finite" if entry["largest_error"] is None else short(entry["largest_error"])
+        cell = f"{entry['value']:.2g} ({error})"
+        if entry["iterations"] is None:
+            certified = cell
+        else:
+            cells[str(entry["iterations"]), f"Algorithm 1, tolerance {short(entry['tolerance'])}"] = cell
     return (
-        f"Seconds to {task} {first['rows']} images of {name} ({first['hardware']}), and in brackets the largest error, "
-        f"in logits. The flow: {first['trained']}.\n\n{table}\n\nCertified: {cells.get((None, None), '')}."
+        f"Seconds to {task} {entry['rows']} images of {name} ({entry['hardware']}), and in brackets the largest error, "
+        f"in logits. The flow: {entry['trained']}.\n\n{_pivot('at most this many iterations', cells)}\n\n"
+        f"Certified: {certified}."
     )
-
-
-def _runtime(entry: Entry) -> str:
-    error = "not finite" if entry["largest_error"] is None else short(entry["largest_error"])
-    return f"{entry['value']:.2g} ({error})"
 
 
 def short(value: float) -> str:

@@ -14,7 +14,7 @@ from ..models.defaults import Recipe
 from .comparison import Comparison, Evaluation
 from .items import Options
 from .record import hardware, read_record
-from .training import Score, as_tensor, steps_for, train
+from .training import steps_for, train
 
 #: Rows of each split, and steps, of smaller runs.
 _ROWS = {"full": None, "quick": 20_000, "smoke": 400}
@@ -33,31 +33,25 @@ def evaluate(name: str, model: str, recipe: Recipe, splits: Splits, seed: int, o
     """Train a model, and score it."""
     if recipe.as_long_as is not None and options.size == "full":
         seconds = _seconds_of(name, recipe.as_long_as, options)
-        steps = steps_for(seconds, name, model, recipe, as_tensor(splits.train), options)
+        steps = steps_for(seconds, name, model, recipe, torch.from_numpy(splits.train), options)
         recipe = replace(recipe, training=recipe.training | {"steps": steps})
-    trained = train(model, recipe, splits, seed, options, name, _STEPS[options.size])
-    return Evaluation(trained, recipe, trained.best_nll, _score(trained.flow, splits.test, options.device))
-
-
-PAPER = {"power": -0.59, "gas": -12.15, "hepmass": 16.10, "miniboone": 9.25, "bsds300": -156.75}
-COMPARISON = Comparison("tabular", "test NLL, nats", PAPER, BENCHMARKS, load, evaluate)
-run = COMPARISON.run
-
-
-def _score(flow: Any, rows: Any, device: str) -> Score:
-    """The negative log-likelihood in float32, and that of some rows in float64."""
-    x = as_tensor(rows)
+    run = train(model, recipe, splits, seed, options, name, _STEPS[options.size])
+    flow, x, device = run.flow, torch.from_numpy(splits.test), options.device
     with torch.no_grad():
         flow.to(device)
-        nll = torch.cat([_nll(flow, part.to(device)) for part in x.split(_BATCH)])
+        test = torch.cat([_nll(flow, part.to(device)) for part in x.split(_BATCH)])
         exact = _nll(flow.double(), x[:_CHECKED].double().to(device))
-        flow.float().cpu()
-    return Score.of(nll, exact)
+    return Evaluation(run, run.outcome["best_nll"], test, exact)
 
 
 def _nll(flow: Any, x: Tensor) -> Tensor:
     log_prob: Tensor = flow(None).log_prob(x)
     return -log_prob.double().cpu()
+
+
+PAPER = {"power": -0.59, "gas": -12.15, "hepmass": 16.10, "miniboone": 9.25, "bsds300": -156.75}
+COMPARISON = Comparison("test NLL, nats", PAPER, BENCHMARKS, load, evaluate)
+run = COMPARISON.run
 
 
 def _seconds_of(name: str, model: str, options: Options) -> float:

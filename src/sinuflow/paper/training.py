@@ -1,4 +1,4 @@
-"""Training by a recipe, resuming and reading runs, and scoring test data."""
+"""Training by a recipe, and reading finished runs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import hashlib
 import json
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -24,58 +25,106 @@ from ..files import write_atomically
 from ..flows.sinusoidal import SinusoidalFlow
 from ..flows.zuko import ZukoFlow
 from ..models.defaults import Recipe
-from ..training import fit
-from ..training.schedules import Plateau
+from ..training import Plateau, fit
 from .items import Options
 from .recipes import recipes
-from .record import hardware
+from .record import Result, hardware, results
 
 #: Files of a finished run: its settings and outcome, and the weights.
 _RUN, _WEIGHTS = "run.json", "weights.safetensors"
-#: Steps of the two runs that time a step, and the limit on the resulting number of steps.
-_SHORT, _LONG, _MAX_STEPS = 20, 120, 2_000_000
+#: Steps that are timed at once, and the limit on the resulting number of steps.
+_TIMED, _MAX_STEPS = 100, 2_000_000
 
 #: zuko's flows, by the name of their recipe.
 PEERS = {"maf": "MAF", "nsf": "NSF"}
 
 
-class Trained(NamedTuple):
-    """A trained flow, and how it was trained."""
+@dataclass
+class Run:
+    """A training run of a recipe.
 
-    flow: Any
-    steps: int
-    best_step: int
-    best_nll: float
-    seconds: float
-    hardware: str
+    With ``options.runs`` it has a folder, from which an interrupted run resumes and a finished one is read.
+    """
 
-    def fields(
-        self, options: Options, recipe: Recipe, comparable: str = "no: the paper shows a picture", **extra: Any
-    ) -> dict[str, Any]:
-        """The fields of a :class:`~sinuflow.paper.Result` that describe the training."""
-        return {
-            "steps": self.steps,
-            "seconds": self.seconds,
-            "hardware": self.hardware,
-            "comparable": comparable,
-            "extra": extra | {"size": options.size, "recipe": recipe.digest},
+    dataset: str
+    model: str
+    seed: int
+    recipe: Recipe
+    options: Options
+    flow: Any = None
+    outcome: dict[str, Any] = field(default_factory=dict)  # steps, best_step, best_nll, seconds and hardware
+
+    @property
+    def folder(self) -> Path | None:
+        runs = self.options.runs
+        return None if runs is None else runs / self.dataset / f"{self.model}-{self.seed}"
+
+    def training(self, steps: int | None) -> dict[str, Any]:
+        """The arguments of :func:`sinuflow.fit`, with at most ``steps`` steps."""
+        training = dict(self.recipe.training)
+        if steps is not None:
+            training["steps"] = min(steps, training["steps"])
+        if "validate_every" in training:
+            training["validate_every"] = min(training["validate_every"], max(1, training["steps"] // 2))
+        return training
+
+    def train(self, train: Any, val: Any, splits: Splits, steps: int | None, **identity: Any) -> None:
+        """Train the flow for at most ``steps`` steps, or read its weights if a run with these settings is finished."""
+        folder, options = self.folder, self.options
+        first_examples = b"".join(part[:256].tobytes() for part in splits)
+        settings = {
+            **identity,
+            "flow": self.recipe.flow,
+            "training": self.training(steps),
+            "seed": self.seed,
+            "rows": len(splits.train),
+            "data": hashlib.sha256(first_examples).hexdigest()[:16],
         }
+        finished = self.read()
+        if finished is not None:
+            stored, self.outcome, weights = finished
+            if stored != json.loads(json.dumps(settings)):
+                raise ArgumentError(
+                    f"{folder} holds a run with other settings or data: choose another folder with --runs"
+                )
+            self.flow.load_state_dict(weights)
+            self.flow.eval()
+            return
+        arguments = {"progress": options.progress, "device": options.device, "seed": self.seed, **settings["training"]}
+        if isinstance(arguments["schedule"], dict):  # a TOML table
+            arguments["schedule"] = Plateau(**arguments["schedule"])
+        start = time.perf_counter()
+        result = fit(self.flow, train, val, **arguments, checkpoint=folder, resume=folder is not None)
+        seconds = max(time.perf_counter() - start, float(result.history[-1]["seconds"]))  # of earlier parts too
+        self.outcome = {name: getattr(result, name) for name in ("steps", "best_step", "best_nll")}
+        self.outcome |= {"seconds": seconds, "hardware": hardware(options.device)}
+        if folder is not None:
+            weights = {name: t.contiguous() for name, t in self.flow.state_dict().items()}
+            write_atomically(folder / _WEIGHTS, to_safetensors(weights))
+            write_atomically(folder / _RUN, json.dumps({"told": settings, "outcome": self.outcome}).encode())
 
+    def read(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]] | None:
+        """The settings, the outcome and the weights of the finished run in the folder, if there is one."""
+        folder = self.folder
+        if folder is None or not (folder / _RUN).exists():
+            return None
+        try:
+            stored = json.loads((folder / _RUN).read_text())
+            return stored["told"], stored["outcome"], load_file(folder / _WEIGHTS)  # the key of version 0.1.0
+        except (ValueError, KeyError, OSError, SafetensorError) as error:
+            raise StorageError(f"{folder} holds a run that cannot be read: delete it, and it is made again") from error
 
-class Score(NamedTuple):
-    """A mean over examples with its standard error, and the largest and mean error of float32 for some of them."""
-
-    mean: float
-    standard_error: float
-    float32_max: float
-    float32_mean: float
-
-    @classmethod
-    def of(cls, values: Tensor, exact: Tensor) -> Score:
-        """Summarize float32 values of all examples, and float64 values of the first ones."""
-        error = (values[: len(exact)] - exact).abs()
-        standard_error = float(values.std()) / len(values) ** 0.5
-        return cls(float(values.mean()), standard_error, float(error.max()), float(error.mean()))
+    def results(
+        self,
+        metrics: Mapping[str, float],
+        comparable: str = "no: the paper shows a picture",
+        extra: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> list[Result]:
+        """One result for each metric; ``fields`` of :class:`~sinuflow.paper.Result` replace those of the training."""
+        fields = {name: self.outcome[name] for name in ("steps", "seconds", "hardware")} | fields
+        fields["extra"] = {**(extra or {}), "size": self.options.size, "recipe": self.recipe.digest}
+        return results(metrics, self.dataset, self.model, self.seed, comparable=comparable, **fields)
 
 
 def chosen_models(dataset: str, default: Iterable[str] | None, options: Options) -> dict[str, Recipe]:
@@ -115,19 +164,14 @@ def steps_for(seconds: float, dataset: str, model: str, recipe: Recipe, rows: Te
     stored = None if options.runs is None else options.runs / dataset / f"{model}-steps.json"
     if stored is not None and stored.exists():
         return int(json.loads(stored.read_text())["steps"])
-
-    def time_of(steps: int) -> float:
-        flow = build(model, recipe, rows.shape[-1])
-        settings = {name: recipe.training[name] for name in ("batch_size", "learning_rate", "optimizer", "ema")}
-        start = time.perf_counter()
-        fit(flow, rows, steps=steps, **settings, progress=False, device=options.device, validate_every=10**9)
-        return time.perf_counter() - start
-
-    time_of(_SHORT)  # compilation and warm-up
-    pace = statistics.median((time_of(_LONG) - time_of(_SHORT)) / (_LONG - _SHORT) for _ in range(3))
+    flow = build(model, recipe, rows.shape[-1])
+    settings = {name: recipe.training[name] for name in ("batch_size", "learning_rate", "optimizer", "ema")}
+    settings |= {"steps": 4 * _TIMED, "validate_every": _TIMED, "progress": False, "device": options.device}
+    times = [float(record["seconds"]) for record in fit(flow, rows, **settings).history]
+    pace = statistics.median(after - before for before, after in pairwise(times)) / _TIMED  # the first is for warm-up
     if pace <= 0:
         raise TrainingError(f"the time of a step of {model} could not be measured: the machine is too busy")
-    steps = max(_LONG, min(int(seconds / pace), _MAX_STEPS))
+    steps = max(_TIMED, min(int(seconds / pace), _MAX_STEPS))
     if stored is not None:
         stored.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(stored, json.dumps({"steps": steps, "seconds": seconds}).encode())
@@ -136,103 +180,9 @@ def steps_for(seconds: float, dataset: str, model: str, recipe: Recipe, rows: Te
 
 def train(
     model: str, recipe: Recipe, rows: Splits, seed: int, options: Options, dataset: str, steps: int | None = None
-) -> Trained:
-    """Train by a recipe, for at most ``steps`` steps.
-
-    With ``options.runs``, an interrupted run resumes, and a finished one is read.
-    """
-    training = training_settings(recipe, steps)
-    settings = {"flow": recipe.flow, "training": training, "seed": seed, "rows": len(rows.train), "data": digest(rows)}
+) -> Run:
+    """Train a flow of rows by a recipe, for at most ``steps`` steps, or read it."""
     torch.manual_seed(seed)
-    flow = build(model, recipe, rows.train.shape[-1])
-    train, val = as_tensor(rows.train), as_tensor(rows.val)
-    return train_or_read(flow, train, val, settings, run_folder(options, dataset, model, seed), options)
-
-
-def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    """A contiguous tensor of an array."""
-    return torch.from_numpy(np.ascontiguousarray(array))
-
-
-def training_settings(recipe: Recipe, steps: int | None) -> dict[str, Any]:
-    """The arguments of :func:`sinuflow.fit`, with at most ``steps`` steps."""
-    settings = dict(recipe.training) | ({} if steps is None else {"steps": min(steps, recipe.training["steps"])})
-    if "validate_every" in settings:
-        settings["validate_every"] = min(settings["validate_every"], max(1, settings["steps"] // 2))
-    return settings
-
-
-def run_folder(options: Options, dataset: str, model: str, seed: int) -> Path | None:
-    """The folder of a run, if runs are stored."""
-    return None if options.runs is None else options.runs / dataset / f"{model}-{seed}"
-
-
-def train_or_read(
-    flow: Any, train: Any, val: Any, settings: dict[str, Any], folder: Path | None, options: Options
-) -> Trained:
-    """Train a flow, or read it from the folder of its finished run.
-
-    ``settings`` identifies the run: ``settings["training"]`` are the arguments of :func:`sinuflow.fit`, and
-    ``settings["seed"]`` is its seed.
-    """
-    if folder is not None and is_finished(folder):
-        run = read_run(folder)
-        if run.settings != json.loads(json.dumps(settings)):
-            raise ArgumentError(f"{folder} holds a run with other settings or data: choose another folder with --runs")
-        flow.load_state_dict(run.weights)
-        return Trained(flow.eval(), **run.outcome)
-    training = dict(settings["training"])
-    if isinstance(training["schedule"], dict):  # a TOML table
-        training["schedule"] = Plateau(**training["schedule"])
-    start = time.perf_counter()
-    result = fit(
-        flow,
-        train,
-        val,
-        **training,
-        checkpoint=folder,
-        resume=folder is not None and folder.exists(),
-        progress=options.progress,
-        device=options.device,
-        seed=settings["seed"],
-    )
-    if result.best_nll is None:
-        raise ArgumentError("a recipe needs validation rows")
-    seconds = max(time.perf_counter() - start, float(result.history[-1]["seconds"]))
-    trained = Trained(flow, result.steps, result.best_step, result.best_nll, seconds, hardware(options.device))
-    if folder is not None:
-        weights = {name: t.contiguous() for name, t in flow.state_dict().items()}
-        write_atomically(folder / _WEIGHTS, to_safetensors(weights))
-        outcome = {name: value for name, value in trained._asdict().items() if name != "flow"}
-        write_atomically(folder / _RUN, json.dumps({"told": settings, "outcome": outcome}).encode())
-    return trained
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether a folder holds a finished run."""
-    return (folder / _RUN).exists()
-
-
-class Run(NamedTuple):
-    """A finished run on disk."""
-
-    settings: dict[str, Any]
-    outcome: dict[str, Any]
-    weights: dict[str, Tensor]
-
-
-def read_run(folder: Path) -> Run:
-    """Read a finished run."""
-    try:
-        stored = json.loads((folder / _RUN).read_text())
-        return Run(stored["told"], stored["outcome"], load_file(folder / _WEIGHTS))  # the key of version 0.1.0
-    except (ValueError, KeyError, OSError, SafetensorError) as error:
-        raise StorageError(f"{folder} holds a run that cannot be read: delete it, and it is made again") from error
-
-
-def digest(parts: Iterable[np.ndarray[Any, Any]]) -> str:
-    """A fingerprint of the first examples of each split."""
-    sha = hashlib.sha256()
-    for part in parts:
-        sha.update(np.ascontiguousarray(part[:256]).tobytes())
-    return sha.hexdigest()[:16]
+    run = Run(dataset, model, seed, recipe, options, build(model, recipe, rows.train.shape[-1]))
+    run.train(torch.from_numpy(rows.train), torch.from_numpy(rows.val), rows, steps)
+    return run

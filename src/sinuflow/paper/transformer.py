@@ -45,13 +45,7 @@ def run(options: Options) -> list[Result]:
 
 
 def formula(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The footnote's map and its derivative.
-
-    Example:
-        >>> value, slope = formula(torch.tensor([0.0]))
-        >>> [round(float(y), 4) for y in (value, slope)]
-        [-0.314, 0.7026]
-    """
+    """The footnote's map and its derivative."""
     value, slope = x, torch.ones_like(x)
     for coefficient, frequency, phase in SINES:
         value = value - STRENGTH * coefficient * torch.sin(frequency * x + phase)
@@ -60,14 +54,7 @@ def formula(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def footnote_layer() -> SinusoidalLayer:
-    """A sinusoidal layer with the footnote's parameters, in float64: one feature, one transformer, three waves.
-
-    Example:
-        >>> x = torch.tensor([[0.5]], dtype=torch.float64)
-        >>> z, _ = footnote_layer()(x)
-        >>> bool((z - formula(x)[0]).abs().max() < 1e-15)
-        True
-    """
+    """A sinusoidal layer with the footnote's parameters, in float64: one feature, one transformer, three waves."""
     layer = SinusoidalLayer(features=1, scales=1, waves=len(SINES)).double()
     coefficient, frequency, phase = torch.tensor(SINES, dtype=torch.float64).T
     residual = STRENGTH * coefficient * frequency.abs()

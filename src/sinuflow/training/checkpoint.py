@@ -34,11 +34,7 @@ class CheckpointFolder:
     """The folder of a run's checkpoint and history.
 
     A new checkpoint replaces the old one atomically, so that one of them is complete whenever the process is killed.
-
-    Args:
-        folder: its path.
-        steps: the period of checkpoints in steps.
-        minutes: the period of checkpoints in minutes.
+    ``steps`` and ``minutes`` are the periods of checkpoints.
     """
 
     def __init__(self, folder: Path, steps: int | None = None, minutes: float = math.inf) -> None:
@@ -77,11 +73,8 @@ class CheckpointFolder:
     def read(self, fingerprint: Mapping[str, Any], head: Callable[[], str], flow: nn.Module, ema: bool) -> Checkpoint:
         """The checkpoint, if its run had the same settings and data, and its tensors fit the flow.
 
-        Args:
-            fingerprint: the settings of the run, and the hashes of its data.
-            head: computes the hash of the first rows, the only one in checkpoints of version 0.1.0.
-            flow: the flow in training.
-            ema: whether the run has a moving average of the weights.
+        The ``fingerprint`` has the settings of the run and the hashes of its data. Checkpoints of version 0.1.0 have
+        only that of the first rows, which ``head`` computes.
         """
         model = read_model(self.file)
         if model.kind != _KIND:

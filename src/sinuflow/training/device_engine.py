@@ -6,10 +6,11 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.sources import Batch, Batches, ResidentRows, Taker
 from ..flows.flow import Flow
@@ -17,20 +18,17 @@ from ..ops import adam as flat_adam
 from ..ops.adam import SLOTS, Flat, Rules, Slot
 from . import guard as guarding
 from .engine import Advance, EagerEngine, Engine, Snapshot, Weights, average_weight
-from .flat import FlatParameters
 from .guard import Guard
 from .settings import Settings
-from .stability import Stability, clip_factor, penalty_weight
+from .stability import clip_factor
 
 #: Steps between two synchronizations with the host, at most, and about how many seconds they may take.
 _MOST_STEPS, _MOST_SECONDS = 256, 0.5
 #: Warm-up steps before CUDA-graph capture.
 _WARMUP_STEPS = 3
 
-Rate = Callable[[int], float]
 
-
-def make_engine(flow: Flow, batches: Batches, settings: Settings, guard: Guard, rate: Rate) -> Engine:
+def make_engine(flow: Flow, batches: Batches, settings: Settings, guard: Guard, rate: Callable[[int], float]) -> Engine:
     """The engine for the flow's device."""
     parameters = list(flow.parameters())
     requested = os.environ.get("SINUFLOW_ENGINE", "").lower() != "plain"
@@ -40,44 +38,38 @@ def make_engine(flow: Flow, batches: Batches, settings: Settings, guard: Guard, 
     return EagerEngine(flow, batches, settings, guard, rate)
 
 
-class _Inputs(NamedTuple):
-    """The batch of a step, feature-major, always in the same memory."""
-
-    x: Tensor
-    context: Tensor | None
-
-
+@dataclass(eq=False)
 class DeviceEngine(Engine):
     """Makes many steps in a row without synchronizing with the device.
 
-    Args:
-        flow: the flow to train.
-        batches: of rows; if these are on the device, batches are formed there.
-        settings: of the run.
-        guard: updated from the device after every run of steps.
-        rate: the learning rate of a step.
-        capture: whether to capture a step as a CUDA graph.
+    If the rows are on the device, batches are formed there. The guard is updated after every run of steps.
     """
 
-    def __init__(
-        self, flow: Flow, batches: Batches, settings: Settings, guard: Guard, rate: Rate, capture: bool
-    ) -> None:
-        self._flow, self._batches, self._settings, self._guard, self._rate = flow, batches, settings, guard, rate
-        self._capture = capture
-        self._flat = FlatParameters(flow)
+    capture: bool  # whether to capture a step as a CUDA graph
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        settings, source = self.settings, self.batches.source
+        self._flat = FlatParameters(self.flow)
         values = self._flat.values
         self._gradient, self._first, self._second = (torch.zeros_like(values) for _ in range(3))
         self._mean = values.clone() if settings.ema else None
+        averages = [] if self._mean is None else zip(self._flat.names, self._flat.views(self._mean), strict=True)
+        self._averages: Weights = dict(averages)
+        self._moments: Weights = {}
+        for name, flat in (("exp_avg", self._first), ("exp_avg_sq", self._second)):
+            self._moments |= {f"{i}/{name}": view for i, view in enumerate(self._flat.views(flat))}
         self._control = torch.zeros(SLOTS, dtype=torch.float64, device=values.device)
         self._rates = torch.zeros((_MOST_STEPS, 2), dtype=torch.float64, device=values.device)
         self._made = 0
         self._at_once = 8
-        self._inputs: _Inputs | None = None
+        self._inputs: Batch | None = None  # of a step, feature-major, always in the same memory
         self._runs: dict[int, Callable[[], None]] = {}  # by the block of the stability penalty
         self._pool: Any = None
-        self._stability = None if settings.stability is None else Stability(flow, settings.stability)
-        self._emphasis = values.new_ones(())  # of the penalty in the next step
-        self._resident = _resident(batches, values.device)
+        self._penalty_share = values.new_ones(())  # in the next step
+        self._resident: _Resident | None = None
+        if isinstance(source, ResidentRows) and (take := source.taker()) is not None:
+            self._resident = _Resident(source, take, self.batches, values.device)
         self._rules = Rules(
             weight_decay=settings.weight_decay,
             decoupled=settings.optimizer == "adamw",
@@ -85,81 +77,63 @@ class DeviceEngine(Engine):
             learning=guarding.LEARNING,
             memory=guarding.MEMORY,
             far=guarding.FAR,
-            slack=guard.slack,
+            slack=self.guard.slack,
         )
 
     # ---------------------------------------------------------------- steps
 
     def advance(self, step: int, most: int) -> Advance:
-        started = time.monotonic()
-        most = min(most, self._at_once)
-        count = most if self._resident is None else self._resident.prepare(most)
-        self._begin(step, count)
+        started, resident = time.monotonic(), self._resident
+        count = min(most, self._at_once)
+        if resident is not None:
+            count = resident.prepare(count)
+        # Copy the schedule of the next steps and the guard's state to the device.
+        rates = [[self.rate(i), average_weight(self.settings.ema, i)] for i in range(step, step + count)]
+        self._rates[:count] = torch.tensor(rates, dtype=torch.float64)
+        state = {"made": self._made, **self.guard.state()}
+        self._control.copy_(torch.tensor([state.get(slot.name.lower(), 0) for slot in Slot], dtype=torch.float64))
         rows = 0
         for i in range(step, step + count):
-            rows += self._resident_step(i) if self._resident is not None else self._host_step(i, self._batches.next())
-        if self._resident is not None:
-            self._resident.taken(count)
-        advance = self._end(count, rows)
+            if resident is not None:
+                inputs, run = self._step_for(resident.size, i)
+            else:
+                batch = self.batches.next()
+                inputs, run = self._step_for(len(batch.x), i)
+                for own, new in zip(inputs, batch, strict=True):
+                    if own is not None and new is not None:
+                        own.copy_(new.mT, non_blocking=True)
+            run()
+            rows += inputs.x.shape[-1]
+        if resident is not None:
+            epoch, taken = self.batches.position
+            self.batches.position = (epoch, taken + count)
+        control = dict(zip(Slot, self._control.tolist(), strict=True))
+        self._made = int(control[Slot.MADE])
+        self.guard.restore({name: control[Slot[name.upper()]] for name in self.guard.state()})
         # Interrupts wait for the end of the run.
         possible = _MOST_SECONDS * count / max(1e-9, time.monotonic() - started)
         self._at_once = max(1, min(_MOST_STEPS, 2 * self._at_once, int(possible)))
-        return advance
-
-    def _resident_step(self, step: int) -> int:
-        assert self._resident is not None
-        _, run = self._step_for(self._resident.size, step)
-        run()
-        return self._resident.size
-
-    def _host_step(self, step: int, batch: Batch) -> int:
-        inputs, run = self._step_for(len(batch.x), step)
-        inputs.x.copy_(batch.x.mT, non_blocking=True)
-        if inputs.context is not None and batch.context is not None:
-            inputs.context.copy_(batch.context.mT, non_blocking=True)
-        run()
-        return len(batch.x)
-
-    def _begin(self, step: int, count: int) -> None:
-        """Copy the schedule of the next steps and the guard's state to the device."""
-        ema, guard = self._settings.ema, self._guard
-        rates = [[self._rate(step + i), average_weight(ema, step + i)] for i in range(count)]
-        self._rates[:count] = torch.tensor(rates, dtype=torch.float64)
-        state = {
-            Slot.MADE: self._made,
-            Slot.SEEN: guard.seen,
-            Slot.MEAN: guard.mean,
-            Slot.DEVIATION: guard.deviation,
-            Slot.BAD_IN_A_ROW: guard.bad_in_a_row,
-            Slot.SKIPPED: guard.skipped,
-        }
-        self._control.copy_(torch.tensor([float(state.get(slot, 0)) for slot in Slot], dtype=torch.float64))
-
-    def _end(self, count: int, rows: int) -> Advance:
-        """Copy the state back."""
-        control, guard = self._control.tolist(), self._guard
-        self._made, guard.seen = int(control[Slot.MADE]), int(control[Slot.SEEN])
-        guard.mean, guard.deviation = control[Slot.MEAN], control[Slot.DEVIATION]
-        guard.bad_in_a_row, guard.skipped = int(control[Slot.BAD_IN_A_ROW]), int(control[Slot.SKIPPED])
         return Advance(count, rows, control[Slot.LOSS], control[Slot.LOSS_SUM], int(control[Slot.LOSS_COUNT]))
 
-    def _step_for(self, size: int, step: int) -> tuple[_Inputs, Callable[[], None]]:
+    def _step_for(self, size: int, step: int) -> tuple[Batch, Callable[[], None]]:
         """A step for batches of a size, captured at first use."""
         if self._inputs is None or size != self._inputs.x.shape[-1]:
-            features, context = self._flow.features, self._flow.context
+            features, context = self.flow.features, self.flow.context
             zeros = self._flat.values.new_zeros
-            self._inputs = _Inputs(zeros((features, size)), zeros((context, size)) if context else None)
+            self._inputs = Batch(zeros((features, size)), zeros((context, size)) if context else None)
             self._runs, self._pool = {}, None  # graphs of another size, and their memory
-        block = 0 if self._stability is None else step % self._stability.blocks
+        inputs, block = self._inputs, 0
+        if self.stability is not None:
+            block = step % self.stability.blocks
+            self._penalty_share.fill_(self._emphasis(step))
         if block not in self._runs:
-            inputs = self._inputs
-            self._runs[block] = self._captured(inputs, block) if self._capture else lambda: self._make(inputs, block)
-        if self._stability is not None:
-            self._emphasis.fill_(penalty_weight((step + 1) / self._settings.steps))
-        return self._inputs, self._runs[block]
+            self._runs[block] = self._captured(inputs, block) if self.capture else lambda: self._make(inputs, block)
+        return inputs, self._runs[block]
 
-    def _captured(self, inputs: _Inputs, block: int) -> Callable[[], None]:
-        state = self._state()
+    def _captured(self, inputs: Batch, block: int) -> Callable[[], None]:
+        cursor = None if self._resident is None else self._resident.cursor
+        changed = (self._flat.values, self._first, self._second, self._control, self._mean, cursor)
+        state = [t for t in changed if t is not None]
         saved = [t.clone() for t in state]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -176,7 +150,7 @@ class DeviceEngine(Engine):
                 self._make(inputs, block)
             self._pool = graph.pool()
         except RuntimeError as error:  # some flows of other libraries synchronize
-            ours = getattr(self._flow, "bijection", None) is not None
+            ours = getattr(self.flow, "bijection", None) is not None
             if ours or isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
             torch.cuda.set_stream(current)  # a failed capture may leave another one
@@ -186,84 +160,82 @@ class DeviceEngine(Engine):
             tensor.copy_(value)
         return run
 
-    def _state(self) -> list[Tensor]:
-        """All tensors that a step changes."""
-        tensors = [self._flat.values, self._first, self._second, self._control]
-        tensors += [] if self._mean is None else [self._mean]
-        return tensors + ([] if self._resident is None else [self._resident.cursor])
-
-    def _make(self, inputs: _Inputs, block: int) -> None:
+    def _make(self, inputs: Batch, block: int) -> None:
         """One step, with the stability penalty of one block."""
         if self._resident is not None:
             inputs = self._resident.gather()
         losses, sign = self._gradients(inputs)
-        if self._stability is not None:
-            factor = clip_factor(torch.linalg.vector_norm(self._gradient), self._settings.clip)
+        if self.stability is not None:
+            factor = clip_factor(torch.linalg.vector_norm(self._gradient), self._clip)
             self._gradient.mul_(factor)
-            self._add_gradient(factor * self._emphasis * self._stability.penalty(inputs.x, inputs.context, block))
+            penalty = factor * self._penalty_share * self.stability.penalty(*inputs, block)
+            grads = torch.autograd.grad(penalty, self._flat.parameters, allow_unused=True)  # those of the block
+            pairs = [(v, g) for v, g in zip(self._flat.views(self._gradient), grads, strict=True) if g is not None]
+            torch._foreach_add_([view for view, _ in pairs], [gradient.contiguous() for _, gradient in pairs])
         flat = Flat(self._flat.values, self._gradient, self._first, self._second, self._mean)
         flat_adam.step(self._rules, self._control, self._rates, losses, sign, flat)
 
-    def _gradients(self, inputs: _Inputs) -> tuple[Tensor, int]:
+    def _gradients(self, inputs: Batch) -> tuple[Tensor, int]:
         """Write the gradient; return terms whose mean, times the sign, is the loss."""
-        chain = getattr(self._flow, "normal_chain", None)  # flows of other libraries have none
+        chain = getattr(self.flow, "normal_chain", None)  # flows of other libraries have none
         if chain is not None:
             log_density = chain.nll_gradient(inputs.x, inputs.context, self._gradient)
             if log_density is not None:
                 return log_density, -1
         context = None if inputs.context is None else inputs.context.mT
-        loss = -self._flow(context, validate_args=False).log_prob(inputs.x.mT).mean()
+        loss = -self.flow(context, validate_args=False).log_prob(inputs.x.mT).mean()
         grads = torch.autograd.grad(loss, self._flat.parameters)
         torch._foreach_copy_(self._flat.views(self._gradient), [g.contiguous() for g in grads])
         return loss.detach().view(1), 1
-
-    def _add_gradient(self, penalty: Tensor) -> None:
-        """Add the gradient of a penalty that depends on some of the parameters."""
-        grads = torch.autograd.grad(penalty, self._flat.parameters, allow_unused=True)
-        pairs = [(v, g) for v, g in zip(self._flat.views(self._gradient), grads, strict=True) if g is not None]
-        torch._foreach_add_([view for view, _ in pairs], [gradient.contiguous() for _, gradient in pairs])
 
     # ---------------------------------------------------------------- state
 
     @property
     def average(self) -> Weights | None:
         """The average of the weights by name, with the buffers of the flow."""
-        if self._mean is None:
-            return None
-        return self._flow.state_dict() | dict(zip(self._flat.names, self._flat.views(self._mean), strict=True))
+        return None if self._mean is None else self.flow.state_dict() | self._averages
 
     def restore(self, snapshot: Snapshot) -> None:
-        self._flow.load_state_dict(snapshot.weights)
-        state = snapshot.optimizer
-        for name, flat in (("exp_avg", self._first), ("exp_avg_sq", self._second)):
-            for i, view in enumerate(self._flat.views(flat)):
-                view.copy_(state[key]) if (key := f"{i}/{name}") in state else view.zero_()
+        self.flow.load_state_dict(snapshot.weights)
+        state, average = snapshot.optimizer, snapshot.average
+        for name, view in self._moments.items():
+            view.copy_(state[name]) if name in state else view.zero_()
         self._made = max((int(t) for name, t in state.items() if name.endswith("/step")), default=0)
-        if self._mean is not None and snapshot.average is not None:
-            for name, view in zip(self._flat.names, self._flat.views(self._mean), strict=True):
-                view.copy_(snapshot.average[name])
+        if average is not None:
+            for name, view in self._averages.items():
+                view.copy_(average[name])
 
     def optimizer_state(self) -> Weights:
-        if not self._made:
-            return {}
-        state, step = Weights(), torch.tensor(float(self._made))
-        moments = zip(self._flat.views(self._first), self._flat.views(self._second), strict=True)
-        for i, (first, second) in enumerate(moments):
-            state |= {f"{i}/exp_avg": first, f"{i}/exp_avg_sq": second, f"{i}/step": step.clone()}
-        return state
+        steps = {f"{i}/step": torch.tensor(float(self._made)) for i in range(len(self._flat.parameters))}
+        return self._moments | steps if self._made else {}
 
     def close(self) -> None:
         self._runs.clear()
         self._flat.release()
 
 
-def _resident(batches: Batches, device: torch.device) -> _Resident | None:
-    """The rows on the device, if their source can form batches there."""
-    source = batches.source
-    if not isinstance(source, ResidentRows):
-        return None
-    take = source.taker()
-    return None if take is None else _Resident(source, take, batches, device)
+class FlatParameters:
+    """The parameters of a module as views of one flat tensor.
+
+    The module works as usual: an in-place change of either changes both. :meth:`release` undoes it.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.names, self.parameters = map(list, zip(*module.named_parameters(), strict=True))
+        self._shapes = [parameter.shape for parameter in self.parameters]
+        self.values = torch.cat([parameter.detach().flatten() for parameter in self.parameters])
+        for parameter, view in zip(self.parameters, self.views(self.values), strict=True):
+            parameter.data = view
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Views of a flat tensor in the shapes of the parameters."""
+        pieces = flat.split([shape.numel() for shape in self._shapes])
+        return [piece.view(shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
+
+    def release(self) -> None:
+        """Give every parameter its own memory."""
+        for parameter in self.parameters:
+            parameter.data = parameter.data.clone()
 
 
 class _Resident:
@@ -291,13 +263,8 @@ class _Resident:
         self.cursor.fill_(taken)
         return min(most, self._per_epoch - taken)
 
-    def taken(self, count: int) -> None:
-        """Advance by so many batches."""
-        epoch, taken = self._batches.position
-        self._batches.position = (epoch, taken + count)
-
-    def gather(self) -> _Inputs:
+    def gather(self) -> Batch:
         """The next batch."""
         rows = self._order.index_select(0, self.cursor).view(-1)
         self.cursor.add_(1)
-        return _Inputs(*self._take(rows))
+        return self._take(rows)

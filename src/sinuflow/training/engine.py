@@ -8,17 +8,18 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..data.sources import Batch, Batches
+from ..data.sources import Batches
 from ..flows.flow import Flow
 from ..ops.adam import BETA1, BETA2, EPSILON
 from .guard import Guard
 from .settings import Settings
-from .stability import Stability, clip_factor, penalty_weight
+from .stability import Stability, clip_factor
 
 Weights = dict[str, Tensor]
 
@@ -41,10 +42,28 @@ class Snapshot(NamedTuple):
     average: Weights | None
 
 
+@dataclass(eq=False)
 class Engine(ABC):
     """Takes optimization steps on a flow."""
 
-    _flow: Flow
+    flow: Flow
+    batches: Batches
+    settings: Settings
+    guard: Guard
+    rate: Callable[[int], float]  # the learning rate of a step
+
+    def __post_init__(self) -> None:
+        weight, clip = self.settings.stability, self.settings.clip
+        self.stability = None if weight is None else Stability(self.flow, weight)
+        self._clip = math.inf if clip is None else clip
+
+    def _emphasis(self, step: int) -> float:
+        """The share of its full weight that the stability penalty has in a step.
+
+        The final weights are what counts, and a flow learns better with a smaller penalty: in short runs on MNIST, a
+        weight that grew to 200 cost less likelihood than a constant one of 100 for equally small errors.
+        """
+        return ((step + 1) / self.settings.steps) ** 2
 
     @property
     @abstractmethod
@@ -65,64 +84,55 @@ class Engine(ABC):
 
     def snapshot(self) -> Snapshot:
         average = None if self.average is None else copied(self.average)
-        return Snapshot(copied(self._flow.state_dict()), copied(self.optimizer_state()), average)
+        return Snapshot(copied(self.flow.state_dict()), copied(self.optimizer_state()), average)
 
     def close(self) -> None:  # noqa: B027
         """Release what the engine holds on to."""
 
 
 class EagerEngine(Engine):
-    """One step at a time in eager PyTorch; ``rate`` is the learning rate of a step."""
+    """One step at a time in eager PyTorch."""
 
     average: Weights | None = None
 
-    def __init__(
-        self, flow: Flow, batches: Batches, settings: Settings, guard: Guard, rate: Callable[[int], float]
-    ) -> None:
-        self._flow, self._batches, self._settings, self._guard, self._rate = flow, batches, settings, guard, rate
-        self._parameters = list(flow.parameters())
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._parameters, settings = list(self.flow.parameters()), self.settings
         self._optimizer = Adam(self._parameters, settings.weight_decay, decoupled=settings.optimizer == "adamw")
         if settings.ema:
-            self.average = copied(flow.state_dict())
-        self._stability = None if settings.stability is None else Stability(flow, settings.stability)
+            self.average = copied(self.flow.state_dict())
 
     def advance(self, step: int, most: int) -> Advance:
-        batch = self._batches.next()
-        loss = -self._flow(batch.context, validate_args=False).log_prob(batch.x).mean()
+        batch = self.batches.next()
+        loss = -self.flow(batch.context, validate_args=False).log_prob(batch.x).mean()
         loss.backward()
-        limit = math.inf if self._settings.clip is None else self._settings.clip
-        norm = nn.utils.clip_grad_norm_(self._parameters, limit)
-        if self._stability is not None:
-            norm = self._add_penalty(self._stability, batch, step, clip_factor(norm, self._settings.clip))
+        norm = nn.utils.clip_grad_norm_(self._parameters, self._clip)
+        if self.stability is not None:
+            penalty = self.stability.penalty(*batch.map(lambda t: t.mT), step % self.stability.blocks)
+            (clip_factor(norm, self._clip) * self._emphasis(step) * penalty).backward()
+            norm = nn.utils.clip_grad_norm_(self._parameters, math.inf)  # of the sum
         value = float(loss.detach())
-        accepted = self._guard.accept(value, float(norm))
+        accepted = self.guard.accept(value, float(norm))
         if accepted:
-            self._optimizer.step(self._rate(step))
+            self._optimizer.step(self.rate(step))
             self._update_average(step)
         for parameter in self._parameters:
             parameter.grad = None
         return Advance(1, len(batch.x), value, value if accepted else 0.0, int(accepted))
 
-    def _add_penalty(self, stability: Stability, batch: Batch, step: int, factor: Tensor) -> Tensor:
-        """Add the penalty's gradient to the likelihood's, and return the norm of their sum."""
-        context = None if batch.context is None else batch.context.mT
-        weight = penalty_weight((step + 1) / self._settings.steps)
-        (factor * weight * stability.penalty(batch.x.mT, context, step % stability.blocks)).backward()
-        return nn.utils.clip_grad_norm_(self._parameters, math.inf)
-
     def _update_average(self, step: int) -> None:
         if self.average is not None:
-            state = self._flow.state_dict()
+            state = self.flow.state_dict()
             names = [name for name, t in state.items() if t.is_floating_point()]
-            weight = average_weight(self._settings.ema, step)
+            weight = average_weight(self.settings.ema, step)
             torch._foreach_lerp_([self.average[n] for n in names], [state[n] for n in names], weight)
 
     def optimizer_state(self) -> Weights:
         return self._optimizer.state
 
     def restore(self, snapshot: Snapshot) -> None:
-        self._flow.load_state_dict(snapshot.weights)
-        optimizer, average, here = snapshot.optimizer.items(), snapshot.average, self._flow.state_dict()
+        self.flow.load_state_dict(snapshot.weights)
+        optimizer, average, here = snapshot.optimizer.items(), snapshot.average, self.flow.state_dict()
         devices = [p.device for p in self._parameters]
         self._optimizer.state = {k: t.to(devices[int(k.partition("/")[0])], copy=True) for k, t in optimizer}
         self.average = None if average is None else {k: t.to(here[k].device, copy=True) for k, t in average.items()}

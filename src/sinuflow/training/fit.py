@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +29,17 @@ _INITIAL_ROWS = 10_000
 
 @dataclass(frozen=True)
 class FitResult:
-    """Result of :func:`sinuflow.fit`.
+    """Result of :func:`sinuflow.fit`."""
 
-    Args:
-        flow: the trained flow.
-        history: a record of each validation.
-        best_step: the step of the returned weights.
-        best_nll: their mean negative log-likelihood on the validation rows, if there are any.
-        steps: how many steps were taken.
-    """
-
+    #: The trained flow.
     flow: Flow
+    #: A record of each validation.
     history: list[Record]
+    #: The step of the returned weights.
     best_step: int
+    #: Their mean negative log-likelihood on the validation rows, if there are any.
     best_nll: float | None
+    #: How many steps were taken.
     steps: int
 
 
@@ -165,7 +162,7 @@ def fit(
     if folder is not None:  # only checkpoints need it
         sources = {"train": rows, "val": val_rows}
         hashes = {k: None if source is None else fingerprint(source, shown.say) for k, source in sources.items()}
-        identity = {**settings.as_dict(), "flow": flow.config, "rows": rows.rows, **hashes}
+        identity = {**asdict(settings), "flow": flow.config, "rows": rows.rows, **hashes}
     cuda = [torch.cuda.current_device() if place.index is None else place.index] if place.type == "cuda" else []
     current = torch.cuda.device(cuda[0]) if cuda else contextlib.nullcontext()
     locked = contextlib.nullcontext() if folder is None else folder.locked()
@@ -175,8 +172,7 @@ def fit(
         rows, val_rows = rows.to(place), None if val_rows is None else val_rows.to(place)
         resumed = folder is not None and folder.exists()
         if not resumed:
-            head = rows.head(_INITIAL_ROWS)
-            flow.initialize(head.x, head.context)
+            flow.initialize(*rows.head(_INITIAL_ROWS))
         trainer = Trainer(flow, rows, val_rows, settings, log, shown)
         if folder is not None and resumed:
             trainer.restore(folder.read(identity, lambda: fingerprint_of_head(rows), flow, ema is not None))
@@ -185,7 +181,7 @@ def fit(
             log.start([])
 
         def after_step() -> None:
-            if folder is not None and (interrupt.requested or folder.due(trainer.step)):
+            if folder is not None and (interrupt.received or folder.due(trainer.step)):
                 folder.save(trainer.state(identity))
             interrupt.check()
 

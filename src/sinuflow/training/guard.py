@@ -64,4 +64,5 @@ class Guard:
 
     def restore(self, state: dict[str, float]) -> None:
         """Set the values of :meth:`state`."""
-        vars(self).update(state)
+        counts = {name: int(state[name]) for name in ("seen", "bad_in_a_row", "skipped")}
+        vars(self).update(state | counts)

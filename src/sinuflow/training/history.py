@@ -18,17 +18,18 @@ RECORD = fields({"step": integer()}, others=optional(number(finite=False)))
 
 
 class History:
-    """Records of a run.
-
-    Args:
-        path: a JSONL file to which every record is appended.
-        tensorboard: a folder for TensorBoard's event files.
-    """
+    """Records of a run, appended to a JSONL file and to TensorBoard's event files if their paths are given."""
 
     def __init__(self, path: Path | None = None, tensorboard: Path | None = None) -> None:
         self.records: list[Record] = []
         self._path = path
-        self._board = None if tensorboard is None else _summary_writer(tensorboard)
+        self._board: Any = None
+        if tensorboard is not None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise SinuflowError("TensorBoard is not installed: pip install 'sinuflow[tensorboard]'") from None
+            self._board = SummaryWriter(str(tensorboard))
 
     def start(self, records: list[Record]) -> None:
         """Replace all records, in the file too."""
@@ -54,11 +55,3 @@ def _line(record: Record) -> str:
     # JSON has neither NaN nor infinity: they become null.
     clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
     return json.dumps(clean) + "\n"
-
-
-def _summary_writer(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise SinuflowError("TensorBoard is not installed: pip install 'sinuflow[tensorboard]'") from None
-    return SummaryWriter(str(folder))

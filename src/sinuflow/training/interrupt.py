@@ -12,7 +12,7 @@ from ..signals import STOP_SIGNALS, is_used
 
 
 class Interrupt:
-    """While active, a stop signal only sets ``requested``; on exit it is raised again.
+    """While active, a stop signal is only added to ``received``; on exit the first one is raised again.
 
     The previous handler then receives it: SIGINT raises KeyboardInterrupt, SIGTERM and SIGHUP end the process, and the
     command line exits with its own code. Ignored signals stay ignored. SIGTERM and SIGHUP are not handled if there is
@@ -25,19 +25,17 @@ class Interrupt:
     """
 
     def __init__(self, saves: bool) -> None:
-        self.requested = False
+        self.received: list[int] = []
         self._saves = saves
-        self._number = self._count = 0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
+            handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+            self._previous = {number: handler for number, handler in handlers.items() if self._defers(number, handler)}
             try:
-                for number in STOP_SIGNALS:
-                    previous = signal.getsignal(number)
-                    if self._takes_over(number, previous):
-                        self._previous[number] = previous
-                        signal.signal(number, self._handle)
+                for number in self._previous:
+                    signal.signal(number, self._handle)
             except BaseException:
                 self._restore()
                 raise
@@ -46,15 +44,15 @@ class Interrupt:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._restore()
         # An error that the checkpoint could not be saved is more informative than the signal.
-        if self.requested and not (kind is not None and issubclass(kind, SinuflowError)):
-            signal.raise_signal(self._number)
+        if self.received and not (kind is not None and issubclass(kind, SinuflowError)):
+            signal.raise_signal(self.received[0])
 
     def check(self) -> None:
         """Raise KeyboardInterrupt if a stop signal has arrived."""
-        if self.requested:
+        if self.received:
             raise KeyboardInterrupt
 
-    def _takes_over(self, number: int, previous: Any) -> bool:
+    def _defers(self, number: int, previous: Any) -> bool:
         if number == signal.SIGINT:
             return previous not in (signal.SIG_IGN, None)
         return self._saves and (previous == signal.SIG_DFL or is_used(previous))
@@ -65,8 +63,6 @@ class Interrupt:
             signal.signal(number, previous)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._count += 1
-        self._number = self._number or number
-        self.requested = True
-        if self._count == 2 and not self._saves:
+        self.received.append(number)
+        if len(self.received) == 2 and not self._saves:
             raise KeyboardInterrupt

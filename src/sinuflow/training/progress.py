@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from datetime import timedelta
@@ -52,19 +53,18 @@ class Lines(Progress):
         self._last = status
         if now - self._shown >= _LINE_SECONDS:
             self._shown = now
-            self._write(status, now)
+            self._write(status, self._first)
 
     def say(self, message: str) -> None:
         print(printable(message), file=self._stream, flush=True)
 
     def close(self) -> None:
-        if self._last is not None:
-            self._write(self._last, time.monotonic())
+        if self._last is not None and self._first is not None:
+            self._write(self._last, self._first)
             self._last = None
 
-    def _write(self, status: Status, now: float) -> None:
-        done = status.step - (self._first or 0) + 1
-        seconds = (now - self._started) / done * (status.steps - status.step)
+    def _write(self, status: Status, first: int) -> None:
+        seconds = (time.monotonic() - self._started) / (status.step - first + 1) * (status.steps - status.step)
         left = f"  {timedelta(seconds=min(round(seconds), 10**9))} left" if status.step < status.steps else ""
         best = "" if status.best is None else f"  best validation {status.best:.4f}{status.unit}"
         speed = f"{status.rows_per_second:,.0f} rows/s"
@@ -111,9 +111,7 @@ def make_progress(enabled: bool) -> Progress:
     """A bar in a terminal if rich is installed, lines elsewhere, nothing if disabled."""
     if not enabled:
         return Progress()
-    if sys.stderr.isatty():
-        try:
+    with contextlib.suppress(ImportError):
+        if sys.stderr.isatty():
             return Bar()
-        except ImportError:
-            pass
     return Lines()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from ..checks import is_integer, is_number
@@ -56,10 +56,6 @@ class Settings:
             raise ArgumentError('decay belongs to schedule="exponential"')
         if self.optimizer not in get_args(OptimizerName):
             raise ArgumentError(f"optimizer must be {' or '.join(get_args(OptimizerName))}; got {self.optimizer!r}")
-
-    def as_dict(self) -> dict[str, Any]:
-        """All settings by name."""
-        return asdict(self)
 
 
 #: For each numeric setting its type, further conditions, and both in words.

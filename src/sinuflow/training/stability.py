@@ -61,71 +61,42 @@ class Stability:
         self._layers = list(chain) if isinstance(chain, Chain) else []
         self._blocks = [i for i, layer in enumerate(self._layers) if isinstance(layer, ImageLDUBlock)]
         self._weight = weight
+        #: The number of blocks with shifts.
+        self.blocks = len(self._blocks)
         if not self._blocks:
             raise ArgumentError("stability is for image flows, SinusoidalFlow.image(...): leave it out for others")
         layers = [layer for i in self._blocks for layer in self._layers[i].modules() if isinstance(layer, ImageLayer)]
         if not all(isinstance(layer, ImageShift) for layer in layers):
             raise ArgumentError("stability is for shifts alone: leave it out, or choose the conditioning shift")
 
-    @property
-    def blocks(self) -> int:
-        """The number of blocks with shifts."""
-        return len(self._blocks)
-
     def penalty(self, x: Tensor, context: Tensor | None, block: int) -> Tensor:
         """An estimate of the penalty from one block; x (D, B) and context (K, B) are feature-major."""
-        index = self._blocks[block]
-        with torch.no_grad():
-            for layer in self._layers[:index]:
-                x, _ = layer.transform(x, context if layer.context else None)
-        return self._weight * self.blocks * _block_penalty(self._layers[index], x, context)[0]
+        return self._weight * self.blocks * self._sum(x, context, self._blocks[block : block + 1])
 
     @torch.no_grad()
     def evaluate(self, x: Tensor, context: Tensor | None) -> float:
         """The penalty of all blocks for fixed noise, to compare weights by."""
         with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
             torch.manual_seed(0)
-            total = 0.0
-            for layer in self._layers:
-                if isinstance(layer, ImageLDUBlock):
-                    penalty, x = _block_penalty(layer, x, context)
-                    total += float(penalty)
-                else:
-                    x, _ = layer.transform(x, context if layer.context else None)
-        return self._weight * total
+            return self._weight * float(self._sum(x, context, self._blocks))
+
+    def _sum(self, x: Tensor, context: Tensor | None, blocks: list[int]) -> Tensor:
+        """The sum of the penalties of all shifts in the blocks with these indices."""
+        total = x.new_zeros(())
+        for i, layer in enumerate(self._layers[: blocks[-1] + 1]):
+            for part in layer if i in blocks and isinstance(layer, Chain) else [layer]:
+                own = context if part.context else None
+                with torch.no_grad():
+                    z, _ = part.transform(x, own)
+                if isinstance(part, ImageShift):
+                    assert isinstance(part.conditioner, PixelCNN)
+                    error = _ERROR * patch_noise(z, part.conditioner.shape)
+                    total = total + growth_penalty(part, x, z, own, error)
+                x = z
+        return total
 
 
-def _block_penalty(block: nn.Module, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The sum of the penalties of a block's shifts at its input x, and the block's output."""
-    assert isinstance(block, ImageLDUBlock)
-    penalty = x.new_zeros(())
-    for layer in block:
-        layer_context = context if layer.context else None
-        with torch.no_grad():
-            z, _ = layer.transform(x, layer_context)
-        if isinstance(layer, ImageShift):
-            assert isinstance(layer.conditioner, PixelCNN)
-            error = _ERROR * patch_noise(z, layer.conditioner.shape)
-            penalty = penalty + growth_penalty(layer, x, z, layer_context, error)
-        x = z
-    return penalty, x
-
-
-def penalty_weight(progress: float) -> float:
-    """The penalty's share of its full weight after a fraction of all steps, ``progress`` squared.
-
-    The weights at the end of training are what counts, and before that, a flow learns better with a smaller penalty.
-    In short runs on MNIST, a weight that grew linearly to 200 cost less likelihood than a constant one of 100 for
-    equally small errors. The square was not compared with that.
-
-    Example:
-        >>> penalty_weight(0.0), penalty_weight(0.5), penalty_weight(1.0)
-        (0.0, 0.25, 1.0)
-    """
-    return progress**2
-
-
-def clip_factor(norm: Tensor, clip: float | None) -> Tensor:
+def clip_factor(norm: Tensor, clip: float) -> Tensor:
     """The factor that clips the likelihood's gradient of this norm; the penalty's gradient is multiplied by it too.
 
     Clipping their sum would shrink the penalty more the larger its weight, because a block gets the penalty in few
@@ -135,8 +106,6 @@ def clip_factor(norm: Tensor, clip: float | None) -> Tensor:
         >>> clip_factor(torch.tensor([0.0, 4.0, 20.0, torch.inf]), 5.0)
         tensor([1.0000, 1.0000, 0.2500,    nan])
     """
-    if clip is None:
-        return torch.ones_like(norm)
     return torch.where(norm.isfinite(), (clip / (norm + 1e-6)).clamp(max=1.0), torch.nan)
 
 
@@ -145,11 +114,6 @@ def patch_noise(like: Tensor, shape: Shape) -> Tensor:
 
     The first image has patches of 1 by 1 pixel, the next ones of 2, 4 and 8, and so on in turn; all channels have the
     same noise if patches are larger than a pixel.
-
-    Example:
-        >>> noise = patch_noise(torch.empty(36, 4), (1, 6, 6)).mT.reshape(4, 6, 6)
-        >>> [image.unique().numel() for image in noise]
-        [36, 9, 4, 1]
     """
     channels, height, width = shape
     noise = torch.randn_like(like).view(channels, height, width, -1)
@@ -165,12 +129,6 @@ def growth_penalty(shift: ImageShift, x: Tensor, z: Tensor, context: Tensor | No
     r"""The mean of :math:`\max(0, \rho - q)` over a feature-major batch x (D, B), where z is the shift of x.
 
     ``error`` is δ, of shape (D, B).
-
-    Example:
-        >>> shift, x = ImageShift((1, 4, 4)), torch.randn(16, 5)
-        >>> z, _ = shift.transform(x, None)
-        >>> bool(growth_penalty(shift, x, z, None, 0.05 * torch.randn(16, 5)) == 0)  # it starts as the identity
-        True
     """
     with torch.no_grad():
         u = shift.invert(z + error, context, SolverOptions()).x - x

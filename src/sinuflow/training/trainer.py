@@ -6,6 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,20 +18,22 @@ from .checkpoint import Checkpoint
 from .device_engine import make_engine
 from .engine import Snapshot, Weights, copied
 from .guard import Guard
-from .history import History
+from .history import History, Record
 from .progress import Progress, Status
 from .schedules import Schedule
 from .settings import Settings
-from .stability import Stability
 
 #: Rows per batch of validation, and rows on which the stability penalty is evaluated, which takes inverses.
 _VALIDATION_ROWS, _PENALTY_ROWS = 4096, 64
 #: The factor of the learning rate after divergence, and how often training restarts from the last good weights.
 _BACK_OFF, _MOST_RESTARTS = 0.3, 3
-#: Attributes of a trainer that checkpoints store by name.
-_STORED = ("step", "best_step", "finished", "rate_factor", "returns", "waited", "seconds")
+#: Attributes of a trainer that checkpoints store by name; the scores are None there if they are infinite.
+_STORED = ("step", "best_step", "finished", "rate_factor", "returns", "waited", "seconds", "best_nll", "best_score")
+#: Groups of tensors in checkpoints: the current weights, the last good ones, and the best ones.
+_GROUPS = ("weights", "optimizer", "average", "good", "good_optimizer", "good_average", "best")
 
 
+@dataclass(eq=False)
 class Trainer:
     """A training run.
 
@@ -38,44 +41,42 @@ class Trainer:
     optimizer, last good weights, position in the data, random state, schedule, guard and history.
     """
 
-    def __init__(
-        self,
-        flow: Flow,
-        train: RowSource,
-        validation: RowSource | None,
-        settings: Settings,
-        history: History,
-        progress: Progress,
-    ) -> None:
-        self._flow, self._validation, self._settings = flow, validation, settings
-        self._history, self._progress = history, progress
-        self._bits: Callable[[float], float] | None = getattr(validation, "bits_per_dimension", None)  # of images
-        self._batches = Batches(train, settings.batch_size, settings.seed)
-        per_epoch = max(1, train.rows // settings.batch_size)
+    flow: Flow
+    train: RowSource
+    validation: RowSource | None
+    settings: Settings
+    history: History
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        self._bits: Callable[[float], float] | None = getattr(self.validation, "bits_per_dimension", None)  # of images
+        self._batches = Batches(self.train, settings.batch_size, settings.seed)
+        per_epoch = max(1, self.train.rows // settings.batch_size)
         self._schedule = Schedule(settings.schedule, settings.steps, settings.warmup, settings.decay, per_epoch)
-        self._guard = Guard(slack=float(flow.features))
-        self._engine = make_engine(flow, self._batches, settings, self._guard, self._learning_rate)
-        self._stability = None if settings.stability is None else Stability(flow, settings.stability)
+        self._guard = Guard(slack=float(self.flow.features))
+        self._engine = make_engine(self.flow, self._batches, settings, self._guard, self._learning_rate)
         self._best: Weights | None = None
-        self._best_score = math.inf
         self._good = self._engine.snapshot()
         self._loss_sum, self._loss_count = 0.0, 0
         self.step = self.best_step = self.returns = self.waited = 0
         self.rate_factor, self.seconds = 1.0, 0.0
-        self.best_nll = math.inf
+        self.best_nll = self.best_score = math.inf  # the score includes the stability penalty
         self.finished = False
 
     # ---------------------------------------------------------------- the loop
 
     def run(self, after_step: Callable[[], None], checkpoint_steps: int | None = None) -> None:
         """Train to the end, calling ``after_step`` between steps and at every multiple of ``checkpoint_steps``."""
-        settings = self._settings
-        self._flow.train()
+        settings = self.settings
+        self.flow.train()
         rows, earlier, started = 0, self.seconds, time.monotonic()
-        if self.step == 0 and not self._history.records and self._validation is not None:
+        if self.step == 0 and not self.history.records and self.validation is not None:
             self._validate(0.0)  # the initial weights may remain the best
         while self.step < settings.steps and not self.finished:
-            taken = self._engine.advance(self.step, self._steps_to_next_event(checkpoint_steps))
+            periods = [period for period in (settings.validate_every, checkpoint_steps) if period is not None]
+            to_next_event = min(settings.steps - self.step, *(period - self.step % period for period in periods))
+            taken = self._engine.advance(self.step, to_next_event)
             rows += taken.rows
             self.step += taken.steps
             self._loss_sum += taken.loss_sum
@@ -91,77 +92,69 @@ class Trainer:
             after_step()
         self.finished = True
 
-    def _steps_to_next_event(self, checkpoint_steps: int | None) -> int:
-        """Steps until the next validation, checkpoint, or the end."""
-        periods = [p for p in (self._settings.validate_every, checkpoint_steps) if p is not None]
-        return min(self._settings.steps - self.step, *(period - self.step % period for period in periods))
-
     def _learning_rate(self, step: int) -> float:
-        return self._settings.learning_rate * self.rate_factor * self._schedule.factor(step)
+        return self.settings.learning_rate * self.rate_factor * self._schedule.factor(step)
 
     def _show(self, loss: float, rows_per_second: float) -> None:
         best, unit = self.best_nll if math.isfinite(self.best_nll) else None, ""
         if self._bits is not None:  # of the batch an estimate, with the Jacobian of the validation images
             loss, best, unit = self._bits(loss), None if best is None else self._bits(best), " bits/dim"
-        self._progress.show(Status(self.step, self._settings.steps, loss, best, rows_per_second, unit))
+        self.progress.show(Status(self.step, self.settings.steps, loss, best, rows_per_second, unit))
 
     # ---------------------------------------------------------------- validation
 
     def _validate(self, rows_per_second: float) -> None:
-        nll, penalty = self._validation_scores()
-        record = {
+        nll, penalty = (None, 0.0) if self.validation is None else self._validation_scores(self.validation)
+        record: Record = {
             "step": self.step,
             "train_nll": self._loss_sum / self._loss_count if self._loss_count else math.nan,
-            "val_nll": nll if self._validation is not None else None,
-            **({} if self._bits is None else {"val_bits_per_dimension": self._bits(nll)}),
-            **({} if self._stability is None or self._validation is None else {"val_penalty": penalty}),
+            "val_nll": nll,
             "learning_rate": self._learning_rate(max(0, self.step - 1)),
             "seconds": round(self.seconds, 3),
             "rows_per_second": round(rows_per_second, 1),
             "skipped": self._guard.skipped,
         }
+        if nll is not None and self._bits is not None:
+            record["val_bits_per_dimension"] = self._bits(nll)
+        if nll is not None and self._engine.stability is not None:
+            record["val_penalty"] = penalty
         self._loss_sum, self._loss_count = 0.0, 0
-        self._history.add(record)
-        if self._validation is not None and not math.isfinite(nll):
+        self.history.add(record)
+        if nll is not None and not math.isfinite(nll):
             self._restart_from_good()
             return
         if self._guard.bad_in_a_row == 0:
             self._good = self._engine.snapshot()
-        if self._validation is None:
+        if nll is None:
             self.best_step = self.step
             return
-        improved = nll + penalty < self._best_score
+        improved = nll + penalty < self.best_score
         self._schedule.validated(improved)
         if improved:
-            self.best_nll, self._best_score, self.best_step, self.waited = nll, nll + penalty, self.step, 0
+            self.best_nll, self.best_score, self.best_step, self.waited = nll, nll + penalty, self.step, 0
             self._best = copied(self._weights())
         else:
             self.waited += 1
         # The stability penalty reaches its full weight at the last step, so there is no early stopping with it.
-        patience = self._settings.patience
-        self.finished = patience is not None and self.waited >= patience and self._stability is None
+        patience = self.settings.patience
+        self.finished = patience is not None and self.waited >= patience and self._engine.stability is None
 
-    def _validation_scores(self) -> tuple[float, float]:
+    def _validation_scores(self, rows: RowSource) -> tuple[float, float]:
         """The mean negative log-likelihood of the validation rows, and the stability penalty at its full weight."""
-        if self._validation is None:
-            return math.nan, 0.0
-        average = self._engine.average
-        current = None if average is None else copied(self._flow.state_dict())
-        if average is not None:
-            self._flow.load_state_dict(average)
-        self._flow.eval()
+        current = copied(self.flow.state_dict())
+        self.flow.load_state_dict(self._weights())
+        self.flow.eval()
         with torch.no_grad():
             sums, count = [], 0
-            for batch in self._validation.in_order(_VALIDATION_ROWS):
-                sums.append(self._flow(batch.context, validate_args=False).log_prob(batch.x).double().sum())
+            for batch in rows.in_order(_VALIDATION_ROWS):
+                sums.append(self.flow(batch.context, validate_args=False).log_prob(batch.x).double().sum())
                 count += len(batch.x)
         penalty = 0.0
-        if self._stability is not None:
-            few = next(iter(self._validation.in_order(_PENALTY_ROWS)))
-            penalty = self._stability.evaluate(few.x.mT, None if few.context is None else few.context.mT)
-        if current is not None:
-            self._flow.load_state_dict(current)
-        self._flow.train()
+        if self._engine.stability is not None:
+            few = next(iter(rows.in_order(_PENALTY_ROWS)))
+            penalty = self._engine.stability.evaluate(*few.map(lambda t: t.mT))
+        self.flow.load_state_dict(current)
+        self.flow.train()
         total: float = sum(torch.stack(sums).tolist())
         return -total / count, penalty
 
@@ -171,8 +164,8 @@ class Trainer:
         if self.returns > _MOST_RESTARTS:
             raise TrainingError(
                 f"the loss diverged {self.returns} times, the last time at step {self.step}: try a learning rate "
-                f"below {self._settings.learning_rate * self.rate_factor:.1g}, clip=1.0, "
-                + ("less stability, " if self._settings.stability is not None else "")
+                f"below {self.settings.learning_rate * self.rate_factor:.1g}, clip=1.0, "
+                + ("less stability, " if self.settings.stability is not None else "")
                 + "or look for extreme values in the data"
             )
         self.rate_factor *= _BACK_OFF
@@ -183,19 +176,19 @@ class Trainer:
             f"with {self.rate_factor:.2g} of the learning rate"
         )
         warnings.warn(message, stacklevel=2)
-        self._progress.say(message)
+        self.progress.say(message)
 
     # ---------------------------------------------------------------- the end
 
     def _weights(self) -> Weights:
         average = self._engine.average
-        return self._flow.state_dict() if average is None else average
+        return self.flow.state_dict() if average is None else average
 
     def finish(self) -> None:
         """Load the best weights into the flow, in evaluation mode."""
         weights = self._weights() if self._best is None else self._best
-        self._flow.load_state_dict(weights)
-        self._flow.eval()
+        self.flow.load_state_dict(weights)
+        self.flow.eval()
         if not all(bool(t.isfinite().all()) for t in weights.values()):
             raise TrainingError(
                 "training ended with weights that are NaN or infinite: try a lower learning rate, or give "
@@ -210,28 +203,20 @@ class Trainer:
 
     def state(self, fingerprint: dict[str, Any]) -> Checkpoint:
         """Everything that the next step depends on."""
-        tensors: dict[str, Weights] = {
-            "weights": self._flow.state_dict(),
-            "optimizer": self._engine.optimizer_state(),
-            "good": self._good.weights,
-            "good_optimizer": self._good.optimizer,
-            "random": {"cpu": torch.get_rng_state()},
-        }
-        if self._best is not None:
-            tensors["best"] = self._best
-        if self._engine.average is not None and self._good.average is not None:
-            tensors["average"], tensors["good_average"] = self._engine.average, self._good.average
+        current = self.flow.state_dict(), self._engine.optimizer_state(), self._engine.average
+        groups = zip(_GROUPS, (*current, *self._good, self._best), strict=True)
+        tensors = {name: group for name, group in groups if group is not None}
+        tensors["random"] = {"cpu": torch.get_rng_state()}
         if torch.cuda.is_available():
             tensors["random"]["cuda"] = torch.cuda.get_rng_state()
-        numbers = {name: getattr(self, name) for name in _STORED} | {
+        stored = {name: getattr(self, name) for name in _STORED}
+        numbers = {name: None if value == math.inf else value for name, value in stored.items()} | {
             "fingerprint": fingerprint,
-            "best_nll": self.best_nll if math.isfinite(self.best_nll) else None,
-            "best_score": self._best_score if math.isfinite(self._best_score) else None,
             "position": list(self._batches.position),
             "loss": [self._loss_sum, self._loss_count],
             "plateau": [self._schedule.plateau, self._schedule.waited],
             "guard": self._guard.state(),
-            "history": self._history.records,
+            "history": self.history.records,
         }
         return Checkpoint(numbers, tensors)
 
@@ -244,14 +229,11 @@ class Trainer:
         torch.set_rng_state(tensors["random"]["cpu"])
         if torch.cuda.is_available() and "cuda" in tensors["random"]:
             torch.cuda.set_rng_state(tensors["random"]["cuda"])
+        numbers = {"best_score": numbers["best_nll"]} | numbers  # 0.1.0 had no best_score
         for name in _STORED:
-            setattr(self, name, numbers[name])
-        score = numbers.get("best_score", numbers["best_nll"])  # 0.1.0 had no best_score
-        self.best_nll = math.inf if numbers["best_nll"] is None else numbers["best_nll"]
-        self._best_score = math.inf if score is None else score
-        epoch, taken = numbers["position"]
-        self._batches.position = (epoch, taken)
+            setattr(self, name, math.inf if numbers[name] is None else numbers[name])
+        self._batches.position = tuple(numbers["position"])
         self._loss_sum, self._loss_count = numbers["loss"]
         self._schedule.plateau, self._schedule.waited = numbers["plateau"]
         self._guard.restore(numbers["guard"])
-        self._history.start(numbers["history"])
+        self.history.start(numbers["history"])

@@ -16,22 +16,16 @@ else:
 
 
 def recipes(dataset: str) -> dict[str, Recipe]:
-    """All recipes for a dataset, by model.
-
-    Example:
-        >>> recipes("power")["paper"].training["steps"]
-        1200000
-    """
+    """All recipes for a dataset, by model."""
     file = resources.files(__package__) / f"{dataset}.toml"
     if not file.is_file():
         known = sorted(f.name[:-5] for f in resources.files(__package__).iterdir() if f.name.endswith(".toml"))
         raise ArgumentError(f"there are no recipes for {dataset!r}, only for {', '.join(known)}")
-    return {model: _recipe(parts) for model, parts in read_toml(file).items()}
-
-
-def _recipe(parts: dict[str, Any]) -> Recipe:
-    flow = {name: tuple(value) if isinstance(value, list) else value for name, value in parts["flow"].items()}
-    return Recipe(flow, parts["training"], parts.get("as_long_as"))
+    found = {}
+    for model, parts in read_toml(file).items():
+        flow = {name: tuple(value) if isinstance(value, list) else value for name, value in parts["flow"].items()}
+        found[model] = Recipe(flow, parts["training"], parts.get("as_long_as"))
+    return found
 
 
 def read_toml(file: Any) -> dict[str, Any]:
