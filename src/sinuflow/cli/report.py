@@ -39,7 +39,7 @@ def write_report(model: TableModel, data: Path, output: Path) -> None:
     baseline = "" if best is None else f" ({best.name}: {best.nll:.3f})"
     echo(
         f"test NLL {content.model.nll:.3f} ± {content.model.standard_error:.3f} nats{baseline}; "
-        f"round-trip error of {content.inverted:,} rows: at most {at_most(content.round_trip):.1g}"
+        f"round-trip error of {len(content.z):,} rows: at most {at_most(content.round_trip):.1g}"
     )
     judgement = content.accuracy
     if not judgement.good:

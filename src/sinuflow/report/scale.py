@@ -20,19 +20,12 @@ MAX_BINS = 48
 
 @dataclass(frozen=True, eq=False)
 class Scale:
-    """The coordinate of a value: x, log₁₀ x if ``log``, or the index of a category.
+    """The coordinate of a value: x, log₁₀ x if ``log``, or the index of a category."""
 
-    Args:
-        edges: of bins of equal width.
-        log: whether the axis is logarithmic.
-        categories: the values with a bin of their own, for a column of categories.
-        others: the number of categories in the last bin.
-    """
-
-    edges: Floats
+    edges: Floats  # of bins of equal width
     log: bool = False
-    categories: tuple[str, ...] = ()
-    others: int = 0
+    categories: tuple[str, ...] = ()  # those with a bin of their own
+    others: int = 0  # the number of categories in the last bin
 
     @property
     def labels(self) -> list[str]:
@@ -49,19 +42,19 @@ class Scale:
         if self.categories:
             position = {name: float(i) for i, name in enumerate(self.categories)}
             return np.array([position.get(str(v), float(len(self.categories))) for v in values.tolist()])
-        return _coordinates(np.asarray(values, dtype=np.float64).ravel(), self.log)
+        x = np.asarray(values, dtype=np.float64)
+        known = (x < HUGE) & (x > (0 if self.log else -HUGE))
+        return np.where(known, np.log10(np.where(known, x, 1.0)) if self.log else x, np.nan)
 
     def outside(self, values: NDArray[Any]) -> float:
         """The share of values beyond the axis."""
         at = self.coordinates(values)
-        inside = (at >= self.edges[0]) & (at <= self.edges[-1])
-        return float(1 - inside.mean()) if len(at) else 0.0
+        return float(1 - ((at >= self.edges[0]) & (at <= self.edges[-1])).mean())
 
     def heights(self, values: NDArray[Any]) -> Floats:
         """The share of values in each bin."""
         at = self.coordinates(values)
-        counts, _ = np.histogram(at[np.isfinite(at)], self.edges)
-        return counts / max(len(at), 1)
+        return np.histogram(at[np.isfinite(at)], self.edges)[0] / len(at)
 
 
 def scale_of(column: ColumnView) -> Scale:
@@ -70,27 +63,22 @@ def scale_of(column: ColumnView) -> Scale:
     It spans the data's central 99 % and two fifths of that span on each side, up to a whole span where the samples need
     it, but not beyond the values.
     """
-    if column.discrete:
+    if column.kind == "category":
         counts = Counter(map(str, column.data.tolist()))
-        for name in map(str, column.samples.tolist()):
-            counts.setdefault(name, 0)
+        counts.update(dict.fromkeys(map(str, column.samples.tolist()), 0))
         names = sorted(counts, key=lambda name: (-counts[name], name))
         shown = names if len(names) <= MAX_CATEGORIES + 1 else names[:MAX_CATEGORIES]
         others = len(names) - len(shown)
         return Scale(np.arange(len(shown) + (others > 0) + 1) - 0.5, False, tuple(shown), others)
-    values, sampled = finite(column.data), finite(column.samples)
-    if not len(values):
-        values = sampled if len(sampled) else np.zeros(1)
-    low, middle, high = np.quantile(values, [0.005, 0.5, 0.995])
+    data, samples = finite(column.data), finite(column.samples)
+    if not len(data):
+        data = np.zeros(1)
+    low, middle, high = np.quantile(data, [0.005, 0.5, 0.995])
     # Logarithmic if a linear axis would squeeze half of the data into about a tenth of it.
-    log = bool(low > 0 and high > 100 * low and middle - low < 0.15 * (high - low))
-    data, samples = (x[np.isfinite(x)] for x in (_coordinates(values, log), _coordinates(sampled, log)))
-    return Scale(_edges(data, samples, *_limits(data, samples), grid=not log), log)
-
-
-def _coordinates(values: Floats, log: bool) -> Floats:
-    known = (values < HUGE) & (values > (0 if log else -HUGE))
-    return np.where(known, np.log10(np.where(known, values, 1.0)) if log else values, np.nan)
+    if low > 0 and high > 100 * low and middle - low < 0.15 * (high - low):
+        data, samples = (np.log10(x[x > 0]) for x in (data, samples))
+        return Scale(_edges(data, *_limits(data, samples), step=0.0), log=True)
+    return Scale(_edges(data, *_limits(data, samples), step=column.step))
 
 
 def _limits(data: Floats, samples: Floats) -> tuple[float, float]:
@@ -105,7 +93,7 @@ def _limits(data: Floats, samples: Floats) -> tuple[float, float]:
     return (left, right) if right > left else (left - 0.5, left + 0.5)
 
 
-def _edges(data: Floats, samples: Floats, low: float, high: float, *, grid: bool) -> Floats:
+def _edges(data: Floats, low: float, high: float, step: float) -> Floats:
     """Bins of Freedman and Diaconis's width 2·IQR·n^(−1/3), of whole steps where the values have a step.
 
     At least 2.5·n^(1/3) of them: two peaks far apart have a large IQR.
@@ -114,22 +102,8 @@ def _edges(data: Floats, samples: Floats, low: float, high: float, *, grid: bool
     width = 2 * float(three_quarters - quarter) / len(data) ** (1 / 3)
     fewest = min(max(12, round(2.5 * len(data) ** (1 / 3))), 36)
     bins = min(max(math.ceil((high - low) / width), fewest), MAX_BINS) if width > 0 else 30
-    step = _step(np.concatenate([data, samples])) if grid else None
-    if step is None or step < (high - low) / 10_000:
+    if step < (high - low) / 10_000:
         return np.linspace(low, high, bins + 1)
     width = step * max(1, round((high - low) / bins / step))
     start = low - step / 2
     return start + width * np.arange(math.ceil((high + step / 2 - start) / width - 1e-9) + 1)
-
-
-def _step(values: Floats) -> float | None:
-    """The spacing of which all differences are multiples, if values repeat and there is one."""
-    unique = np.unique(values)
-    if len(unique) < 2 or len(unique) > len(values) / 2:
-        return None
-    gaps = np.diff(unique)
-    gaps = gaps[gaps > 1e-9 * np.abs(unique).max()]  # not rounding errors
-    if not len(gaps):
-        return None
-    multiples = gaps / gaps.min()
-    return float(gaps.min()) if np.abs(multiples - np.round(multiples)).max() < 1e-3 * multiples.max() else None
