@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -19,10 +21,12 @@ from ..models.loading import load
 from ..models.table import TableModel
 from ..signals import shielded
 from ..training.fit import find_device
-from .csv_writer import CsvWriter
 
 #: Formats of rows.
 ROW_FORMATS = (".csv", ".parquet")
+#: Parameters of several commands.
+ModelFile = Annotated[Path, typer.Argument(help="A model file, from `sinuflow fit`.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
 
 
 def load_fitted(path: Path) -> TableModel | ImageModel:
@@ -31,14 +35,6 @@ def load_fitted(path: Path) -> TableModel | ImageModel:
     if isinstance(model, Flow):
         raise StorageError(f"{path} holds a bare flow, without columns: create models with `sinuflow fit`")
     return model.to(find_device("auto")) if isinstance(model, ImageModel) else model
-
-
-def load_table_model(path: Path) -> TableModel:
-    """A fitted model of a table; models of images are refused."""
-    model = load_fitted(path)
-    if isinstance(model, ImageModel):
-        raise StorageError(f"{path} holds a model of images; this command needs a model of a table")
-    return model
 
 
 def claim_output(
@@ -96,31 +92,22 @@ def write_rows(path: Path, batches: Iterable[Any], spreadsheet_safe: bool = Fals
 
     ``spreadsheet_safe`` escapes formulas in CSV: see :class:`CsvWriter`.
     """
-    from pyarrow import ArrowException
+    from pyarrow import ArrowException, parquet
 
-    rows = 0
-    with replacing(path) as temporary:
-        writer = schema = None
-        try:
-            for batch in batches:
-                if writer is None:
-                    writer = _writer(path, temporary, batch.schema, spreadsheet_safe)
-                writer.write_batch(batch.cast(schema) if schema and batch.schema != schema else batch)
-                schema = schema or batch.schema
-                rows += len(batch)
-            if writer is None:
-                raise DataError("there are no rows, so nothing is written")
-        except ArrowException as error:
-            raise DataError(f"cannot write {path}: {str(error).splitlines()[0]}") from error
-        finally:
-            if writer is not None:
-                writer.close()
+    from .csv_writer import CsvWriter
+
+    rows, batches = 0, iter(batches)
+    try:
+        first = next(batches, None)
+        if first is None:
+            raise DataError("there are no rows, so nothing is written")
+        with replacing(path) as temporary:
+            is_parquet, schema = path.suffix.lower() == ".parquet", first.schema
+            writer: Any = parquet.ParquetWriter if is_parquet else partial(CsvWriter, spreadsheet_safe=spreadsheet_safe)
+            with closing(writer(temporary, schema)) as writer:
+                for batch in chain([first], batches):
+                    writer.write_batch(batch if batch.schema == schema else batch.cast(schema))
+                    rows += len(batch)
+    except ArrowException as error:
+        raise DataError(f"cannot write {path}: {str(error).splitlines()[0]}") from error
     return rows
-
-
-def _writer(path: Path, temporary: str, schema: Any, spreadsheet_safe: bool) -> Any:
-    if path.suffix.lower() == ".parquet":
-        from pyarrow import parquet
-
-        return parquet.ParquetWriter(temporary, schema)
-    return CsvWriter(temporary, schema, spreadsheet_safe)

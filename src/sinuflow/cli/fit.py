@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +15,7 @@ from ..models.image_fitting import fit_images
 from ..models.table import TableModel
 from ..models.table_fitting import fit_table
 from .files import claim_output
-from .info import reconstruction
+from .info import reconstruction, training, validation
 from .runs import resumable_run
 from .terminal import echo
 
@@ -25,9 +24,7 @@ Missing = Literal["refuse", "drop"]
 
 def command(
     ctx: typer.Context,
-    data: Annotated[
-        Path, typer.Argument(help="CSV, Parquet (a file or a folder of files), .npy, or a folder of PNG files.")
-    ],
+    data: Annotated[Path, typer.Argument(help="CSV, Parquet (file or folder), .npy, or a folder of PNG files.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The model file to write.")],
     context: Annotated[list[str] | None, typer.Option(help="A column to condition on; may be repeated.")] = None,
     drop: Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")] = None,
@@ -38,10 +35,7 @@ def command(
     ] = None,
     conditioning: Annotated[
         Literal["full", "affine", "shift"] | None,
-        typer.Option(
-            help="Which parameters are conditional: shift (the paper), full (tables: all), affine (images: also "
-            "log-scales)."
-        ),
+        typer.Option(help="Conditional parameters: shift (the paper), full (tables), affine (images: and log-scales)."),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="The maximum number of training steps.")] = None,
     labels: Annotated[Path | None, typer.Option(help="Images: a .npy file with their classes, from 0.")] = None,
@@ -68,8 +62,10 @@ def command(
     claim_output(ctx, output, force, [data, labels])
     if report is not None:
         claim_output(ctx, report, force, [data, labels, output], (".html", ".htm"))
-    images = _are_images(data)
-    table_options = {
+    images = holds_pictures(data)
+    if not images and data.is_dir() and not any(data.rglob("*.parquet")):
+        raise DataError(f"{data} is a folder with neither .parquet files nor PNG pictures")
+    for_tables = {
         "--context": context,
         "--drop": drop,
         "--map": map_,
@@ -77,16 +73,16 @@ def command(
         "--missing": missing != "refuse",
         "--conditioning full": conditioning == "full",
     }
-    image_options = {
+    for_images = {
         "--labels": labels,
         "--size": size != "auto",
         "--stability": stability is not None,
         "--conditioning affine": conditioning == "affine",
     }
-    if images:
-        _refuse(table_options, "tables", f"{data} holds images")
-    else:
-        _refuse(image_options, "images", f"{data} holds a table")
+    wrong = [name for name, value in (for_tables if images else for_images).items() if value]
+    if wrong:
+        kind, holds = ("tables", "images") if images else ("images", "a table")
+        raise DataError(f"{wrong[0]} is for {kind}, and {data} holds {holds}")
     model: FittedModel
     with resumable_run(output, resume, force) as run:
         options: dict[str, Any] = {
@@ -113,21 +109,6 @@ def command(
         write_report(model, data, report)
 
 
-def _are_images(data: Path) -> bool:
-    if holds_pictures(data):
-        return True
-    if data.is_dir() and not any(data.rglob("*.parquet")):
-        raise DataError(f"{data} is a folder with neither .parquet files nor PNG pictures")
-    return False
-
-
-def _refuse(options: Mapping[str, object], kind: str, reason: str) -> None:
-    """Refuse options that do not apply to this kind of data."""
-    for name, value in options.items():
-        if value:
-            raise DataError(f"{name} is for {kind}, and {reason}")
-
-
 def _maps(assignments: list[str]) -> dict[str, str]:
     maps = {}
     for assignment in assignments:
@@ -140,23 +121,18 @@ def _maps(assignments: list[str]) -> dict[str, str]:
 
 def _print_summary(model: FittedModel) -> None:
     facts = model.facts
-    trained = f"trained {facts['steps']:,} steps in {facts['seconds']:.0f} s, best at step {facts['best_step']:,}"
     if isinstance(model, TableModel):
         columns = f"{len(model.preprocessor.features)} columns modelled"
         if model.preprocessor.context_columns:
             columns += f", {len(model.preprocessor.context_columns)} as context"
-        echo(f"{facts['table']}: {facts['used_rows']:,} rows, {columns}; {trained}")
-    if not isinstance(model, ImageModel):
-        return
-    count = facts["train_images"] + facts["validation_images"]
-    echo(f"{facts['images']}: {count:,} images of {model.describe()}; {trained}")
-    echo(
-        f"validation images: {facts['bits_per_dimension']:.3f} bits per dimension (baseline of independent pixels: "
-        f"{facts['histogram_bits']:.3f})"
-    )
-    if facts["bits_per_dimension"] > facts["histogram_bits"]:
-        echo(
-            "the model is worse than the baseline: train for more steps (--steps); a continuous density "
-            "cannot fit images that use few of the 256 shades"
-        )
-    echo(reconstruction(facts))
+        echo(f"{facts['table']}: {facts['used_rows']:,} rows, {columns}; trained {training(facts)}")
+    elif isinstance(model, ImageModel):
+        count = facts["train_images"] + facts["validation_images"]
+        echo(f"{facts['images']}: {count:,} images of {model.describe()}; trained {training(facts)}")
+        echo(validation(facts))
+        if facts["bits_per_dimension"] > facts["histogram_bits"]:
+            echo(
+                "the model is worse than the baseline: train for more steps (--steps); a continuous density cannot fit "
+                "images that use few of the 256 shades"
+            )
+        echo(reconstruction(facts))

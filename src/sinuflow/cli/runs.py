@@ -24,11 +24,8 @@ class Run:
     def __init__(self, output: Path) -> None:
         self.output = output
         self.folder = output.with_name(output.name + ".run")
+        self.checkpoints = CheckpointFolder(self.folder)
         self.finished = False
-
-    @property
-    def has_checkpoint(self) -> bool:
-        return CheckpointFolder(self.folder).exists()
 
     def finish(self, model: FittedModel) -> None:
         """Write the model and remove the folder; a signal takes effect before both or after both."""
@@ -40,20 +37,14 @@ class Run:
 
     def remove(self) -> None:
         """Remove the folder, unless another process is using it."""
-        with shielded(), CheckpointFolder(self.folder).locked():
+        with shielded(), self.checkpoints.locked():
             shutil.rmtree(self.folder)
-
-    def remove_unused(self) -> None:
-        """Remove the folder if it has no checkpoint."""
-        if self.folder.is_dir() and not self.has_checkpoint:
-            with suppress(OSError, StorageError):
-                self.remove()
 
     def status(self) -> str:
         """What remains of an interrupted run."""
         if self.finished:
             return f"; the model is written: {self.output}"
-        if self.has_checkpoint:
+        if self.checkpoints.exists():
             return f"; the run is saved in {self.folder}. Resume it with the same command and --resume."
         return " before the training began"
 
@@ -65,7 +56,7 @@ def resumable_run(output: Path, resume: bool, force: bool) -> Iterator[Run]:
     Checkpoints of an earlier run are removed only with ``force``.
     """
     run = Run(output)
-    if resume and not run.has_checkpoint:
+    if resume and not run.checkpoints.exists():
         echo(f"there is no checkpoint in {run.folder}: training starts at step 0", err=True)
     elif not resume and run.folder.exists():
         if not force:
@@ -78,8 +69,8 @@ def resumable_run(output: Path, resume: bool, force: bool) -> Iterator[Run]:
     except (Stopped, KeyboardInterrupt) as stop:
         with suppress(OSError):  # the terminal may be closed
             echo(f"interrupted{run.status()}", err=True)
-        run.remove_unused()
         raise typer.Exit(128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)) from None
-    except Exception:
-        run.remove_unused()
-        raise
+    finally:
+        if not run.checkpoints.exists():
+            with suppress(OSError, StorageError):
+                run.remove()
