@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sinuflow.report import Anomaly, ColumnView, ReportContent, Score
+from sinuflow.report.content import Anomaly, ColumnView, ReportContent, Score
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -5,7 +5,8 @@ import pytest
 from scipy import integrate, stats
 
 from sinuflow.errors import ArgumentError
-from sinuflow.report import baselines, gaussian_log_density, kde_log_density
+from sinuflow.report import baselines
+from sinuflow.report.baselines import gaussian_log_density, kde_log_density
 
 
 def table(rows, features, seed=0):

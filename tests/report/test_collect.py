@@ -12,7 +12,7 @@ import torch
 from looks_trained import look_trained
 from sinuflow import DataError, SinusoidalFlow, fit_table
 from sinuflow.data.sources import seeded
-from sinuflow.report import gaussian_log_density
+from sinuflow.report.baselines import gaussian_log_density
 from sinuflow.report.collect import collect
 
 

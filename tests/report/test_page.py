@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from sinuflow.errors import ArgumentError, SinuflowError, StorageError
-from sinuflow.report import ReportContent, Score, render, write
+from sinuflow.report import render, write
+from sinuflow.report.content import ReportContent, Score
 from sinuflow.report.page import verdict
 from tests.processes import python
 

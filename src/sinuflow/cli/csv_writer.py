@@ -20,14 +20,9 @@ _ROWS = 8192
 
 
 class CsvWriter:
-    """Writes record batches to a comma-separated UTF-8 file.
+    """Writes record batches to a comma-separated UTF-8 file, on demand with apostrophes before formulas.
 
     A missing value is an empty cell, an empty string a quoted one. Arrow's own writer would quote every string.
-
-    Args:
-        path: the file.
-        schema: of the batches.
-        spreadsheet_safe: put an apostrophe before strings that spreadsheets evaluate as formulas.
     """
 
     def __init__(self, path: str, schema: Any, spreadsheet_safe: bool = False) -> None:

@@ -9,7 +9,6 @@ import typer
 
 from ..data.image_files import holds_pictures
 from ..errors import DataError
-from ..models.fitted import FittedModel
 from ..models.image import ImageModel
 from ..models.image_fitting import fit_images
 from ..models.table import TableModel
@@ -65,38 +64,24 @@ def command(
     images = holds_pictures(data)
     if not images and data.is_dir() and not any(data.rglob("*.parquet")):
         raise DataError(f"{data} is a folder with neither .parquet files nor PNG pictures")
-    for_tables = {
-        "--context": context,
-        "--drop": drop,
-        "--map": map_,
-        "--report": report,
-        "--missing": missing != "refuse",
-        "--conditioning full": conditioning == "full",
-    }
-    for_images = {
-        "--labels": labels,
-        "--size": size != "auto",
-        "--stability": stability is not None,
-        "--conditioning affine": conditioning == "affine",
-    }
-    wrong = [name for name, value in (for_tables if images else for_images).items() if value]
-    if wrong:
-        kind, holds = ("tables", "images") if images else ("images", "a table")
-        raise DataError(f"{wrong[0]} is for {kind}, and {data} holds {holds}")
-    model: FittedModel
+    refused: dict[str, object]
+    if images:
+        refused = {"--context": context, "--drop": drop, "--map": map_, "--report": report}
+        refused |= {"--missing": missing != "refuse", "--conditioning full": conditioning == "full"}
+    else:
+        refused = {"--labels": labels, "--size": size != "auto", "--stability": stability is not None}
+        refused |= {"--conditioning affine": conditioning == "affine"}
+    for option in filter(refused.get, refused):
+        holds = ("tables", "images") if images else ("images", "a table")
+        raise DataError(f"{option} is for {holds[0]}, and {data} holds {holds[1]}")
     with resumable_run(output, resume, force) as run:
-        options: dict[str, Any] = {
-            "steps": steps,
-            "seed": seed,
-            "device": device,
-            "checkpoint": run.folder,
-            "checkpoint_minutes": checkpoint_minutes,
-            "resume": resume,
-            "progress": not quiet,
-        }
+        model: TableModel | ImageModel
+        options: dict[str, Any] = {"steps": steps, "seed": seed, "device": device, "progress": not quiet}
+        options |= {"checkpoint": run.folder, "checkpoint_minutes": checkpoint_minutes, "resume": resume}
         if images:
-            training = None if stability is None else {"stability": stability}
-            model = fit_images(data, labels=labels, size=size, conditioning=conditioning, training=training, **options)  # type: ignore[arg-type]
+            penalty = None if stability is None else {"stability": stability}
+            options |= {"labels": labels, "size": size, "training": penalty}
+            model = fit_images(data, conditioning=conditioning, **options)  # type: ignore[arg-type]
         else:
             options |= {"context": context, "drop": drop, "missing": missing, "maps": _maps(map_ or [])}
             model = fit_table(data, conditioning=conditioning or "full", **options)
@@ -119,14 +104,14 @@ def _maps(assignments: list[str]) -> dict[str, str]:
     return maps
 
 
-def _print_summary(model: FittedModel) -> None:
+def _print_summary(model: TableModel | ImageModel) -> None:
     facts = model.facts
     if isinstance(model, TableModel):
         columns = f"{len(model.preprocessor.features)} columns modelled"
         if model.preprocessor.context_columns:
             columns += f", {len(model.preprocessor.context_columns)} as context"
         echo(f"{facts['table']}: {facts['used_rows']:,} rows, {columns}; trained {training(facts)}")
-    elif isinstance(model, ImageModel):
+    else:
         count = facts["train_images"] + facts["validation_images"]
         echo(f"{facts['images']}: {count:,} images of {model.describe()}; trained {training(facts)}")
         echo(validation(facts))

@@ -12,8 +12,6 @@ from ..models.table import TableModel
 from .files import Force, ModelFile, claim_output, load_fitted
 from .terminal import echo
 
-FORMATS = (".html", ".htm")
-
 
 def command(
     ctx: typer.Context,
@@ -26,7 +24,7 @@ def command(
 
     Of the training table, only the test rows are evaluated.
     """
-    claim_output(ctx, output, force, [model, data], FORMATS)
+    claim_output(ctx, output, force, [model, data], (".html", ".htm"))
     fitted = load_fitted(model)
     if not isinstance(fitted, TableModel):
         raise StorageError(f"{model} holds a model of images; this command needs a model of a table")

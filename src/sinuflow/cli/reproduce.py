@@ -26,13 +26,9 @@ def command(
     seeds: Annotated[list[int] | None, typer.Option("--seed", help="A training seed; may be repeated.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="Only this dataset; may be repeated.")] = None,
     models: Annotated[list[str] | None, typer.Option("--model", help="Only this model; may be repeated.")] = None,
-    runs: Annotated[
-        Path | None, typer.Option(help="A folder for checkpoints, from which the same command resumes.")
-    ] = None,
+    runs: Annotated[Path | None, typer.Option(help="A folder for checkpoints; the same command resumes.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    force: Annotated[
-        bool, typer.Option("--force", help="Let a smaller run replace the results of a larger one.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Let a smaller run replace a larger one's results.")] = False,
 ) -> None:
     """Reproduce a figure or table of the paper: write pictures, tables and a JSON record."""
     if show or item is None:

@@ -40,14 +40,6 @@ class Run:
         with shielded(), self.checkpoints.locked():
             shutil.rmtree(self.folder)
 
-    def status(self) -> str:
-        """What remains of an interrupted run."""
-        if self.finished:
-            return f"; the model is written: {self.output}"
-        if self.checkpoints.exists():
-            return f"; the run is saved in {self.folder}. Resume it with the same command and --resume."
-        return " before the training began"
-
 
 @contextmanager
 def resumable_run(output: Path, resume: bool, force: bool) -> Iterator[Run]:
@@ -67,8 +59,13 @@ def resumable_run(output: Path, resume: bool, force: bool) -> Iterator[Run]:
     try:
         yield run
     except (Stopped, KeyboardInterrupt) as stop:
+        remains = " before the training began"
+        if run.finished:
+            remains = f"; the model is written: {output}"
+        elif run.checkpoints.exists():
+            remains = f"; the run is saved in {run.folder}. Resume it with the same command and --resume."
         with suppress(OSError):  # the terminal may be closed
-            echo(f"interrupted{run.status()}", err=True)
+            echo(f"interrupted{remains}", err=True)
         raise typer.Exit(128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)) from None
     finally:
         if not run.checkpoints.exists():

@@ -34,9 +34,7 @@ def command(
         typer.Option("--given", metavar="COL=VALUE", help="The value of a context column; may be repeated."),
     ] = None,
     label: Annotated[str | None, typer.Option(help="Images: their class.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, max=2**63 - 1, help="The same seed gives the same samples.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Equal seeds give equal samples.")] = None,
     certify: Annotated[
         bool,
         typer.Option("--certify", help="Map every sample back to its noise, and fail unless all meet the tolerance."),
@@ -44,9 +42,7 @@ def command(
     force: Force = False,
     spreadsheet_safe: Annotated[
         bool,
-        typer.Option(
-            "--spreadsheet-safe", help="In CSV, put an apostrophe before text that spreadsheets evaluate as formulas."
-        ),
+        typer.Option("--spreadsheet-safe", help="In CSV, put an apostrophe before what spreadsheets evaluate."),
     ] = False,
 ) -> None:
     """Sample rows or images from a model. They can resemble training data.

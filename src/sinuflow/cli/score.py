@@ -28,9 +28,7 @@ def command(
     model: ModelFile,
     data: Annotated[Path, typer.Argument(help="A table with the model's columns, in any order; or images.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The .csv or .parquet file to write.")],
-    missing: Annotated[Missing, typer.Option(help="Rows with missing values; 'drop' leaves their scores empty.")] = (
-        "refuse"
-    ),
+    missing: Annotated[Missing, typer.Option(help="Rows with missing values; drop leaves no score.")] = "refuse",
     labels: Annotated[Path | None, typer.Option(help="Images: a .npy file with their classes, from 0.")] = None,
     force: Force = False,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,12 @@ from torch import Tensor
 
 from ..data import Column, Table, open_table
 from ..data.fingerprint import CONTENT_ROWS, content_hash
-from ..data.reader import Rows, read_rows
+from ..data.reader import read_rows
 from ..data.sources import seeded
 from ..errors import DataError
 from ..models.table import TableModel
 from .baselines import gaussian_log_density, kde_log_density, subsample
-from .content import Anomaly, ColumnView, ReportContent, Score
+from .content import Anomaly, ColumnView, Kind, ReportContent, Score
 
 #: Rows that figures and baselines are computed from, at most; rows that are inverted at a time; unlikely rows listed.
 _ROWS, _BATCH, _ANOMALIES = 20_000, 4_096, 10
@@ -61,15 +62,15 @@ class _HeldOut:
         test = subsample(model.split.test if self.same else np.arange(count), _ROWS, random)
         train = subsample(model.split.train, _ROWS, random) if self.same else np.empty(0, dtype=np.int64)
         kept, ids, trained = [], [], []
-        for piece in read_rows(table, model.preprocessor):
-            indices = piece.first + np.arange(len(piece.complete))
-            chosen, fitted = (piece.complete & np.isin(indices, part) for part in (test, train))
-            kept.append(_numbers(piece)[torch.from_numpy(chosen)])
+        width = len(model.preprocessor.features)
+        for indices, numbers in _complete(model, table):
+            chosen, fitted = (torch.from_numpy(np.isin(indices, part)) for part in (test, train))
+            kept.append(numbers[chosen])
             ids.append(indices[chosen])
-            trained.append(piece.x[torch.from_numpy(fitted)])
+            trained.append(numbers[fitted, :width])
         if not sum(map(len, ids)):
             raise DataError(f"{table.name} has no complete rows to report on")
-        numbers, width = torch.cat(kept), len(model.preprocessor.features)
+        numbers = torch.cat(kept)
         context = numbers[:, width:] if model.preprocessor.context_columns else None
         log_density = model.score_numbers(numbers[:, :width], context)
         inside = log_density.isfinite()
@@ -78,23 +79,26 @@ class _HeldOut:
         if not bool(inside.any()):
             raise DataError(f"no row of {table.name} is within the range of the model's columns")
         self.x, self.context = numbers[inside, :width], None if context is None else context[inside]
-        self.ids, self.log_density = np.concatenate(ids)[inside.numpy()], log_density[inside].numpy()
+        self.ids, self.log_density = torch.cat(ids)[inside], log_density[inside].numpy()
         self.train = torch.cat(trained)
 
 
 def _fingerprint(model: TableModel, table: Table) -> str:
     """The fingerprint of the table's first complete rows."""
     parts: list[Tensor] = []
-    for rows in read_rows(table, model.preprocessor):
-        parts.append(_numbers(rows)[torch.from_numpy(rows.complete)])
+    for _, numbers in _complete(model, table):
+        parts.append(numbers)
         if sum(map(len, parts)) >= CONTENT_ROWS:
             break
     return content_hash(torch.cat(parts)[:CONTENT_ROWS].numpy()) if parts else ""
 
 
-def _numbers(rows: Rows) -> Tensor:
-    """The features and the context columns."""
-    return rows.x if rows.context is None else torch.cat([rows.x, rows.context], dim=1)
+def _complete(model: TableModel, table: Table) -> Iterator[tuple[Tensor, Tensor]]:
+    """The complete rows piece by piece: indices in the table, and features followed by context columns."""
+    for rows in read_rows(table, model.preprocessor):
+        complete = torch.from_numpy(rows.complete)
+        numbers = rows.x if rows.context is None else torch.cat([rows.x, rows.context], dim=1)
+        yield rows.first + complete.nonzero()[:, 0], numbers[complete]
 
 
 @torch.no_grad()
@@ -124,13 +128,11 @@ def _sample(model: TableModel, context: Tensor | None, count: int, seed: int) ->
 
 def _view(column: Column, *values: Tensor) -> ColumnView:
     data, samples = (part.numpy() for part in values)
+    kind: Kind = "integer" if "int" in column.type else "number"
     if column.kind == "category":
-        data, samples = (np.array([str(column.categories[int(i)]) for i in codes]) for codes in (data, samples))
-        return ColumnView(column.name, "category", data, samples, column.describe())
-    step = column.step if column.rounded else 0.0
-    return ColumnView(
-        column.name, "integer" if "int" in column.type else "number", data, samples, column.describe(), step
-    )
+        kind, names = "category", np.array([str(value) for value in column.categories])
+        data, samples = (names[codes.astype(int)] for codes in (data, samples))
+    return ColumnView(column.name, kind, data, samples, column.describe(), column.step if column.rounded else 0.0)
 
 
 def _baselines(model: TableModel, rows: _HeldOut, x: Tensor, seed: int) -> list[Score]:

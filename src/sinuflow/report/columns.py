@@ -63,7 +63,7 @@ def _label_axis(axis: Any, scale: Scale) -> None:
     """Ticks of an axis that shows a column."""
     if scale.categories:
         axis.set_ticks(range(len(scale.labels)), [shorten(label, 9) for label in scale.labels])
-    elif scale.log or scale.whole:
+    elif scale.log or (np.mod(scale.edges, 1) == 0.5).all():  # the centres are integers, or runs of integers
         axis.set_major_locator(MaxNLocator(4, integer=True))
     if scale.log:
         axis.set_major_formatter(FuncFormatter(lambda at, _: power_of_ten(round(at))))
@@ -71,13 +71,11 @@ def _label_axis(axis: Any, scale: Scale) -> None:
 
 def pairs(columns: list[ColumnView]) -> Gallery:
     """Every pair of up to five columns, those with the strongest rank correlations."""
-    chosen, left_out = _most_correlated(columns), ""
-    if len(columns) > len(chosen):
-        left_out = (
-            f"Drawn are pairs of the {len(chosen)} of {len(columns)} columns with the strongest rank correlations."
-        )
-    scaled = [(f"{i}", column, scale_of(column)) for i, column in enumerate(chosen)]
-    return Gallery([_pair(*pair) for pair in itertools.combinations(scaled, 2)], left_out)
+    chosen = _most_correlated(columns)
+    note = f"Drawn are pairs of the {len(chosen)} of {len(columns)} columns with the strongest rank correlations."
+    scaled = [(i, column, scale_of(column)) for i, column in enumerate(chosen)]
+    pictures = [_pair(*pair) for pair in itertools.combinations(scaled, 2)]
+    return Gallery(pictures, note if len(columns) > len(chosen) else "")
 
 
 def _most_correlated(columns: list[ColumnView]) -> list[ColumnView]:
@@ -98,7 +96,7 @@ def _ranks(column: ColumnView) -> np.ndarray:
     return np.unique(np.asarray(column.data, dtype=np.float64), return_inverse=True)[1].astype(np.float64)
 
 
-def _pair(x: tuple[str, ColumnView, Scale], y: tuple[str, ColumnView, Scale]) -> Picture:
+def _pair(x: tuple[int, ColumnView, Scale], y: tuple[int, ColumnView, Scale]) -> Picture:
     """Two-dimensional histograms of data and samples, with the same bins and colour scale."""
     (i, x_column, x_scale), (j, y_column, y_scale) = x, y
 

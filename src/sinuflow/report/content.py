@@ -12,6 +12,7 @@ from ..errors import ArgumentError
 from .wording import at_most, small
 
 Floats = NDArray[np.floating[Any]]
+Kind = Literal["number", "integer", "category"]
 
 #: Negligible and tolerable round-trip errors, in standard deviations: the standard errors of means of a million and of
 #: ten thousand samples.
@@ -23,7 +24,7 @@ class ColumnView:
     """One column: held-out values beside the model's samples, in the units of the table."""
 
     name: str
-    kind: Literal["number", "integer", "category"]
+    kind: Kind
     data: NDArray[Any]  # floats, or strings for categories
     samples: NDArray[Any]
     map: str  # the preprocessing in a few words, such as "standardised"

@@ -87,11 +87,10 @@ def correlation(content: ReportContent) -> Picture | None:
     size, limit = len(names), max(0.1, float(np.ceil(10 * np.abs(r).max()) / 10))
     stops = [(0, (*NEGATIVE_RGB, 1)), (0.5, (*NEGATIVE_RGB, 0)), (0.5, (*MODEL_RGB, 0)), (1, (*MODEL_RGB, 1))]
     colours = LinearSegmentedColormap.from_list("", stops)
-    style = {"cmap": colours, "vmin": -limit, "vmax": limit, "interpolation": "none"}
 
     def paint(figure: Figure) -> None:
-        axes, bar = figure.subplots(1, 2, width_ratios=(24, 1))
-        axes.imshow(r, **style)
+        axes = figure.add_subplot()
+        image = axes.imshow(r, colours, vmin=-limit, vmax=limit, interpolation="none")
         if size <= _MAX_NAMES:
             labels = [shorten(name, 12) for name in names]
             axes.set_xticks(range(size), labels, rotation=60, ha="right", rotation_mode="anchor")
@@ -101,13 +100,9 @@ def correlation(content: ReportContent) -> Picture | None:
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_major_locator(MaxNLocator(6, integer=True))
         axes.tick_params(length=0)
-        for spine in (*axes.spines.values(), *bar.spines.values()):
-            spine.set_visible(True)
-        bar.imshow(np.linspace(limit, -limit, 64)[:, None], extent=(0, 1, -limit, limit), aspect="auto", **style)
-        bar.yaxis.tick_right()
-        bar.yaxis.set_major_locator(MaxNLocator(5))
-        bar.yaxis.set_label_position("right")
-        bar.set(xticks=[], ylabel="correlation")
+        axes.spines[:].set_visible(True)
+        bar = figure.colorbar(image, label="correlation", ticks=MaxNLocator(5))
+        bar.ax.set_rasterization_zorder(1.5)  # one image for all its colours
 
     svg = draw("correlation", f"Correlations of {size} dimensions of the noise", (4.0, 3.3), paint)
     return Picture(svg, "Correlations", note)

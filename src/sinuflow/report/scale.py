@@ -24,18 +24,8 @@ class Scale:
 
     edges: Floats  # of bins of equal width
     log: bool = False
-    categories: tuple[str, ...] = ()  # those with a bin of their own
-    others: int = 0  # the number of categories in the last bin
-
-    @property
-    def labels(self) -> list[str]:
-        """Names of the categories."""
-        return [shorten(name, 16) for name in self.categories] + [f"{self.others} more"] * bool(self.others)
-
-    @property
-    def whole(self) -> bool:
-        """Whether the centres of the bins are integers, or runs of integers."""
-        return not self.log and bool((np.mod(self.edges, 1) == 0.5).all())
+    categories: tuple[str, ...] = ()  # those with a bin of their own; the others share the last one
+    labels: tuple[str, ...] = ()  # of the bins of categories
 
     def coordinates(self, values: NDArray[Any]) -> Floats:
         """The coordinates of all values; NaN for those without one."""
@@ -68,8 +58,9 @@ def scale_of(column: ColumnView) -> Scale:
         counts.update(dict.fromkeys(map(str, column.samples.tolist()), 0))
         names = sorted(counts, key=lambda name: (-counts[name], name))
         shown = names if len(names) <= MAX_CATEGORIES + 1 else names[:MAX_CATEGORIES]
-        others = len(names) - len(shown)
-        return Scale(np.arange(len(shown) + (others > 0) + 1) - 0.5, False, tuple(shown), others)
+        labels = [shorten(name, 16) for name in shown]
+        labels += [f"{len(names) - len(shown)} more"] * (len(names) > len(shown))
+        return Scale(np.arange(len(labels) + 1) - 0.5, False, tuple(shown), tuple(labels))
     data, samples = finite(column.data), finite(column.samples)
     if not len(data):
         data = np.zeros(1)
@@ -82,14 +73,14 @@ def scale_of(column: ColumnView) -> Scale:
 
 
 def _limits(data: Floats, samples: Floats) -> tuple[float, float]:
-    low, high = (float(q) for q in np.quantile(data, [0.005, 0.995]))
+    bulk = [0.005, 0.995]
+    low, high = np.quantile(data, bulk)
     if high == low:
-        low, high = float(data.min()), float(data.max())
-    span = high - low
-    first, last = (float(q) for q in np.quantile(samples, [0.005, 0.995])) if len(samples) else (low, high)
-    everything = np.concatenate([data, samples])
-    left = max(low - span, min(low - 0.4 * span, first), float(everything.min()))
-    right = min(high + span, max(high + 0.4 * span, last), float(everything.max()))
+        low, high = data.min(), data.max()
+    span, everything = high - low, np.concatenate([data, samples])
+    first, last = np.quantile(samples, bulk) if len(samples) else (low, high)
+    left = float(max(low - span, min(low - 0.4 * span, first), everything.min()))
+    right = float(min(high + span, max(high + 0.4 * span, last), everything.max()))
     return (left, right) if right > left else (left - 0.5, left + 0.5)
 
 

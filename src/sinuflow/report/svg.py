@@ -60,13 +60,9 @@ class Gallery(NamedTuple):
 
 
 def draw(key: str, label: str, size: tuple[float, float], paint: Callable[[Figure], None]) -> str:
-    """Draw a figure, and return it as an ``<svg>`` element.
+    """The ``<svg>`` element of a figure, which ``paint`` draws, of a size in inches that the page scales.
 
-    Args:
-        key: a prefix of ids that is unique on the page.
-        label: a description for screen readers.
-        size: width and height in inches; the page scales it.
-        paint: draws into the empty figure.
+    The label is for screen readers; the key, a prefix of ids, is unique on the page.
     """
     with style.context(_STYLE | {"svg.hashsalt": key}, after_reset=True), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*[Gg]lyph")  # the reader's fonts have more than matplotlib's

@@ -65,11 +65,9 @@ def _series(history: list[dict[str, float | None]], name: str) -> tuple[Floats, 
     """Steps and finite values; means of groups of them if there are very many."""
     points = [(entry.get("step"), entry.get(name)) for entry in history]
     known = [(s, v) for s, v in points if s is not None and v is not None and math.isfinite(s) and math.isfinite(v)]
-    steps, values = np.array(known, dtype=np.float64).reshape(-1, 2).T
-    if len(steps) <= _MAX_STEPS:
-        return steps, values
-    groups = np.array_split(np.arange(len(steps)), _MAX_STEPS)
-    return np.array([steps[g].mean() for g in groups]), np.array([values[g].mean() for g in groups])
+    groups = np.array_split(np.array(known), min(len(known), _MAX_STEPS)) if known else []
+    steps, values = np.array([group.mean(axis=0) for group in groups]).reshape(-1, 2).T
+    return steps, values
 
 
 def _limits(*curves: tuple[Floats, Floats]) -> tuple[float, float]:

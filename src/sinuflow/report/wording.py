@@ -39,9 +39,7 @@ def small(value: float) -> str:
     """An error or a probability with two digits."""
     if not math.isfinite(value):
         return number(value)
-    if value == 0:
-        return "0"
-    if abs(value) >= 1e-3:
+    if value == 0 or abs(value) >= 1e-3:
         return f"{value:.2g}"
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa}·10{str(int(exponent)).translate(_SUPERSCRIPT)}"
@@ -49,8 +47,6 @@ def small(value: float) -> str:
 
 def at_most(value: float, digits: int = 1) -> float:
     """The value rounded up to a few digits, so that it is a bound."""
-    if not math.isfinite(value):
-        return value
     return float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(value)))
 
 
