@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import closing, suppress
 from functools import partial
 from itertools import chain
@@ -55,11 +54,9 @@ def claim_output(
     folder = path.parent
     if not folder.is_dir():
         raise StorageError(f"cannot write {path}: there is no folder {folder}")
-    if not os.access(folder, os.W_OK):
-        raise StorageError(f"cannot write {path}: no permission to write in {folder}")
+    require_writable(path)
     with shielded():
         ctx.with_resource(locked(lock_beside(path), path))
-    require_writable(path)
 
 
 def _is_same(output: Path, source: Path) -> bool:
@@ -68,23 +65,16 @@ def _is_same(output: Path, source: Path) -> bool:
         return True
     if not output.exists():
         return False
-    existing = output.stat()
-    return any(os.path.samestat(status, existing) for status in _stats(source))
-
-
-def _stats(source: Path) -> Iterator[os.stat_result]:
-    """The status of a file, or of every file in a folder, with links followed."""
-    visited = set[tuple[int, int]]()
-    paths = [str(source)]
+    visited, paths = set[str](), [str(source)]
     while paths:
         path = paths.pop()
         with suppress(OSError):
-            status = os.stat(path)
-            if not stat.S_ISDIR(status.st_mode):
-                yield status
-            elif (status.st_dev, status.st_ino) not in visited:
-                visited.add((status.st_dev, status.st_ino))
+            if os.path.samefile(path, output):
+                return True
+            if os.path.isdir(path) and (real := os.path.realpath(path)) not in visited:
+                visited.add(real)
                 paths += [entry.path for entry in os.scandir(path)]
+    return False
 
 
 def write_rows(path: Path, batches: Iterable[Any], spreadsheet_safe: bool = False) -> int:

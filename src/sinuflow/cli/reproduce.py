@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ArgumentError
-from ..paper import ITEMS, Options, reproduce
+from ..paper.items import ITEMS, Options, Size, reproduce
 from .signals import Stopped
 from .terminal import echo
 
@@ -36,9 +35,14 @@ def command(
         return
     if quick and smoke:
         raise ArgumentError("choose one of --quick and --smoke")
+    size: Size = "smoke" if smoke else "quick" if quick else "full"
+    words = ["sinuflow", "reproduce", item] + [f"--{size}"] * (size != "full")
+    for name, values in {"--seed": seeds, "--set": sets, "--model": models}.items():
+        words += [word for value in values or () for word in (name, str(value))]
+    words += ["--data", "DIR"] * (data is not None) + ["--device", device] * (device != "auto")
     options = Options(
         out=out,
-        size="smoke" if smoke else "quick" if quick else "full",
+        size=size,
         device=device,
         seeds=tuple(seeds or (0,)),
         data=data,
@@ -46,7 +50,7 @@ def command(
         models=tuple(models or ()),
         runs=runs,
         force=force,
-        command=shlex.join(["sinuflow", *_without_folders(sys.argv[1:])]),
+        command=shlex.join(words),  # without the folders of this machine
     )
     try:
         figures = reproduce(item, options)
@@ -73,18 +77,3 @@ def _line(figure: dict[str, Any]) -> str:
     spread = "" if figure["spread"] is None else f" +- {figure['spread']:.2g}"
     paper = "" if figure["paper"] is None else f" (paper: {figure['paper']:g})"
     return f"{figure['set']}, {figure['model']}: {figure['metric']} {value}{spread}{paper}"
-
-
-#: Options that name folders, and what is recorded in their place.
-_FOLDERS = {"--out": [], "-o": [], "--runs": [], "--data": ["--data", "DIR"]}
-
-
-def _without_folders(words: list[str]) -> list[str]:
-    """The command without the folders of this machine."""
-    result, rest = list[str](), iter(words)
-    for word in rest:
-        name = word.split("=")[0] if word.startswith("--") else word[:2]
-        result += _FOLDERS.get(name, [word])
-        if name in _FOLDERS and word == name:
-            next(rest, None)
-    return result

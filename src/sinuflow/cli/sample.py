@@ -36,8 +36,7 @@ def command(
     label: Annotated[str | None, typer.Option(help="Images: their class.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Equal seeds give equal samples.")] = None,
     certify: Annotated[
-        bool,
-        typer.Option("--certify", help="Map every sample back to its noise, and fail unless all meet the tolerance."),
+        bool, typer.Option("--certify", help="Fail unless all samples map back to their noise.")
     ] = False,
     force: Force = False,
     spreadsheet_safe: Annotated[
@@ -50,7 +49,8 @@ def command(
     Images are written as one picture of all of them (.png), or as an array of bytes (.npy).
 
     Each layer of the flow is inverted to working precision, or nothing is written. With --certify, each sample is also
-    mapped back to its noise through the whole flow, before integers, categories and bytes are rounded.
+    mapped back to its noise through the whole flow, before integers, categories and bytes are rounded, and nothing is
+    written unless all meet the tolerance.
     """
     mode: Certify = "end-to-end" if certify else "layers"
     fitted = load_fitted(model)

@@ -81,19 +81,14 @@ def pairs(columns: list[ColumnView]) -> Gallery:
 def _most_correlated(columns: list[ColumnView]) -> list[ColumnView]:
     if len(columns) <= MAX_PAIRED:
         return columns
-    r = np.abs(np.nan_to_num(correlations(np.array([_ranks(column) for column in columns]).T)))
+    # Categories have no order, and count as uncorrelated.
+    ranks = [np.unique(c.data, return_inverse=True)[1] * (c.kind != "category") for c in columns]
+    r = np.abs(np.nan_to_num(correlations(np.stack(ranks, axis=1))))
     np.fill_diagonal(r, 0.0)
     strongest = np.argsort(-np.triu(r), axis=None, kind="stable")
     paired = np.stack(np.unravel_index(strongest, r.shape), axis=1)
     chosen = list(dict.fromkeys(paired.ravel().tolist()))[:MAX_PAIRED]
     return [columns[i] for i in sorted(chosen)]
-
-
-def _ranks(column: ColumnView) -> np.ndarray:
-    """Ranks of numbers; categories have no order, and count as uncorrelated."""
-    if column.kind == "category":
-        return np.zeros(len(column.data))
-    return np.unique(np.asarray(column.data, dtype=np.float64), return_inverse=True)[1].astype(np.float64)
 
 
 def _pair(x: tuple[int, ColumnView, Scale], y: tuple[int, ColumnView, Scale]) -> Picture:

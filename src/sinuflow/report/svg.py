@@ -41,7 +41,6 @@ _STYLE: dict[Any, Any] = {
 
 _SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 _COLOUR = re.compile(r"#0101[0-9a-f]{2}")
-_REFERENCE = re.compile(r"url\(#([^)]+)\)")
 
 
 class Picture(NamedTuple):
@@ -62,7 +61,7 @@ class Gallery(NamedTuple):
 def draw(key: str, label: str, size: tuple[float, float], paint: Callable[[Figure], None]) -> str:
     """The ``<svg>`` element of a figure, which ``paint`` draws, of a size in inches that the page scales.
 
-    The label is for screen readers; the key, a prefix of ids, is unique on the page.
+    The label is for screen readers; the key, which salts the ids, is unique on the page.
     """
     with style.context(_STYLE | {"svg.hashsalt": key}, after_reset=True), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*[Gg]lyph")  # the reader's fonts have more than matplotlib's
@@ -70,27 +69,22 @@ def draw(key: str, label: str, size: tuple[float, float], paint: Callable[[Figur
         paint(figure)
         file = io.BytesIO()
         figure.savefig(file, format="svg")
-    return _for_page(ElementTree.fromstring(file.getvalue()), key, label)
+    return _for_page(ElementTree.fromstring(file.getvalue()), label)
 
 
-def _for_page(root: ElementTree.Element, key: str, label: str) -> str:
-    """Prefix ids with the key, and replace colours by variables of the style sheet."""
+def _for_page(root: ElementTree.Element, label: str) -> str:
+    """Keep only ids that are referenced, which the salt makes unique, and take colours from the style sheet."""
     for parent in list(root.iter()):
         for child in [c for c in parent if c.tag in (f"{_SVG}metadata", f"{_SVG}style")]:
             parent.remove(child)
-
-    def attribute(name: str, value: str) -> str:
-        if name == "id":
-            return f"{key}-{value}"
-        if name == f"{_LINK}href" and value.startswith("#"):
-            return f"#{key}-{value[1:]}"
-        if name in ("style", "fill", "stroke"):
-            value = _COLOUR.sub(lambda match: f"var({_VARIABLES[match[0]]})", value)
-        return _REFERENCE.sub(lambda match: f"url(#{key}-{match[1]})", value)
-
     for element in root.iter():
         element.tag = element.tag.removeprefix(_SVG)
-        element.attrib = {n.removeprefix(_LINK): attribute(n, value) for n, value in element.attrib.items()}
+        if element.tag == "g":
+            element.attrib.pop("id", None)
+        element.attrib = {
+            name.removeprefix(_LINK): _COLOUR.sub(lambda match: f"var({_VARIABLES[match[0]]})", value)
+            for name, value in element.attrib.items()
+        }
     root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": label}
     return ElementTree.tostring(root, encoding="unicode")
 

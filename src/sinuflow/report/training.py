@@ -73,9 +73,8 @@ def _series(history: list[dict[str, float | None]], name: str) -> tuple[Floats, 
 def _limits(*curves: tuple[Floats, Floats]) -> tuple[float, float]:
     """Limits that neither the first tenth of the steps nor a rare spike determine."""
     steps, values = (np.concatenate(parts) for parts in zip(*curves, strict=True))
-    low, high = float(values.min()), float(values.max())
-    later = values[steps > 0.1 * steps.max()]
+    low, high, later = values.min(), values.max(), values[steps > 0.1 * steps.max()]
     if len(later) >= 10:
-        high = min(high, low + 1.5 * (float(np.quantile(later, 0.95)) - low))
+        high = min(high, low + 1.5 * (np.quantile(later, 0.95) - low))
     margin = 0.06 * (high - low) or 0.5
-    return low - margin, high + margin
+    return float(low - margin), float(high + margin)
