@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from ..errors import ArgumentError
-from ..paper.items import ITEMS, Options, Size, reproduce
+from ..paper import ITEMS, Options, reproduce
 from .signals import Stopped
 from .terminal import echo
 
@@ -35,7 +35,7 @@ def command(
         return
     if quick and smoke:
         raise ArgumentError("choose one of --quick and --smoke")
-    size: Size = "smoke" if smoke else "quick" if quick else "full"
+    size: Literal["smoke", "quick", "full"] = "smoke" if smoke else "quick" if quick else "full"
     words = ["sinuflow", "reproduce", item] + [f"--{size}"] * (size != "full")
     for name, values in {"--seed": seeds, "--set": sets, "--model": models}.items():
         words += [word for value in values or () for word in (name, str(value))]

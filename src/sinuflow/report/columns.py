@@ -33,7 +33,7 @@ def histograms(columns: list[ColumnView]) -> Gallery:
 def _histogram(key: str, column: ColumnView) -> Picture:
     """Shares of rows in the same bins: data filled, samples as a line; categories as pairs of bars."""
     scale, name = scale_of(column), shorten(column.name, 60)
-    data, samples = 100 * scale.heights(column.data), 100 * scale.heights(column.samples)
+    data, samples = 100 * scale.heights(scale.data), 100 * scale.heights(scale.samples)
 
     def bars(figure: Figure) -> None:
         at = np.arange(len(scale.labels))
@@ -52,16 +52,16 @@ def _histogram(key: str, column: ColumnView) -> Picture:
         _label_axis(axes.xaxis, scale)
 
     label = f"Histogram of {name}: held-out data and the model's samples"
-    svg = draw(key, label, (3.0, 1.95), bars if scale.categories else stairs)
-    beyond = [(scale.outside(values), of) for values, of in ((column.data, "data"), (column.samples, "samples"))]
-    cut_off = " and ".join(f"{share(size)} of the {of}" for size, of in beyond if size > 0)
-    notes = ["Logarithmic axis."] * scale.log + [f"Cut off: {cut_off}."] * bool(cut_off and not scale.categories)
+    svg = draw(key, label, (3.0, 1.95), bars if scale.labels else stairs)
+    beyond = {"data": scale.outside(scale.data), "samples": scale.outside(scale.samples)}
+    cut_off = " and ".join(f"{share(size)} of the {of}" for of, size in beyond.items() if size > 0)
+    notes = ["Logarithmic axis."] * scale.log + [f"Cut off: {cut_off}."] * bool(cut_off)
     return Picture(svg, name, " ".join(notes))
 
 
 def _label_axis(axis: Any, scale: Scale) -> None:
     """Ticks of an axis that shows a column."""
-    if scale.categories:
+    if scale.labels:
         axis.set_ticks(range(len(scale.labels)), [shorten(label, 9) for label in scale.labels])
     elif scale.log or (np.mod(scale.edges, 1) == 0.5).all():  # the centres are integers, or runs of integers
         axis.set_major_locator(MaxNLocator(4, integer=True))
@@ -95,13 +95,12 @@ def _pair(x: tuple[int, ColumnView, Scale], y: tuple[int, ColumnView, Scale]) ->
     """Two-dimensional histograms of data and samples, with the same bins and colour scale."""
     (i, x_column, x_scale), (j, y_column, y_scale) = x, y
 
-    def shares(which: str) -> Floats:
-        at_x, at_y = (scale.coordinates(getattr(column, which)) for _, column, scale in (x, y))
+    def shares(at_x: Floats, at_y: Floats) -> Floats:
         known = np.isfinite(at_x) & np.isfinite(at_y)
         counts = np.histogram2d(at_x[known], at_y[known], bins=(x_scale.edges, y_scale.edges))[0]
         return np.asarray(counts.T / len(at_x))
 
-    densities = {"data": shares("data"), "samples": shares("samples")}
+    densities = {"data": shares(x_scale.data, y_scale.data), "samples": shares(x_scale.samples, y_scale.samples)}
     # The square root keeps the tails visible.
     norm = PowerNorm(0.5, 0, max(float(density.max()) for density in densities.values()) or 1.0)
     extent = (*x_scale.edges[[0, -1]], *y_scale.edges[[0, -1]])
@@ -112,7 +111,7 @@ def _pair(x: tuple[int, ColumnView, Scale], y: tuple[int, ColumnView, Scale]) ->
             colours = LinearSegmentedColormap.from_list("", [(*rgb, 0), (*rgb, 1)])
             axes.imshow(density, colours, norm, origin="lower", extent=extent, aspect="auto", interpolation="none")
             axes.set(title=title, xlabel=shorten(x_column.name, 22))
-            if x_scale.categories:
+            if x_scale.labels:
                 axes.tick_params(axis="x", rotation=35)
         for axis, scale in ((both[0].xaxis, x_scale), (both[0].yaxis, y_scale)):
             axis.set_major_locator(MaxNLocator(4))

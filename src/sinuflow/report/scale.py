@@ -20,30 +20,20 @@ MAX_BINS = 48
 
 @dataclass(frozen=True, eq=False)
 class Scale:
-    """The coordinate of a value: x, log₁₀ x if ``log``, or the index of a category."""
+    """A column on an axis, by coordinates: x, log₁₀ x if ``log``, or the index of a category; NaN for other values."""
 
     edges: Floats  # of bins of equal width
+    data: Floats
+    samples: Floats
     log: bool = False
-    categories: tuple[str, ...] = ()  # those with a bin of their own; the others share the last one
     labels: tuple[str, ...] = ()  # of the bins of categories
 
-    def coordinates(self, values: NDArray[Any]) -> Floats:
-        """The coordinates of all values; NaN for those without one."""
-        if self.categories:
-            position = {name: float(i) for i, name in enumerate(self.categories)}
-            return np.array([position.get(str(v), float(len(self.categories))) for v in values.tolist()])
-        x = np.asarray(values, dtype=np.float64)
-        known = (x < HUGE) & (x > (0 if self.log else -HUGE))
-        return np.where(known, np.log10(np.where(known, x, 1.0)) if self.log else x, np.nan)
-
-    def outside(self, values: NDArray[Any]) -> float:
-        """The share of values beyond the axis."""
-        at = self.coordinates(values)
+    def outside(self, at: Floats) -> float:
+        """The share of coordinates beyond the axis."""
         return float(1 - ((at >= self.edges[0]) & (at <= self.edges[-1])).mean())
 
-    def heights(self, values: NDArray[Any]) -> Floats:
-        """The share of values in each bin."""
-        at = self.coordinates(values)
+    def heights(self, at: Floats) -> Floats:
+        """The share of coordinates in each bin."""
         return np.histogram(at[np.isfinite(at)], self.edges)[0] / len(at)
 
 
@@ -51,7 +41,7 @@ def scale_of(column: ColumnView) -> Scale:
     """An axis for the bulk of the data, and for the samples as far as they are near it.
 
     It spans the data's central 99 % and two fifths of that span on each side, up to a whole span where the samples need
-    it, but not beyond the values.
+    it, but not beyond the values. Of many categories, the rarest share the last bin.
     """
     if column.kind == "category":
         counts = Counter(map(str, column.data.tolist()))
@@ -60,16 +50,25 @@ def scale_of(column: ColumnView) -> Scale:
         shown = names if len(names) <= MAX_CATEGORIES + 1 else names[:MAX_CATEGORIES]
         labels = [shorten(name, 16) for name in shown]
         labels += [f"{len(names) - len(shown)} more"] * (len(names) > len(shown))
-        return Scale(np.arange(len(labels) + 1) - 0.5, False, tuple(shown), tuple(labels))
+        position = {name: float(min(i, len(shown))) for i, name in enumerate(names)}
+        data, samples = (np.array([position[str(v)] for v in part.tolist()]) for part in (column.data, column.samples))
+        return Scale(np.arange(len(labels) + 1) - 0.5, data, samples, labels=tuple(labels))
     data, samples = finite(column.data), finite(column.samples)
     if not len(data):
         data = np.zeros(1)
     low, middle, high = np.quantile(data, [0.005, 0.5, 0.995])
     # Logarithmic if a linear axis would squeeze half of the data into about a tenth of it.
-    if low > 0 and high > 100 * low and middle - low < 0.15 * (high - low):
+    log = bool(low > 0 and high > 100 * low and middle - low < 0.15 * (high - low))
+    if log:
         data, samples = (np.log10(x[x > 0]) for x in (data, samples))
-        return Scale(_edges(data, *_limits(data, samples), step=0.0), log=True)
-    return Scale(_edges(data, *_limits(data, samples), step=column.step))
+    edges = _edges(data, *_limits(data, samples), step=0.0 if log else column.step)
+    return Scale(edges, _coordinates(column.data, log), _coordinates(column.samples, log), log)
+
+
+def _coordinates(values: NDArray[Any], log: bool) -> Floats:
+    x = np.asarray(values, dtype=np.float64)
+    known = (x < HUGE) & (x > (0 if log else -HUGE))
+    return np.where(known, np.log10(np.where(known, x, 1.0)) if log else x, np.nan)
 
 
 def _limits(data: Floats, samples: Floats) -> tuple[float, float]:
