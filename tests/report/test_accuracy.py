@@ -7,7 +7,6 @@ import math
 import pytest
 
 from sinuflow.cli.report import write_report
-from sinuflow.report import collect
 from sinuflow.report.page import certificate
 from tests.report.fake import content
 
@@ -49,7 +48,7 @@ def test_errors_are_rounded_up():
 
 @pytest.mark.parametrize("error", [3.1e-6, 0.0079])
 def test_the_command_warns_of_a_large_error(error, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(collect, "collect", lambda model, data: content(10, round_trip=error))
+    monkeypatch.setattr("sinuflow.cli.report.collect", lambda model, data: content(10, round_trip=error))
     write_report(None, tmp_path / "table.csv", tmp_path / "r.html")
     said = capsys.readouterr().out
     assert f"round-trip error of 10 rows: at most {'4e-06' if error < 1e-3 else '0.008'}\n" in said

@@ -9,13 +9,13 @@ import typer
 
 from ..data.image_files import holds_pictures
 from ..errors import DataError
-from ..models.image import ImageModel
 from ..models.image_fitting import fit_images
 from ..models.table import TableModel
 from ..models.table_fitting import fit_table
 from .files import claim_output
 from .info import reconstruction, training, validation
-from .runs import resumable_run
+from .report import write_report
+from .runs import Model, resumable_run
 from .terminal import echo
 
 Missing = Literal["refuse", "drop"]
@@ -74,23 +74,21 @@ def command(
     for option in filter(refused.get, refused):
         holds = ("tables", "images") if images else ("images", "a table")
         raise DataError(f"{option} is for {holds[0]}, and {data} holds {holds[1]}")
-    with resumable_run(output, resume, force) as run:
-        model: TableModel | ImageModel
+
+    def train(folder: Path) -> Model:
         options: dict[str, Any] = {"steps": steps, "seed": seed, "device": device, "progress": not quiet}
-        options |= {"checkpoint": run.folder, "checkpoint_minutes": checkpoint_minutes, "resume": resume}
+        options |= {"checkpoint": folder, "checkpoint_minutes": checkpoint_minutes, "resume": resume}
         if images:
             penalty = None if stability is None else {"stability": stability}
             options |= {"labels": labels, "size": size, "training": penalty}
-            model = fit_images(data, conditioning=conditioning, **options)  # type: ignore[arg-type]
-        else:
-            options |= {"context": context, "drop": drop, "missing": missing, "maps": _maps(map_ or [])}
-            model = fit_table(data, conditioning=conditioning or "full", **options)
-        run.finish(model)
+            return fit_images(data, conditioning=conditioning, **options)  # type: ignore[arg-type]
+        options |= {"context": context, "drop": drop, "missing": missing, "maps": _maps(map_ or [])}
+        return fit_table(data, conditioning=conditioning or "full", **options)
+
+    model = resumable_run(output, resume, force, train)
     _print_summary(model)
     echo(f"model: {output}")
     if report is not None and isinstance(model, TableModel):
-        from .report import write_report
-
         write_report(model, data, report)
 
 
@@ -104,7 +102,7 @@ def _maps(assignments: list[str]) -> dict[str, str]:
     return maps
 
 
-def _print_summary(model: TableModel | ImageModel) -> None:
+def _print_summary(model: Model) -> None:
     facts = model.facts
     if isinstance(model, TableModel):
         columns = f"{len(model.preprocessor.features)} columns modelled"

@@ -9,6 +9,9 @@ import typer
 
 from ..errors import StorageError
 from ..models.table import TableModel
+from ..report import write
+from ..report.collect import collect
+from ..report.wording import at_most
 from .files import Force, ModelFile, claim_output, load_fitted
 from .terminal import echo
 
@@ -33,10 +36,6 @@ def command(
 
 def write_report(model: TableModel, data: Path, output: Path) -> None:
     """Write the page and print a summary."""
-    from ..report import write
-    from ..report.collect import collect
-    from ..report.wording import at_most
-
     content = collect(model, data)
     write(content, output)
     best = min(content.baselines, key=lambda score: score.nll, default=None)

@@ -126,6 +126,6 @@ def _warn_of_formulas(model: TableModel) -> None:
 def _write_images(path: Path, images: Tensor) -> None:
     if path.suffix.lower() == ".png":
         write_png(path, grid_of(images))
-        return
-    with replacing(path) as temporary, open(temporary, "wb") as file:
-        np.save(file, images.numpy())
+    else:
+        with replacing(path) as temporary, open(temporary, "wb") as file:
+            np.save(file, images.numpy())

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ArgumentError
-from .wording import at_most, small
+from .wording import bound
 
 Floats = NDArray[np.floating[Any]]
 Kind = Literal["number", "integer", "category"]
@@ -116,7 +116,7 @@ class ReportContent:
                 "Limited accuracy.",
                 False,
                 "the inverse amplifies rounding errors: means and quantiles of samples can be off by "
-                f"{small(at_most(error, 2))} standard deviations, which is noticeable with more than {samples:,} "
+                f"{bound(error)} standard deviations, which is noticeable with more than {samples:,} "
                 "samples. sinuflow sample --certify certifies every draw, or reports that it cannot",
             )
         return Accuracy(

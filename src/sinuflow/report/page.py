@@ -14,7 +14,7 @@ from ..errors import SinuflowError
 from ..files import write_atomically
 from . import statistics
 from .content import ColumnView, ReportContent, Score
-from .wording import NOTHING, at_most, compact, number, plural, share, small
+from .wording import NOTHING, bound, compact, number, plural, share
 
 #: Columns that are listed at most, and those whose values are shown of unlikely rows.
 MAX_COLUMNS, MAX_VALUES = 200, 40
@@ -31,7 +31,7 @@ def render(content: ReportContent) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"number": number, "small": _bound, "plural": plural}
+    environment.filters |= {"number": number, "bound": bound, "plural": plural}
     template = environment.from_string(resources.files(__package__).joinpath("page.html").read_text("utf-8"))
     normality, normality_summary = noise.normality(content)
     page: str = template.render(
@@ -59,10 +59,6 @@ def write(content: ReportContent, path: str | os.PathLike[str]) -> None:
     """Render the report, and write it atomically."""
     # Names may hold lone surrogates, which UTF-8 cannot encode.
     write_atomically(Path(path), render(content).encode("utf-8", errors="replace"))
-
-
-def _bound(error: float) -> str:
-    return small(at_most(error, 2))
 
 
 def difference(score: Score, model: Score) -> str:
@@ -97,8 +93,8 @@ def certificate(content: ReportContent) -> str:
     rows = len(content.z)
     return (
         f"{plural(rows, 'held-out row')} {'was' if rows == 1 else 'were'} mapped to noise and back. The largest "
-        f"round-trip error is {_bound(content.round_trip)} standard deviations in the prepared columns, and "
-        f"{_bound(content.residual)} in the noise: {content.accuracy.meaning}."
+        f"round-trip error is {bound(content.round_trip)} standard deviations in the prepared columns, and "
+        f"{bound(content.residual)} in the noise: {content.accuracy.meaning}."
     )
 
 

@@ -45,6 +45,11 @@ def small(value: float) -> str:
     return f"{mantissa}·10{str(int(exponent)).translate(_SUPERSCRIPT)}"
 
 
+def bound(error: float) -> str:
+    """An upper bound of an error, with two digits."""
+    return small(at_most(error, 2))
+
+
 def at_most(value: float, digits: int = 1) -> float:
     """The value rounded up to a few digits, so that it is a bound."""
     return float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(value)))
