@@ -12,7 +12,6 @@ from torch import Tensor
 from ..errors import ArgumentError
 from .content import Floats
 
-MAX_KERNELS = 20_000
 #: Rows with which the bandwidth is chosen.
 BANDWIDTH_ROWS = 2_000
 #: Multiples of Scott's bandwidth, a sixth of an octave apart; the smallest keeps repeated rows from driving it to zero.
@@ -29,19 +28,14 @@ def gaussian_log_density(train: ArrayLike, test: ArrayLike) -> Floats:
     return np.asarray(-0.5 * np.square(queries).sum(axis=1) - log_volume)
 
 
-def kde_log_density(train: ArrayLike, test: ArrayLike, *, bandwidth: float | None = None) -> Floats:
+def kde_log_density(train: ArrayLike, test: ArrayLike) -> Floats:
     """log of a kernel density estimate, p(x) = (1/n) Σᵢ N(x; xᵢ, h²Σ), where Σ = cov(train).
 
-    h is ``bandwidth``, or else c·n^(−1/(D+4)), Scott's rule times the c with the best leave-one-out likelihood on at
-    most 2,000 rows. Of a larger table, 20,000 random rows carry a kernel.
+    h = c·n^(−1/(D+4)), Scott's rule times the c with the best leave-one-out likelihood on at most 2,000 rows.
     """
-    (rows, queries), log_volume = _whitened(train, test)
-    kernels = subsample(rows, MAX_KERNELS)
+    (kernels, queries), log_volume = _whitened(train, test)
     n, features = kernels.shape
-    if bandwidth is None:
-        bandwidth = _best_multiple(kernels) * _scott(n, features)
-    if not (math.isfinite(bandwidth) and bandwidth > 0):
-        raise ArgumentError(f"a bandwidth is positive and finite, not {bandwidth}")
+    bandwidth = _best_bandwidth(kernels)
     blocks = np.array_split(queries, -(-len(queries) * n // _BLOCK) or 1)
     total = np.concatenate([_log_kernels(_squared_distances(block, kernels), bandwidth, features) for block in blocks])
     return np.asarray(total - math.log(n) - log_volume)
@@ -82,16 +76,13 @@ def _whitened(train: ArrayLike, test: ArrayLike) -> tuple[tuple[Floats, ...], fl
     return tuple(np.linalg.solve(factor, table.T).T for table in (standardized, (queries - mean) / scale)), log_volume
 
 
-def _best_multiple(kernels: Floats) -> float:
-    """The c that maximizes Σᵢ log Σ_{j≠i} N(xᵢ; xⱼ, (c·s)²I), where s is Scott's bandwidth."""
+def _best_bandwidth(kernels: Floats) -> float:
+    """Scott's bandwidth s times the c that maximizes Σᵢ log Σ_{j≠i} N(xᵢ; xⱼ, (c·s)²I) over a subsample."""
     rows = subsample(kernels, BANDWIDTH_ROWS)
     distances = _squared_distances(rows, rows).fill_diagonal_(math.inf)
-    scores = [_log_kernels(distances, h, rows.shape[1]).mean() for h in MULTIPLES * _scott(*rows.shape)]
-    return float(MULTIPLES[int(np.argmax(scores))])
-
-
-def _scott(n: int, features: int) -> float:
-    return float(n ** (-1.0 / (features + 4)))
+    scott, scott_of_rows = (len(table) ** (-1 / (table.shape[1] + 4)) for table in (kernels, rows))
+    scores = [_log_kernels(distances, h, rows.shape[1]).mean() for h in MULTIPLES * scott_of_rows]
+    return float(MULTIPLES[int(np.argmax(scores))] * scott)
 
 
 def _squared_distances(left: Floats, right: Floats) -> Tensor:

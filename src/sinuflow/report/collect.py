@@ -22,19 +22,19 @@ from .content import Anomaly, ColumnView, Kind, ReportContent, Score
 _ROWS, _BATCH, _ANOMALIES = 20_000, 4_096, 10
 
 
-def collect(model: TableModel, data: Any, seed: int = 0) -> ReportContent:
+def collect(model: TableModel, data: Any) -> ReportContent:
     """The content of a report on a model and a table.
 
     Of the table that the model was trained on, only the test rows count, and the baselines are fitted to its training
     rows. Of another table, all rows count.
     """
-    rows = _HeldOut(model, open_table(data), seed)
+    rows = _HeldOut(model, open_table(data))
     preprocessor = model.preprocessor
-    x = preprocessor.dequantize(rows.x, seeded(seed, 1))
+    x = preprocessor.dequantize(rows.x, seeded(0, 1))
     like = next(model.flow.parameters())
     context = None if rows.context is None else preprocessor.context(rows.context).to(like)
     z, round_trip, residual = _round_trip(model, preprocessor(x)[0].to(like), context)
-    samples = _sample(model, context, min(_ROWS, max(1_000, len(x))), seed)
+    samples = _sample(model, context, min(_ROWS, max(1_000, len(x))))
     return ReportContent(
         title=f"Density of {model.facts['table']}",
         facts=_facts(model, rows),
@@ -43,7 +43,7 @@ def collect(model: TableModel, data: Any, seed: int = 0) -> ReportContent:
         best_step=int(model.facts["best_step"]),
         z=z.numpy(),
         model=Score("Sinuflow", model.score_numbers(x, rows.context).numpy()),
-        baselines=_baselines(model, rows, x, seed),
+        baselines=_baselines(model, rows, x),
         round_trip=round_trip,
         residual=residual,
         anomalies=_anomalies(model, rows),
@@ -54,11 +54,11 @@ def collect(model: TableModel, data: Any, seed: int = 0) -> ReportContent:
 class _HeldOut:
     """The rows of the report as numbers, without those of density zero, and their indices in the table."""
 
-    def __init__(self, model: TableModel, table: Table, seed: int) -> None:
+    def __init__(self, model: TableModel, table: Table) -> None:
         count = table.count()
         #: Whether the table is the one that the model was trained on.
         self.same = count == model.facts["rows"] and _fingerprint(model, table) == model.facts["content"]
-        random = np.random.default_rng([seed, 2])
+        random = np.random.default_rng([0, 2])
         test = subsample(model.split.test if self.same else np.arange(count), _ROWS, random)
         train = subsample(model.split.train, _ROWS, random) if self.same else np.empty(0, dtype=np.int64)
         kept, ids, trained = [], [], []
@@ -117,12 +117,12 @@ def _round_trip(model: TableModel, y: Tensor, context: Tensor | None) -> tuple[T
     return torch.cat(noise), error, residual
 
 
-def _sample(model: TableModel, context: Tensor | None, count: int, seed: int) -> Tensor:
+def _sample(model: TableModel, context: Tensor | None, count: int) -> Tensor:
     """Samples; those of a conditional model have contexts of random rows."""
-    generator = torch.Generator(next(model.flow.parameters()).device).manual_seed(seed)
+    generator = torch.Generator(next(model.flow.parameters()).device).manual_seed(0)
     if context is None:
         return model.preprocessor.inverse(model.flow().sample((count,), generator=generator).cpu())
-    context = context[torch.randint(len(context), (count,), generator=seeded(seed))]
+    context = context[torch.randint(len(context), (count,), generator=seeded(0))]
     return model.preprocessor.inverse(model.flow(context).sample(generator=generator).cpu())
 
 
@@ -135,10 +135,10 @@ def _view(column: Column, *values: Tensor) -> ColumnView:
     return ColumnView(column.name, kind, data, samples, column.describe(), column.step if column.rounded else 0.0)
 
 
-def _baselines(model: TableModel, rows: _HeldOut, x: Tensor, seed: int) -> list[Score]:
+def _baselines(model: TableModel, rows: _HeldOut, x: Tensor) -> list[Score]:
     if model.preprocessor.context_columns or len(rows.train) < 2:
         return []
-    train, _ = model.preprocessor.prepare(model.preprocessor.dequantize(rows.train, seeded(seed, 2)))
+    train, _ = model.preprocessor.prepare(model.preprocessor.dequantize(rows.train, seeded(0, 2)))
     test, ladj = model.preprocessor.prepare(x)
     densities = {"Gaussian, full covariance": gaussian_log_density, "kernel density": kde_log_density}
     return [Score(name, log_p(train.numpy(), test.numpy()) + ladj.numpy()) for name, log_p in densities.items()]

@@ -10,9 +10,9 @@ MINUS = "\N{MINUS SIGN}"
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def number(value: float | None, decimals: int = 3) -> str:
-    """Fixed decimals for numbers of usual size, scientific notation for others, and a dash for None and NaN."""
-    if value is None or math.isnan(value):
+def number(value: float, decimals: int = 3) -> str:
+    """Fixed decimals for numbers of usual size, scientific notation for others, and a dash for NaN."""
+    if math.isnan(value):
         return NOTHING
     if math.isinf(value):
         return "∞" if value > 0 else f"{MINUS}∞"
