@@ -6,6 +6,7 @@ import platform
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from .. import __version__
@@ -35,8 +36,6 @@ def command(
 
 
 def _show_devices() -> None:
-    import torch
-
     echo(f"sinuflow {__version__}, Python {platform.python_version()}, torch {torch.__version__}")
     cpu = cpp_backend()
     echo(f"cpu: {torch.get_num_threads()} threads")
