@@ -116,6 +116,7 @@ def test_every_figure_has_a_label(page):
 def test_figures_take_their_colours_from_the_page(html):
     assert "var(--ink)" in html
     assert "var(--model)" in html
+    assert re.search(r"<text[^>]*var\(--muted\)[^>]*>correlation</text>", html)
     styles = re.findall(r'style="([^"]*)"', html)
     assert not [style for style in styles if re.search(r"#[0-9a-f]{3,6}", re.sub(r"url\([^)]*\)", "", style))]
 

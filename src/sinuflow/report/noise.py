@@ -102,7 +102,8 @@ def correlation(content: ReportContent) -> Picture | None:
         axes.tick_params(length=0)
         axes.spines[:].set_visible(True)
         bar = figure.colorbar(image, label="correlation", ticks=MaxNLocator(5))
-        bar.ax.set_rasterization_zorder(1.5)  # one image for all its colours
+        for mesh in bar.ax.collections:
+            mesh.set_rasterized(True)  # one image, and labels in the page's colours
 
     svg = draw("correlation", f"Correlations of {size} dimensions of the noise", (4.0, 3.3), paint)
     return Picture(svg, "Correlations", note)
