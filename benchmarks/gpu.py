@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import sinuflow
+from cuda_graphs import captured
 from looks_trained import look_trained
 from records import make_record, write
 from sinuflow.bijections.base import CERTIFIED
@@ -57,16 +58,7 @@ FLOWS: dict[str, dict[str, Any]] = {
 
 def replayed(job: Callable[[], object], replays: int = 50) -> float:
     """Milliseconds of a job, captured as a CUDA graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            job()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        job()
-    return median_of(graph.replay, replays)
+    return median_of(captured(job), replays)
 
 
 def median_of(job: Callable[[], object], repeats: int) -> float:

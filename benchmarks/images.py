@@ -32,14 +32,8 @@ from sinuflow.paper.recipes import recipes
 IMAGES = 128
 SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 ALPHA = {"mnist": 1e-6, "cifar10": 0.05}
-#: The dataset and the recipe of every flow.
-FLOWS = {
-    "mnist": ("mnist", "today"),
-    "cifar10": ("cifar10", "today"),
-    "mnist-affine": ("mnist", "affine"),
-    "cifar10-affine": ("cifar10", "affine"),
-    "cifar10-best": ("cifar10", "best"),
-}
+#: Named by their dataset, and by their recipe unless it is `today`.
+FLOWS = ("mnist", "cifar10", "mnist-affine", "cifar10-affine", "cifar10-best")
 #: The standard deviation of random parameters of networks.
 STD = {"today": 0.02, "affine": 0.02, "best": 0.01}
 #: The limit and the aim, in milliseconds.
@@ -51,10 +45,16 @@ TARGETS = {
 }
 
 
+def parts_of(name: str) -> tuple[str, str]:
+    """The dataset and the recipe of a flow."""
+    data, _, recipe = name.partition("-")
+    return data, recipe or "today"
+
+
 def make_flow(name: str, weights: Path | None) -> sinuflow.SinusoidalFlow:
     """A trained flow, or one with random parameters."""
     torch.manual_seed(0)
-    data, recipe = FLOWS[name]
+    data, recipe = parts_of(name)
     flow = sinuflow.SinusoidalFlow.image(SHAPES[data], **recipes(data)[recipe].flow)
     if weights is not None:
         flow.load_state_dict(load_file(weights))
@@ -85,11 +85,11 @@ def measure(name: str, weights: Path | None) -> list[dict[str, Any]]:
     }
     score, draw = scoring(flow, x, validate_args=False), sampling(flow, IMAGES)
     times = {"log_prob": replayed(score, 20), "sample": replayed(draw, 10)}
-    data = FLOWS[name][0]
+    data, recipe = parts_of(name)
     bytes_ = (256 * torch.rand(20_000, *SHAPES[data])).to(torch.uint8)
     rows = ImageRows(bytes_, PixelMap(ALPHA[data]), flips=data == "cifar10").to(torch.device("cuda"))
     times["step"] = step_time(make_flow(name, weights).cuda().train(), IMAGES, rows)
-    targets = TARGETS if FLOWS[name][1] != "best" else {}
+    targets = TARGETS if recipe != "best" else {}
     records = [
         {
             "flow": name,

@@ -55,6 +55,7 @@ def gpu_jobs() -> dict[str, Callable[[], object]]:
 
     import gpu
     import images
+    from cuda_graphs import captured
 
     calls: dict[str, Callable[[], object]] = {}
 
@@ -82,31 +83,11 @@ def gpu_jobs() -> dict[str, Callable[[], object]]:
         flow, training = (images.make_flow(name, None).cuda() for _ in range(2))
         with torch.no_grad():
             x = flow.bijection.inverse(torch.randn(images.IMAGES, flow.features, device="cuda"))[0]
-        data = images.FLOWS[name][0]
+        data = name.partition("-")[0]
         pixels = (256 * torch.rand(20_000, *images.SHAPES[data])).to(torch.uint8)
         source = images.ImageRows(pixels, images.PixelMap(images.ALPHA[data]), flips=data == "cifar10")
         add(name, flow, x, images.IMAGES, source.to(torch.device("cuda")), training)
     return calls
-
-
-def captured(job: Callable[[], object]) -> Callable[[], object]:
-    """The replay of a job, captured as a CUDA graph, which needs the job's tensors."""
-    import torch
-
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            job()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        job()
-
-    def replay(job: Callable[[], object] = job) -> None:
-        graph.replay()
-
-    return replay
 
 
 def synchronized(job: Callable[[], object]) -> Callable[[], object]:
@@ -139,9 +120,10 @@ class Worker:
     """A subprocess that imports one revision."""
 
     def __init__(self, source: Path, device: str) -> None:
+        source = source.resolve()
         # On a CPU, one definition of the jobs serves both revisions; the GPU's use internals, which change.
-        benchmarks = Path(__file__).parent if device == "cpu" else source.resolve().parent / "benchmarks"
-        path = os.pathsep.join(map(str, (source.resolve(), benchmarks)))
+        own = [source.parent / "benchmarks"] if device == "cuda" else []
+        path = os.pathsep.join(map(str, (source, *own, Path(__file__).resolve().parent)))
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
         command = [
             sys.executable,

@@ -90,8 +90,7 @@ def test_every_command_checks_all_of_its_inputs(tmp_path, monkeypatch):
             raise StorageError("stop")
 
     for module in ("fit", "score", "sample", "report"):
-        for name in ("claim_output", "claim_rows_output"):
-            monkeypatch.setattr(f"sinuflow.cli.{module}.{name}", claiming, raising=False)
+        monkeypatch.setattr(f"sinuflow.cli.{module}.claim_output", claiming)
     monkeypatch.setattr("sinuflow.cli.sample.load_fitted", lambda path: None)
     for arguments in (
         "fit data -o m --report r --labels labels",

@@ -10,7 +10,7 @@ import pytest
 from sinuflow import ArgumentError, DataError
 from sinuflow.paper import Options, reproduce
 from sinuflow.paper.recipes import recipes
-from sinuflow.report import gaussian_log_density
+from sinuflow.report.baselines import gaussian_log_density
 
 
 @pytest.fixture(scope="module")

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from sinuflow.report import Anomaly, ColumnView, ReportContent, Score
+from sinuflow.report.content import Anomaly, ColumnView, ReportContent, Score
 
 HOSTILE = "<script>alert(1)</script>"
 
 
-def column(name: str, kind: str, data: Any, samples: Any, map: str = "standardised") -> ColumnView:
-    return ColumnView(name, kind, np.asarray(data), np.asarray(samples), map)
+def column(
+    name: str,
+    kind: Literal["number", "integer", "category"],
+    data: Any,
+    samples: Any,
+    map: str = "standardised",
+    step: float = 0.0,
+) -> ColumnView:
+    return ColumnView(name, kind, np.asarray(data), np.asarray(samples), map, step)
+
+
+def score(name: str, nll: float, standard_error: float = 0.0, rows: int = 2000) -> Score:
+    """A density with this NLL and standard error; scores with other standard errors are correlated with it."""
+    sign = np.where(np.arange(rows) % 2, 1.0, -1.0)
+    return Score(name, -nll + standard_error * np.sqrt(rows - 1) * sign)
 
 
 def content(rows: int = 2000, **changes: Any) -> ReportContent:
-    """Six columns of all kinds, with plausible values."""
+    """Five columns of all kinds, with plausible values."""
     rng = np.random.default_rng(7)
 
     def normals(n: int) -> np.ndarray:
@@ -32,9 +45,8 @@ def content(rows: int = 2000, **changes: Any) -> ReportContent:
         column("temperature", "number", 20 + 5 * d[:, 0], 20 + 5.1 * s[:, 0]),
         column("price ($)", "number", heavy, s[:, 1] + 0.6 * s[:, 0]),
         column("income", "number", np.exp(8 + 1.6 * d[:, 2] + d[:, 0]), np.exp(8 + 1.6 * s[:, 2] + s[:, 0]), map="log"),
-        column("age", "integer", rng.poisson(38, rows), rng.poisson(38.5, rows), map="dequantised, step 1"),
+        column("age", "integer", rng.poisson(38, rows), rng.poisson(38.5, rows), "dequantised, step 1", 1.0),
         column("colour", "category", rng.choice(names, rows, p=weights), rng.choice(names, rows, p=weights), "one-hot"),
-        column("version", "constant", np.full(rows, "3"), np.full(rows, "3"), map="left out"),
     ]
     history: list[dict[str, float | None]] = [
         {
@@ -46,9 +58,10 @@ def content(rows: int = 2000, **changes: Any) -> ReportContent:
         }
         for step in range(10, 2001, 10)
     ]
-    z = normals(rows)
-    z[:, 3] *= 1.08
-    z[:, 2] += 0.12 * z[:, 0]
+    columns = changes.get("columns", columns)
+    z = rng.standard_normal((len(columns[0].data), len(columns)))
+    z[:, 0] *= 1.08
+    z[:, -1] += 0.12 * z[:, 0]
     whole = ReportContent(
         title="Density of weather-and-prices.csv",
         facts={
@@ -63,21 +76,13 @@ def content(rows: int = 2000, **changes: Any) -> ReportContent:
         history=history,
         best_step=1500,
         z=z,
-        z_names=["temperature", "price ($)", "income", "age"],
-        model=Score("Sinusoidal flow", 6.1034, 0.0312, -23.91),
-        baselines=[Score("Gaussian", 7.8812, 0.0541, -812.4), Score("Kernel density", 6.7719, 0.0402, -61.0)],
-        features=5,
+        model=score("Sinusoidal flow", 6.1034, 0.0312),
+        baselines=[score("Gaussian", 7.8812, 0.0541), score("Kernel density", 6.7717, 0.0402)],
         round_trip=3.1e-6,
         residual=4.8e-7,
-        inverted=2000,
         anomalies=[
-            Anomaly(
-                row=int(i),
-                log_density=-23.91 + 0.7 * k,
-                percentile=100 - 0.01 * k,
-                values={c.name: str(c.data[i])[:8] for c in columns},
-            )
-            for k, i in enumerate(rng.choice(rows, 10, replace=False))
+            Anomaly(position=k, row=100 * k + 1, log_density=-23.91 + 0.7 * k, percentile=100 - 0.01 * k)
+            for k in range(min(10, len(z)))
         ],
         notes=["312 rows with missing values were dropped.", "The split is by row, at random, with the seed above."],
     )
@@ -89,8 +94,8 @@ def wide(features: int = 60, rows: int = 2000) -> ReportContent:
     z = rng.standard_normal((rows, features))
     mixed = z + 0.5 * np.roll(z, 1, axis=1)
     samples = rng.standard_normal((rows, features)) * 1.1
-    names = [f"measurement number {i} of the long experiment" for i in range(features)]
-    columns = [column(name, "number", mixed[:, i], samples[:, i]) for i, name in enumerate(names)]
-    values = {name: f"{mixed[0, i]:.6g}" for i, name in enumerate(names)}
-    anomalies = [Anomaly(i, -80.0 + i, 99.0, values) for i in range(20)]
-    return content(columns=columns, z=z, z_names=names, features=features, anomalies=anomalies)
+    columns = [
+        column(f"measurement number {i} of the long experiment", "number", mixed[:, i], samples[:, i])
+        for i in range(features)
+    ]
+    return content(columns=columns, z=z)

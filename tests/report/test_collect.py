@@ -12,7 +12,7 @@ import torch
 from looks_trained import look_trained
 from sinuflow import DataError, SinusoidalFlow, fit_table
 from sinuflow.data.sources import seeded
-from sinuflow.report import gaussian_log_density
+from sinuflow.report.baselines import gaussian_log_density
 from sinuflow.report.collect import collect
 
 
@@ -29,7 +29,7 @@ def model():
 
 def test_only_test_rows_count_in_the_training_table(model):
     content = collect(model, make_frame())
-    assert content.inverted == len(model.split.test)
+    assert len(content.z) == len(model.split.test)
     assert content.facts["rows in this report"] == "60 test rows"
     rows = {anomaly.row - 1 for anomaly in content.anomalies}
     assert rows <= set(model.split.test.tolist())
@@ -50,12 +50,14 @@ def test_the_scores_are_those_of_the_test_rows_and_the_lead_is_paired(model):
     gaussian = gaussian_log_density(prepared_train.numpy(), prepared.numpy()) + ladj.numpy()
     baseline = content.baselines[0]
     assert baseline.nll == pytest.approx(-gaussian.mean())
-    assert baseline.lead_error == pytest.approx((ours - gaussian).std(ddof=1) / np.sqrt(len(ours)))
+    lead, error = baseline.lead_of(content.model)
+    assert lead == pytest.approx((ours - gaussian).mean())
+    assert error == pytest.approx((ours - gaussian).std(ddof=1) / np.sqrt(len(ours)))
 
 
 def test_another_table_is_recognized_by_its_rows(model):
     content = collect(model, make_frame(seed=1))
-    assert content.inverted == 400
+    assert len(content.z) == 400
     assert content.baselines == []
     assert any("not from the table" in note for note in content.notes)
 
@@ -65,7 +67,7 @@ def test_rows_without_a_density_are_counted_and_left_out():
     fitted = fit_table(positive, steps=20, maps={"b": "log"}, progress=False, device="cpu")
     other = pd.DataFrame({"b": [*positive["b"][:50], -1.0, -2.0]})
     content = collect(fitted, other)
-    assert content.inverted == 50
+    assert len(content.z) == 50
     assert np.isfinite(content.model.nll)
     assert any(note.startswith("2 rows are outside") for note in content.notes)
     with pytest.raises(DataError, match="within the range"):

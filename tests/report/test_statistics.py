@@ -22,13 +22,11 @@ def test_numbers_are_compared_by_kolmogorov_smirnov():
 
 def test_categories_are_compared_by_total_variation():
     assert distance(column("x", "category", ["a", "a", "b", "b"], ["a", "c"])) == pytest.approx(0.5)
-    assert distance(column("x", "constant", [1, 1], [1, 1])) == 0
+    assert distance(column("x", "category", [1, 1], [1, 1])) == 0
 
 
 def test_nothing_has_no_distance():
     assert math.isnan(distance(column("x", "number", [np.nan], [1.0])))
-    assert math.isnan(distance(column("x", "category", [], ["a"])))
-    assert math.isnan(chance(0, 5))
 
 
 def test_many_categories_differ_by_chance():
@@ -36,19 +34,17 @@ def test_many_categories_differ_by_chance():
     names = np.array([f"c{i}" for i in range(50)])
     data, samples = rng.choice(names, 500), rng.choice(names, 500)
     same = column("x", "category", data, samples)
-    assert 2 * chance(500, 500) < distance(same) * 1.2
+    assert 2 * chance(same) < distance(same) * 1.2
     assert distance(same) < noticeable(same)
     other = column("x", "category", data, rng.choice(names[:30], 500))
     assert distance(other) > noticeable(other)
-    assert noticeable(column("x", "number", data, samples)) == 2 * chance(500, 500)
+    assert noticeable(column("x", "number", data, samples)) == 2 * chance(same)
 
 
 def test_chance_is_exceeded_one_time_in_twenty():
     rng = np.random.default_rng(0)
-    distances = [
-        distance(column("x", "number", rng.standard_normal(400), rng.standard_normal(300))) for _ in range(400)
-    ]
-    assert np.mean(np.array(distances) > chance(400, 300)) == pytest.approx(0.05, abs=0.03)
+    columns = [column("x", "number", rng.standard_normal(400), rng.standard_normal(300)) for _ in range(400)]
+    assert np.mean([distance(c) > chance(c) for c in columns]) == pytest.approx(0.05, abs=0.03)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1.1, 3.0])
@@ -56,8 +52,7 @@ def test_chance_is_exceeded_one_time_in_twenty():
 def test_kolmogorov_smirnov_is_scipys(rows, scale):
     z = scale * np.random.default_rng(rows).standard_normal(rows)
     ours, theirs = kolmogorov_smirnov(z), stats.kstest(z, "norm", method="asymp")
-    assert ours.statistic == pytest.approx(theirs.statistic, abs=1e-14)
-    assert ours.p_value == pytest.approx(theirs.pvalue, rel=1e-10, abs=1e-300)
+    assert ours == (pytest.approx(theirs.statistic, abs=1e-14), pytest.approx(theirs.pvalue, rel=1e-10, abs=1e-300))
 
 
 @pytest.mark.parametrize("x", [0.0, 0.03, 0.05, 0.2, 0.7, 0.999, 1.0, 1.5, 3.0, 10.0])
@@ -65,12 +60,8 @@ def test_the_tail_is_kolmogorovs(x):
     assert kolmogorov_tail(x) == pytest.approx(special.kolmogorov(x), rel=1e-12, abs=1e-300)
 
 
-def test_an_empty_sample_has_no_statistic():
-    assert all(math.isnan(value) for value in kolmogorov_smirnov(np.empty(0)))
-
-
 def test_nan_counts_as_infinite():
-    assert kolmogorov_smirnov(np.full(50, np.nan)).statistic == 1.0
+    assert kolmogorov_smirnov(np.full(50, np.nan))[0] == 1.0
 
 
 def test_correlations_are_numpys():

@@ -19,7 +19,6 @@ MINUS, NOTHING = "\N{MINUS SIGN}", "\N{EN DASH}"
         (math.inf, "∞"),
         (-math.inf, f"{MINUS}∞"),
         (math.nan, NOTHING),
-        (None, NOTHING),
     ],
 )
 def test_number(value, text):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
+
+import pyarrow
+from pyarrow import compute, types
 
 from ..errors import DataError
 
@@ -18,46 +20,34 @@ _ROWS = 8192
 
 
 class CsvWriter:
-    """Writes record batches to a comma-separated UTF-8 file.
+    """Writes record batches to a comma-separated UTF-8 file, on demand with apostrophes before formulas.
 
     A missing value is an empty cell, an empty string a quoted one. Arrow's own writer would quote every string.
-
-    Args:
-        path: the file.
-        schema: of the batches.
-        spreadsheet_safe: put an apostrophe before strings that spreadsheets evaluate as formulas.
     """
 
     def __init__(self, path: str, schema: Any, spreadsheet_safe: bool = False) -> None:
-        import pyarrow
-
         self._safe = spreadsheet_safe
         for field in schema:
-            _check_type(field)
+            kind = _type_of_values(field)
+            if types.is_nested(kind) or types.is_run_end_encoded(kind) or isinstance(kind, pyarrow.BaseExtensionType):
+                raise DataError(
+                    f"column {field.name!r} holds {kind}, which CSV cannot hold: write a .parquet file instead"
+                )
         self._file = open(path, "wb")  # noqa: SIM115 - closed by close()
+        self.close = self._file.close
         names = pyarrow.array(schema.names, pyarrow.string())
-        header = ",".join(_quoted(self._escape_formulas(names), _QUOTED_NAMES).to_pylist())
+        header = ",".join(_quoted(self._escaped(names), _QUOTED_NAMES).to_pylist())
         self._file.write((header or '""').encode() + b"\n")
 
     def write_batch(self, batch: Any) -> None:
         """Write the rows of a record batch."""
         for start in range(0, len(batch), _ROWS):
-            self._write_rows(batch.slice(start, _ROWS))
-
-    def _write_rows(self, batch: Any) -> None:
-        from pyarrow import compute
-
-        cells = [self._cells(field, batch.column(i)) for i, field in enumerate(batch.schema)]
-        rows = compute.binary_join_element_wise(*cells, ",", null_handling="replace", null_replacement="")
-        self._file.write("".join(f"{row}\n" for row in rows.to_pylist()).encode())
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+            rows = batch.slice(start, _ROWS)
+            cells = [self._cells(field, rows.column(i)) for i, field in enumerate(batch.schema)]
+            lines = compute.binary_join_element_wise(*cells, ",", null_handling="replace", null_replacement="")
+            self._file.write("".join(f"{line}\n" for line in lines.to_pylist()).encode())
 
     def _cells(self, field: Any, array: Any) -> Any:
-        import pyarrow
-
         try:
             texts = array.cast(pyarrow.string())
             texts.validate(full=True)  # strings in Parquet files may be invalid UTF-8
@@ -65,22 +55,29 @@ class CsvWriter:
             raise DataError(
                 f"column {field.name!r} holds bytes that are not UTF-8 text: write a .parquet file instead"
             ) from None
-        return _quoted(self._escape_formulas(texts) if _holds_text(field.type) else texts, _QUOTED_CELLS)
+        kind = _type_of_values(field)
+        is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+        return _quoted(self._escaped(texts) if is_text else texts, _QUOTED_CELLS)
 
-    def _escape_formulas(self, texts: Any) -> Any:
-        from pyarrow import compute
-
+    def _escaped(self, texts: Any) -> Any:
         if not self._safe:
             return texts
-        formula = compute.and_not(
-            compute.match_substring_regex(texts, _FORMULA), compute.match_substring_regex(texts, _NUMBER)
-        )
-        return compute.if_else(formula, compute.binary_join_element_wise("'", texts, ""), texts)
+        return compute.if_else(formulas(texts), compute.binary_join_element_wise("'", texts, ""), texts)
+
+
+def formulas(texts: Any) -> Any:
+    """Which strings of an Arrow array a spreadsheet evaluates.
+
+    Example:
+        >>> formulas(pyarrow.array(["=1+1", "-5", "Oslo"])).to_pylist()
+        [True, False, False]
+    """
+    return compute.and_not(
+        compute.match_substring_regex(texts, _FORMULA), compute.match_substring_regex(texts, _NUMBER)
+    )
 
 
 def _quoted(texts: Any, pattern: str) -> Any:
-    from pyarrow import compute
-
     needed = compute.match_substring_regex(texts, pattern)
     if not needed.true_count:
         return texts
@@ -88,26 +85,5 @@ def _quoted(texts: Any, pattern: str) -> Any:
     return compute.if_else(needed, compute.binary_join_element_wise('"', doubled, '"', ""), texts)
 
 
-def looks_like_formula(text: str) -> bool:
-    """Whether a spreadsheet evaluates a string as a formula.
-
-    Example:
-        >>> looks_like_formula("=1+1"), looks_like_formula("-5"), looks_like_formula("Oslo")
-        (True, False, False)
-    """
-    return re.search(_FORMULA, text) is not None and re.fullmatch(_NUMBER, text) is None
-
-
-def _check_type(field: Any) -> None:
-    from pyarrow import BaseExtensionType, types
-
-    kind = field.type.value_type if types.is_dictionary(field.type) else field.type
-    if types.is_nested(kind) or types.is_run_end_encoded(kind) or isinstance(kind, BaseExtensionType):
-        raise DataError(f"column {field.name!r} holds {kind}, which CSV cannot hold: write a .parquet file instead")
-
-
-def _holds_text(kind: Any) -> bool:
-    from pyarrow import types
-
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+def _type_of_values(field: Any) -> Any:
+    return field.type.value_type if types.is_dictionary(field.type) else field.type

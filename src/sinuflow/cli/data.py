@@ -18,9 +18,7 @@ app = typer.Typer(help="Benchmark datasets, images and toy densities.", no_args_
 
 
 @app.command("list")
-def list_datasets(
-    data: Annotated[Path | None, typer.Option(help="The folder of the datasets.")] = None,
-) -> None:
+def list_datasets(data: Annotated[Path | None, typer.Option(help="The folder of the datasets.")] = None) -> None:
     """List the datasets: size, source, licence, and whether they are present in a folder."""
     if data is not None and not data.is_dir():
         raise DataError(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable
+from contextlib import closing, suppress
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -19,10 +20,12 @@ from ..models.loading import load
 from ..models.table import TableModel
 from ..signals import shielded
 from ..training.fit import find_device
-from .csv_writer import CsvWriter
 
 #: Formats of rows.
 ROW_FORMATS = (".csv", ".parquet")
+#: Parameters of several commands.
+ModelFile = Annotated[Path, typer.Argument(help="A model file, from `sinuflow fit`.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing output.")]
 
 
 def load_fitted(path: Path) -> TableModel | ImageModel:
@@ -31,14 +34,6 @@ def load_fitted(path: Path) -> TableModel | ImageModel:
     if isinstance(model, Flow):
         raise StorageError(f"{path} holds a bare flow, without columns: create models with `sinuflow fit`")
     return model.to(find_device("auto")) if isinstance(model, ImageModel) else model
-
-
-def load_table_model(path: Path) -> TableModel:
-    """A fitted model of a table; models of images are refused."""
-    model = load_fitted(path)
-    if isinstance(model, ImageModel):
-        raise StorageError(f"{path} holds a model of images; this command needs a model of a table")
-    return model
 
 
 def claim_output(
@@ -59,11 +54,9 @@ def claim_output(
     folder = path.parent
     if not folder.is_dir():
         raise StorageError(f"cannot write {path}: there is no folder {folder}")
-    if not os.access(folder, os.W_OK):
-        raise StorageError(f"cannot write {path}: no permission to write in {folder}")
+    require_writable(path)
     with shielded():
         ctx.with_resource(locked(lock_beside(path), path))
-    require_writable(path)
 
 
 def _is_same(output: Path, source: Path) -> bool:
@@ -72,23 +65,16 @@ def _is_same(output: Path, source: Path) -> bool:
         return True
     if not output.exists():
         return False
-    existing = output.stat()
-    return any(os.path.samestat(status, existing) for status in _stats(source))
-
-
-def _stats(source: Path) -> Iterator[os.stat_result]:
-    """The status of a file, or of every file in a folder, with links followed."""
-    visited = set[tuple[int, int]]()
-    paths = [str(source)]
+    visited, paths = set[str](), [str(source)]
     while paths:
         path = paths.pop()
         with suppress(OSError):
-            status = os.stat(path)
-            if not stat.S_ISDIR(status.st_mode):
-                yield status
-            elif (status.st_dev, status.st_ino) not in visited:
-                visited.add((status.st_dev, status.st_ino))
+            if os.path.samefile(path, output):
+                return True
+            if os.path.isdir(path) and (real := os.path.realpath(path)) not in visited:
+                visited.add(real)
                 paths += [entry.path for entry in os.scandir(path)]
+    return False
 
 
 def write_rows(path: Path, batches: Iterable[Any], spreadsheet_safe: bool = False) -> int:
@@ -96,31 +82,22 @@ def write_rows(path: Path, batches: Iterable[Any], spreadsheet_safe: bool = Fals
 
     ``spreadsheet_safe`` escapes formulas in CSV: see :class:`CsvWriter`.
     """
-    from pyarrow import ArrowException
+    from pyarrow import ArrowException, parquet
 
-    rows = 0
-    with replacing(path) as temporary:
-        writer = schema = None
-        try:
-            for batch in batches:
-                if writer is None:
-                    writer = _writer(path, temporary, batch.schema, spreadsheet_safe)
-                writer.write_batch(batch.cast(schema) if schema and batch.schema != schema else batch)
-                schema = schema or batch.schema
-                rows += len(batch)
-            if writer is None:
-                raise DataError("there are no rows, so nothing is written")
-        except ArrowException as error:
-            raise DataError(f"cannot write {path}: {str(error).splitlines()[0]}") from error
-        finally:
-            if writer is not None:
-                writer.close()
+    from .csv_writer import CsvWriter
+
+    rows, batches = 0, iter(batches)
+    try:
+        first = next(batches, None)
+        if first is None:
+            raise DataError("there are no rows, so nothing is written")
+        with replacing(path) as temporary:
+            is_parquet, schema = path.suffix.lower() == ".parquet", first.schema
+            writer: Any = parquet.ParquetWriter if is_parquet else partial(CsvWriter, spreadsheet_safe=spreadsheet_safe)
+            with closing(writer(temporary, schema)) as writer:
+                for batch in chain([first], batches):
+                    writer.write_batch(batch if batch.schema == schema else batch.cast(schema))
+                    rows += len(batch)
+    except ArrowException as error:
+        raise DataError(f"cannot write {path}: {str(error).splitlines()[0]}") from error
     return rows
-
-
-def _writer(path: Path, temporary: str, schema: Any, spreadsheet_safe: bool) -> Any:
-    if path.suffix.lower() == ".parquet":
-        from pyarrow import parquet
-
-        return parquet.ParquetWriter(temporary, schema)
-    return CsvWriter(temporary, schema, spreadsheet_safe)

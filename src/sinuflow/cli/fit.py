@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,14 +9,13 @@ import typer
 
 from ..data.image_files import holds_pictures
 from ..errors import DataError
-from ..models.fitted import FittedModel
-from ..models.image import ImageModel
 from ..models.image_fitting import fit_images
 from ..models.table import TableModel
 from ..models.table_fitting import fit_table
 from .files import claim_output
-from .info import reconstruction
-from .runs import resumable_run
+from .info import reconstruction, training, validation
+from .report import write_report
+from .runs import Model, resumable_run
 from .terminal import echo
 
 Missing = Literal["refuse", "drop"]
@@ -25,9 +23,7 @@ Missing = Literal["refuse", "drop"]
 
 def command(
     ctx: typer.Context,
-    data: Annotated[
-        Path, typer.Argument(help="CSV, Parquet (a file or a folder of files), .npy, or a folder of PNG files.")
-    ],
+    data: Annotated[Path, typer.Argument(help="CSV, Parquet (file or folder), .npy, or a folder of PNG files.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The model file to write.")],
     context: Annotated[list[str] | None, typer.Option(help="A column to condition on; may be repeated.")] = None,
     drop: Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")] = None,
@@ -38,10 +34,7 @@ def command(
     ] = None,
     conditioning: Annotated[
         Literal["full", "affine", "shift"] | None,
-        typer.Option(
-            help="Which parameters are conditional: shift (the paper), full (tables: all), affine (images: also "
-            "log-scales)."
-        ),
+        typer.Option(help="Conditional parameters: shift (the paper), full (tables), affine (images: and log-scales)."),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="The maximum number of training steps.")] = None,
     labels: Annotated[Path | None, typer.Option(help="Images: a .npy file with their classes, from 0.")] = None,
@@ -68,64 +61,35 @@ def command(
     claim_output(ctx, output, force, [data, labels])
     if report is not None:
         claim_output(ctx, report, force, [data, labels, output], (".html", ".htm"))
-    images = _are_images(data)
-    table_options = {
-        "--context": context,
-        "--drop": drop,
-        "--map": map_,
-        "--report": report,
-        "--missing": missing != "refuse",
-        "--conditioning full": conditioning == "full",
-    }
-    image_options = {
-        "--labels": labels,
-        "--size": size != "auto",
-        "--stability": stability is not None,
-        "--conditioning affine": conditioning == "affine",
-    }
+    images = holds_pictures(data)
+    if not images and data.is_dir() and not any(data.rglob("*.parquet")):
+        raise DataError(f"{data} is a folder with neither .parquet files nor PNG pictures")
+    refused: dict[str, object]
     if images:
-        _refuse(table_options, "tables", f"{data} holds images")
+        refused = {"--context": context, "--drop": drop, "--map": map_, "--report": report}
+        refused |= {"--missing": missing != "refuse", "--conditioning full": conditioning == "full"}
     else:
-        _refuse(image_options, "images", f"{data} holds a table")
-    model: FittedModel
-    with resumable_run(output, resume, force) as run:
-        options: dict[str, Any] = {
-            "steps": steps,
-            "seed": seed,
-            "device": device,
-            "checkpoint": run.folder,
-            "checkpoint_minutes": checkpoint_minutes,
-            "resume": resume,
-            "progress": not quiet,
-        }
+        refused = {"--labels": labels, "--size": size != "auto", "--stability": stability is not None}
+        refused |= {"--conditioning affine": conditioning == "affine"}
+    for option in filter(refused.get, refused):
+        holds = ("tables", "images") if images else ("images", "a table")
+        raise DataError(f"{option} is for {holds[0]}, and {data} holds {holds[1]}")
+
+    def train(folder: Path) -> Model:
+        options: dict[str, Any] = {"steps": steps, "seed": seed, "device": device, "progress": not quiet}
+        options |= {"checkpoint": folder, "checkpoint_minutes": checkpoint_minutes, "resume": resume}
         if images:
-            training = None if stability is None else {"stability": stability}
-            model = fit_images(data, labels=labels, size=size, conditioning=conditioning, training=training, **options)  # type: ignore[arg-type]
-        else:
-            options |= {"context": context, "drop": drop, "missing": missing, "maps": _maps(map_ or [])}
-            model = fit_table(data, conditioning=conditioning or "full", **options)
-        run.finish(model)
+            penalty = None if stability is None else {"stability": stability}
+            options |= {"labels": labels, "size": size, "training": penalty}
+            return fit_images(data, conditioning=conditioning, **options)  # type: ignore[arg-type]
+        options |= {"context": context, "drop": drop, "missing": missing, "maps": _maps(map_ or [])}
+        return fit_table(data, conditioning=conditioning or "full", **options)
+
+    model = resumable_run(output, resume, force, train)
     _print_summary(model)
     echo(f"model: {output}")
     if report is not None and isinstance(model, TableModel):
-        from .report import write_report
-
         write_report(model, data, report)
-
-
-def _are_images(data: Path) -> bool:
-    if holds_pictures(data):
-        return True
-    if data.is_dir() and not any(data.rglob("*.parquet")):
-        raise DataError(f"{data} is a folder with neither .parquet files nor PNG pictures")
-    return False
-
-
-def _refuse(options: Mapping[str, object], kind: str, reason: str) -> None:
-    """Refuse options that do not apply to this kind of data."""
-    for name, value in options.items():
-        if value:
-            raise DataError(f"{name} is for {kind}, and {reason}")
 
 
 def _maps(assignments: list[str]) -> dict[str, str]:
@@ -138,25 +102,20 @@ def _maps(assignments: list[str]) -> dict[str, str]:
     return maps
 
 
-def _print_summary(model: FittedModel) -> None:
+def _print_summary(model: Model) -> None:
     facts = model.facts
-    trained = f"trained {facts['steps']:,} steps in {facts['seconds']:.0f} s, best at step {facts['best_step']:,}"
     if isinstance(model, TableModel):
         columns = f"{len(model.preprocessor.features)} columns modelled"
         if model.preprocessor.context_columns:
             columns += f", {len(model.preprocessor.context_columns)} as context"
-        echo(f"{facts['table']}: {facts['used_rows']:,} rows, {columns}; {trained}")
-    if not isinstance(model, ImageModel):
-        return
-    count = facts["train_images"] + facts["validation_images"]
-    echo(f"{facts['images']}: {count:,} images of {model.describe()}; {trained}")
-    echo(
-        f"validation images: {facts['bits_per_dimension']:.3f} bits per dimension (baseline of independent pixels: "
-        f"{facts['histogram_bits']:.3f})"
-    )
-    if facts["bits_per_dimension"] > facts["histogram_bits"]:
-        echo(
-            "the model is worse than the baseline: train for more steps (--steps); a continuous density "
-            "cannot fit images that use few of the 256 shades"
-        )
-    echo(reconstruction(facts))
+        echo(f"{facts['table']}: {facts['used_rows']:,} rows, {columns}; trained {training(facts)}")
+    else:
+        count = facts["train_images"] + facts["validation_images"]
+        echo(f"{facts['images']}: {count:,} images of {model.describe()}; trained {training(facts)}")
+        echo(validation(facts))
+        if facts["bits_per_dimension"] > facts["histogram_bits"]:
+            echo(
+                "the model is worse than the baseline: train for more steps (--steps); a continuous density cannot fit "
+                "images that use few of the 256 shades"
+            )
+        echo(reconstruction(facts))

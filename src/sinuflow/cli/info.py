@@ -6,6 +6,7 @@ import platform
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from .. import __version__
@@ -35,8 +36,6 @@ def command(
 
 
 def _show_devices() -> None:
-    import torch
-
     echo(f"sinuflow {__version__}, Python {platform.python_version()}, torch {torch.__version__}")
     cpu = cpp_backend()
     echo(f"cpu: {torch.get_num_threads()} threads")
@@ -75,7 +74,7 @@ def _show_table(path: Path, model: TableModel) -> None:
         f"rows: {facts['used_rows']:,} of {facts['rows']:,} used: {facts['train_rows']:,} for training, "
         f"{len(model.split.validation):,} for validation, {len(model.split.test):,} for testing"
     )
-    echo(_training(facts))
+    echo(f"training: {training(facts)}, seed {facts['seed']}")
     echo("columns:")
     width = max(len(c.name) for c in model.preprocessor.columns)
     for column in model.preprocessor.columns:
@@ -89,13 +88,21 @@ def _show_images(path: Path, model: ImageModel) -> None:
     echo(f"images: {facts['train_images']:,} for training{flips}, {facts['validation_images']:,} for validation")
     if model.classes is not None:
         echo(f"classes: {listed(model.classes)}")
-    echo(_training(facts))
-    echo(
-        f"validation images: {facts['bits_per_dimension']:.3f} bits per dimension (baseline of independent pixels: "
-        f"{facts['histogram_bits']:.3f}); alpha of the logit {model.pixels.alpha:g}"
-    )
+    echo(f"training: {training(facts)}, seed {facts['seed']}")
+    echo(f"{validation(facts)}; alpha of the logit {model.pixels.alpha:g}")
     if "round_trip" in facts:  # not in files of 0.1.0
         echo(reconstruction(facts))
+
+
+def training(facts: dict[str, Any]) -> str:
+    """The length of the training."""
+    return f"{facts['steps']:,} steps in {facts['seconds']:.0f} s, best at step {facts['best_step']:,}"
+
+
+def validation(facts: dict[str, Any]) -> str:
+    """The score of validation images and its baseline."""
+    bits, baseline = (f"{facts[name]:.3f}" for name in ("bits_per_dimension", "histogram_bits"))
+    return f"validation images: {bits} bits per dimension (baseline of independent pixels: {baseline})"
 
 
 def reconstruction(facts: dict[str, Any]) -> str:
@@ -107,11 +114,4 @@ def reconstruction(facts: dict[str, Any]) -> str:
     return (
         f"{text}, more than one of the 256 shades, because the inverse amplifies rounding errors. Sample with "
         "--certify; for accurate reconstructions, train with --stability or use float64 (flow.double())"
-    )
-
-
-def _training(facts: dict[str, Any]) -> str:
-    return (
-        f"training: {facts['steps']:,} steps in {facts['seconds']:.0f} s, best at step {facts['best_step']:,}, "
-        f"seed {facts['seed']}"
     )

@@ -6,7 +6,6 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from ..printable import printable
 from .signals import Stopped, command_handler
@@ -16,13 +15,10 @@ def run() -> None:
     """The entry point of the command line."""
     command_handler.install()
     try:
-        code = _run()
+        code: str | int | None = _run()
         command_handler.remove()
-    except SystemExit:
-        command_handler.remove()
-        raise
-    except Stopped as stop:
-        code = _stopped(stop)
+    except (Stopped, SystemExit) as stop:
+        code = _stopped(stop) if isinstance(stop, Stopped) else stop.code
         command_handler.remove()
     sys.exit(code)
 
@@ -34,37 +30,22 @@ def _run() -> int:
         if error.name and error.name.split(".")[0] in ("typer", "rich"):
             sys.exit("the command line needs more than the library: pip install 'sinuflow[cli]'")
         raise
-    command_handler.imported()
+    command_handler.importing = False
     if "--debug" in sys.argv:
         sys.argv.remove("--debug")
         app()
-    _warn_in_one_line()
     code = _in_one_line(app)
     # A library may have replaced Stopped with an exception of its own.
     return code if code != 1 or command_handler.received is None else 128 + command_handler.received
 
 
-def _warn_in_one_line() -> None:
-    """Show Sinuflow's kernel warnings as one line, and hide those of libraries."""
-    from ..errors import KernelWarning
-
-    def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        _print(f"warning: {message}")
+def _in_one_line(app: Callable[[], object]) -> int:
+    """Run the command and return its exit code; errors and Sinuflow's kernel warnings are printed as one line."""
+    from ..errors import KernelWarning, SinuflowError
 
     warnings.simplefilter("ignore")
     warnings.simplefilter("default", KernelWarning)
-    warnings.showwarning = show
-
-
-def _stopped(stop: Stopped) -> int:
-    _print("interrupted")
-    return 128 + stop.number
-
-
-def _in_one_line(app: Callable[[], object]) -> int:
-    """Run the command and return its exit code; any error is printed as one line."""
-    from ..errors import SinuflowError
-
+    warnings.showwarning = lambda message, *_, **__: _print(f"warning: {message}")
     try:
         app()
     except SystemExit as stop:
@@ -83,6 +64,11 @@ def _in_one_line(app: Callable[[], object]) -> int:
         return 0
     _print(f"error: {message}")
     return 1
+
+
+def _stopped(stop: Stopped) -> int:
+    _print("interrupted")
+    return 128 + stop.number
 
 
 def _print(message: str) -> None:

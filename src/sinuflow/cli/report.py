@@ -7,41 +7,43 @@ from typing import Annotated
 
 import typer
 
+from ..errors import StorageError
 from ..models.table import TableModel
-from .files import claim_output, load_table_model
+from ..report import write
+from ..report.collect import collect
+from ..report.wording import at_most
+from .files import Force, ModelFile, claim_output, load_fitted
 from .terminal import echo
 
 
 def command(
     ctx: typer.Context,
-    model: Annotated[Path, typer.Argument(help="A model file, from `sinuflow fit`.")],
+    model: ModelFile,
     data: Annotated[Path, typer.Argument(help="The training table, or another one with the same columns.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The .html file to write.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
+    force: Force = False,
 ) -> None:
     """Write a report on a model: one page that needs no network.
 
     Of the training table, only the test rows are evaluated.
     """
     claim_output(ctx, output, force, [model, data], (".html", ".htm"))
-    write_report(load_table_model(model), data, output)
+    fitted = load_fitted(model)
+    if not isinstance(fitted, TableModel):
+        raise StorageError(f"{model} holds a model of images; this command needs a model of a table")
+    write_report(fitted, data, output)
 
 
 def write_report(model: TableModel, data: Path, output: Path) -> None:
     """Write the page and print a summary."""
-    from ..report import write
-    from ..report.collect import collect
-    from ..report.wording import at_most
-
     content = collect(model, data)
     write(content, output)
     best = min(content.baselines, key=lambda score: score.nll, default=None)
     baseline = "" if best is None else f" ({best.name}: {best.nll:.3f})"
     echo(
         f"test NLL {content.model.nll:.3f} ± {content.model.standard_error:.3f} nats{baseline}; "
-        f"round-trip error of {content.inverted:,} rows: at most {at_most(content.round_trip):.1g}"
+        f"round-trip error of {len(content.z):,} rows: at most {at_most(content.round_trip):.1g}"
     )
-    judgement = content.accuracy
-    if not judgement.good:
-        echo(f"warning: {judgement.meaning}")
+    if not content.accuracy.good:
+        echo(f"warning: {content.accuracy.meaning}")
     echo(f"report: {output}")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -26,13 +25,9 @@ def command(
     seeds: Annotated[list[int] | None, typer.Option("--seed", help="A training seed; may be repeated.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="Only this dataset; may be repeated.")] = None,
     models: Annotated[list[str] | None, typer.Option("--model", help="Only this model; may be repeated.")] = None,
-    runs: Annotated[
-        Path | None, typer.Option(help="A folder for checkpoints, from which the same command resumes.")
-    ] = None,
+    runs: Annotated[Path | None, typer.Option(help="A folder for checkpoints; the same command resumes.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    force: Annotated[
-        bool, typer.Option("--force", help="Let a smaller run replace the results of a larger one.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Let a smaller run replace a larger one's results.")] = False,
 ) -> None:
     """Reproduce a figure or table of the paper: write pictures, tables and a JSON record."""
     if show or item is None:
@@ -40,9 +35,14 @@ def command(
         return
     if quick and smoke:
         raise ArgumentError("choose one of --quick and --smoke")
+    size: Literal["smoke", "quick", "full"] = "smoke" if smoke else "quick" if quick else "full"
+    words = ["sinuflow", "reproduce", item] + [f"--{size}"] * (size != "full")
+    for name, values in {"--seed": seeds, "--set": sets, "--model": models}.items():
+        words += [word for value in values or () for word in (name, str(value))]
+    words += ["--data", "DIR"] * (data is not None) + ["--device", device] * (device != "auto")
     options = Options(
         out=out,
-        size="smoke" if smoke else "quick" if quick else "full",
+        size=size,
         device=device,
         seeds=tuple(seeds or (0,)),
         data=data,
@@ -50,7 +50,7 @@ def command(
         models=tuple(models or ()),
         runs=runs,
         force=force,
-        command=shlex.join(["sinuflow", *_without_folders(sys.argv[1:])]),
+        command=shlex.join(words),  # without the folders of this machine
     )
     try:
         figures = reproduce(item, options)
@@ -77,18 +77,3 @@ def _line(figure: dict[str, Any]) -> str:
     spread = "" if figure["spread"] is None else f" +- {figure['spread']:.2g}"
     paper = "" if figure["paper"] is None else f" (paper: {figure['paper']:g})"
     return f"{figure['set']}, {figure['model']}: {figure['metric']} {value}{spread}{paper}"
-
-
-#: Options that name folders, and what is recorded in their place.
-_FOLDERS = {"--out": [], "-o": [], "--runs": [], "--data": ["--data", "DIR"]}
-
-
-def _without_folders(words: list[str]) -> list[str]:
-    """The command without the folders of this machine."""
-    result, rest = list[str](), iter(words)
-    for word in rest:
-        name = word.split("=")[0] if word.startswith("--") else word[:2]
-        result += _FOLDERS.get(name, [word])
-        if name in _FOLDERS and word == name:
-            next(rest, None)
-    return result

@@ -4,82 +4,63 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import typer
 
 from ..errors import StorageError
-from ..models.fitted import FittedModel
+from ..models.image import ImageModel
+from ..models.table import TableModel
 from ..signals import shielded
 from ..training.checkpoint import CheckpointFolder
 from .signals import Stopped
 from .terminal import echo
 
-
-class Run:
-    """The training run of a model; its folder of checkpoints is removed once the model is written."""
-
-    def __init__(self, output: Path) -> None:
-        self.output = output
-        self.folder = output.with_name(output.name + ".run")
-        self.finished = False
-
-    @property
-    def has_checkpoint(self) -> bool:
-        return CheckpointFolder(self.folder).exists()
-
-    def finish(self, model: FittedModel) -> None:
-        """Write the model and remove the folder; a signal takes effect before both or after both."""
-        with shielded():
-            model.save(self.output)
-            self.finished = True
-            with suppress(OSError, StorageError):
-                self.remove()
-
-    def remove(self) -> None:
-        """Remove the folder, unless another process is using it."""
-        with shielded(), CheckpointFolder(self.folder).locked():
-            shutil.rmtree(self.folder)
-
-    def remove_unused(self) -> None:
-        """Remove the folder if it has no checkpoint."""
-        if self.folder.is_dir() and not self.has_checkpoint:
-            with suppress(OSError, StorageError):
-                self.remove()
-
-    def status(self) -> str:
-        """What remains of an interrupted run."""
-        if self.finished:
-            return f"; the model is written: {self.output}"
-        if self.has_checkpoint:
-            return f"; the run is saved in {self.folder}. Resume it with the same command and --resume."
-        return " before the training began"
+Model = TableModel | ImageModel
 
 
-@contextmanager
-def resumable_run(output: Path, resume: bool, force: bool) -> Iterator[Run]:
-    """A run that keeps its checkpoints when interrupted, prints how to resume, and exits with the signal's code.
+def resumable_run(output: Path, resume: bool, force: bool, train: Callable[[Path], Model]) -> Model:
+    """Train a model with checkpoints in a folder beside the output, write the model, and remove the folder.
 
-    Checkpoints of an earlier run are removed only with ``force``.
+    When interrupted, the run keeps its checkpoints, prints how to resume, and exits with the signal's code. Checkpoints
+    of an earlier run are removed only with ``force``.
     """
-    run = Run(output)
-    if resume and not run.has_checkpoint:
-        echo(f"there is no checkpoint in {run.folder}: training starts at step 0", err=True)
-    elif not resume and run.folder.exists():
+    folder, finished = output.with_name(output.name + ".run"), False
+    checkpoints = CheckpointFolder(folder)
+
+    def remove() -> None:
+        """Remove the folder, unless another process is using it."""
+        with shielded(), checkpoints.locked():
+            shutil.rmtree(folder)
+
+    if resume and not checkpoints.exists():
+        echo(f"there is no checkpoint in {folder}: training starts at step 0", err=True)
+    elif not resume and folder.exists():
         if not force:
             raise StorageError(
-                f"{run.folder} holds an interrupted run of this model: resume with --resume, or start over with --force"
+                f"{folder} holds an interrupted run of this model: resume with --resume, or start over with --force"
             )
-        run.remove()
+        remove()
     try:
-        yield run
+        model = train(folder)
+        with shielded():  # a signal takes effect before both or after both
+            model.save(output)
+            finished = True
+            with suppress(OSError, StorageError):
+                remove()
+        return model
     except (Stopped, KeyboardInterrupt) as stop:
+        remains = " before the training began"
+        if finished:
+            remains = f"; the model is written: {output}"
+        elif checkpoints.exists():
+            remains = f"; the run is saved in {folder}. Resume it with the same command and --resume."
         with suppress(OSError):  # the terminal may be closed
-            echo(f"interrupted{run.status()}", err=True)
-        run.remove_unused()
+            echo(f"interrupted{remains}", err=True)
         raise typer.Exit(128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)) from None
-    except Exception:
-        run.remove_unused()
-        raise
+    finally:
+        if not checkpoints.exists():
+            with suppress(OSError, StorageError):
+                remove()

@@ -19,36 +19,28 @@ from ..flows.inversion import Certify
 from ..models.image import ImageModel
 from ..models.table import TableModel
 from ..report.wording import at_most
-from .csv_writer import looks_like_formula
-from .files import ROW_FORMATS, claim_output, load_fitted, write_rows
+from .files import ROW_FORMATS, Force, ModelFile, claim_output, load_fitted, write_rows
 from .terminal import echo
 
 
 def command(
     ctx: typer.Context,
-    model: Annotated[Path, typer.Argument(help="A model file, from `sinuflow fit`.")],
+    model: ModelFile,
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="The number of rows or images.")],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The .csv or .parquet file to write; for images, .png or .npy.")
-    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="A .csv or .parquet file; for images, .png or .npy.")],
     context: Annotated[
         list[str] | None,
         typer.Option("--given", metavar="COL=VALUE", help="The value of a context column; may be repeated."),
     ] = None,
     label: Annotated[str | None, typer.Option(help="Images: their class.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, max=2**63 - 1, help="The same seed gives the same samples.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**63 - 1, help="Equal seeds give equal samples.")] = None,
     certify: Annotated[
-        bool,
-        typer.Option("--certify", help="Map every sample back to its noise, and fail unless all meet the tolerance."),
+        bool, typer.Option("--certify", help="Fail unless all samples map back to their noise.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
+    force: Force = False,
     spreadsheet_safe: Annotated[
         bool,
-        typer.Option(
-            "--spreadsheet-safe", help="In CSV, put an apostrophe before text that spreadsheets evaluate as formulas."
-        ),
+        typer.Option("--spreadsheet-safe", help="In CSV, put an apostrophe before what spreadsheets evaluate."),
     ] = False,
 ) -> None:
     """Sample rows or images from a model. They can resemble training data.
@@ -56,63 +48,72 @@ def command(
     Images are written as one picture of all of them (.png), or as an array of bytes (.npy).
 
     Each layer of the flow is inverted to working precision, or nothing is written. With --certify, each sample is also
-    mapped back to its noise through the whole flow, before integers, categories and bytes are rounded.
+    mapped back to its noise through the whole flow, before integers, categories and bytes are rounded, and nothing is
+    written unless all meet the tolerance.
     """
     mode: Certify = "end-to-end" if certify else "layers"
     fitted = load_fitted(model)
+    residuals: list[float | None] = []
     if isinstance(fitted, ImageModel):
         if context:
             raise DataError("--given is for tables: choose a class of images with --label")
         if spreadsheet_safe:
             raise DataError("--spreadsheet-safe is for tables written as CSV")
         claim_output(ctx, output, force, [model], (".png", ".npy"))
-        seed = secrets.randbits(63) if seed is None else seed
-        images, residual = fitted.draw(count, label, seed, certify=mode)
+        images, residual = fitted.draw(count, label, secrets.randbits(63) if seed is None else seed, certify=mode)
         _write_images(output, images)
+        residuals.append(residual)
         echo(f"drew {count:,} images: {output}")
-        _print_residual([residual])
-        return
-    if label is not None:
-        raise DataError("--label is for images: set a context column of a table with --given")
-    claim_output(ctx, output, force, [model], ROW_FORMATS)
-    is_csv = output.suffix.lower() == ".csv"
-    if spreadsheet_safe and not is_csv:
-        raise DataError(f"--spreadsheet-safe is for CSV: {output} stores text unchanged")
-    values: dict[str, str] = {}
-    for text in context or []:
-        name, value = _assignment(text, fitted.columns)
-        if name in values:
-            raise DataError(f"--given names {name!r} twice")
-        values[name] = value
-    residuals: list[float | None] = []
+    else:
+        if label is not None:
+            raise DataError("--label is for images: set a context column of a table with --given")
+        claim_output(ctx, output, force, [model], ROW_FORMATS)
+        is_csv = output.suffix.lower() == ".csv"
+        if spreadsheet_safe and not is_csv:
+            raise DataError(f"--spreadsheet-safe is for CSV: {output} stores text unchanged")
+        given = _assignments(context or [], fitted.columns)
 
-    def batches() -> Iterator[Any]:
-        for batch, residual in fitted.draw_batches(count, values, seed, mode):
-            residuals.append(residual)
-            yield batch
+        def batches() -> Iterator[Any]:
+            for batch, residual in fitted.draw_batches(count, given, seed, mode):
+                residuals.append(residual)
+                yield batch
 
-    rows = write_rows(output, batches(), spreadsheet_safe)
-    echo(f"drew {rows:,} rows: {output}")
-    _print_residual(residuals)
-    if is_csv and not spreadsheet_safe:
-        _warn_of_formulas(fitted)
-
-
-def _print_residual(residuals: list[float | None]) -> None:
-    """Print the largest end-to-end residual of certified samples."""
+        echo(f"drew {write_rows(output, batches(), spreadsheet_safe):,} rows: {output}")
+        if is_csv and not spreadsheet_safe:
+            _warn_of_formulas(fitted)
     measured = [residual for residual in residuals if residual is not None]
     if measured:
         largest = at_most(max(measured))
         echo(f"certified end to end: residual at most {largest:.1g} standard deviations of the noise")
 
 
+def _assignments(texts: list[str], columns: list[str]) -> dict[str, str]:
+    """Values by column, from COLUMN=VALUE; the name of a column may contain an equals sign."""
+    values: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        known = max((column for column in columns if text.startswith(f"{column}=")), key=len, default=None)
+        if known is not None:
+            name, value = known, text[len(known) + 1 :]
+        elif not equals:
+            raise DataError(f"--given takes COLUMN=VALUE, such as --given species=setosa; got {text!r}")
+        if name in values:
+            raise DataError(f"--given names {name!r} twice")
+        values[name] = value
+    return values
+
+
 def _warn_of_formulas(model: TableModel) -> None:
     """Name the columns whose text a spreadsheet would evaluate; it comes from the training table."""
-    columns = [
-        c.name
-        for c in model.preprocessor.columns
-        if any(isinstance(text, str) and looks_like_formula(text) for text in (c.name, *c.categories))
-    ]
+    import pyarrow
+
+    from .csv_writer import formulas
+
+    columns = []
+    for column in model.preprocessor.columns:
+        texts = [column.name, *(value for value in column.categories if isinstance(value, str))]
+        if formulas(pyarrow.array(texts)).true_count:
+            columns.append(column.name)
     if columns:
         echo(
             f"note: a spreadsheet would evaluate text in {quoted_list(columns)} as formulas: sample with "
@@ -124,18 +125,6 @@ def _warn_of_formulas(model: TableModel) -> None:
 def _write_images(path: Path, images: Tensor) -> None:
     if path.suffix.lower() == ".png":
         write_png(path, grid_of(images))
-        return
-    with replacing(path) as temporary, open(temporary, "wb") as file:
-        np.save(file, images.numpy())
-
-
-def _assignment(text: str, columns: list[str]) -> tuple[str, str]:
-    """Split COLUMN=VALUE; the name of a column may contain an equals sign."""
-    names = [name for name in columns if text.startswith(f"{name}=")]
-    if names:
-        name = max(names, key=len)
-        return name, text[len(name) + 1 :]
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise DataError(f"--given takes COLUMN=VALUE, such as --given species=setosa; got {text!r}")
-    return name, value
+    else:
+        with replacing(path) as temporary, open(temporary, "wb") as file:
+            np.save(file, images.numpy())

@@ -15,7 +15,7 @@ from ..data.tables import Table, read_rows
 from ..errors import DataError
 from ..models.image import ImageModel
 from ..models.table import TableModel
-from .files import ROW_FORMATS, claim_output, load_fitted, write_rows
+from .files import ROW_FORMATS, Force, ModelFile, claim_output, load_fitted, write_rows
 from .fit import Missing
 from .terminal import echo
 
@@ -24,14 +24,12 @@ _ADDED = ("log_density", "anomaly_percentile")
 
 def command(
     ctx: typer.Context,
-    model: Annotated[Path, typer.Argument(help="A model file, from `sinuflow fit`.")],
+    model: ModelFile,
     data: Annotated[Path, typer.Argument(help="A table with the model's columns, in any order; or images.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The .csv or .parquet file to write.")],
-    missing: Annotated[Missing, typer.Option(help="Rows with missing values; 'drop' leaves their scores empty.")] = (
-        "refuse"
-    ),
+    missing: Annotated[Missing, typer.Option(help="Rows with missing values; drop leaves no score.")] = "refuse",
     labels: Annotated[Path | None, typer.Option(help="Images: a .npy file with their classes, from 0.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
+    force: Force = False,
 ) -> None:
     """Add the columns log_density and anomaly_percentile to a table, or list the bits per dimension of images.
 
@@ -41,23 +39,21 @@ def command(
     claim_output(ctx, output, force, [model, data, labels], ROW_FORMATS)
     fitted = load_fitted(model)
     if isinstance(fitted, ImageModel):
-        images = write_rows(output, [scored_images(fitted, open_pictures(data, labels))])
-        echo(f"scored {images:,} images: {output}")
-        return
-    if labels is not None:
-        raise DataError(f"--labels is for images, and {model} is a model of a table")
-    table = open_table(data)
-    existing = [name for name in _ADDED if name in table.stored_columns]
-    if existing:
-        raise DataError(f"{data} has a column {existing[0]!r} already: rename or remove it first")
-    rows = write_rows(output, scored(fitted, table, missing == "drop"))
-    echo(f"scored {rows:,} rows: {output}")
+        batches, what = iter([_scored_images(fitted, open_pictures(data, labels))]), "images"
+    else:
+        if labels is not None:
+            raise DataError(f"--labels is for images, and {model} is a model of a table")
+        batches, what = scored(fitted, open_table(data), missing == "drop"), "rows"
+    echo(f"scored {write_rows(output, batches):,} {what}: {output}")
 
 
 def scored(model: TableModel, table: Table, allow_missing: bool) -> Iterator[Any]:
     """The table's record batches with unchanged cells, and two more columns."""
     import pyarrow
 
+    existing = [name for name in _ADDED if name in table.stored_columns]
+    if existing:
+        raise DataError(f"{table.name} has a column {existing[0]!r} already: rename or remove it first")
     for rows in read_rows(table, model.preprocessor, all_columns=True):
         if not rows.complete.all() and not allow_missing:
             first = rows.first + int((~rows.complete).argmax()) + 1
@@ -72,8 +68,7 @@ def scored(model: TableModel, table: Table, allow_missing: bool) -> Iterator[Any
         yield batch
 
 
-def scored_images(model: ImageModel, images: Pictures) -> Any:
-    """A record batch with a row for every image."""
+def _scored_images(model: ImageModel, images: Pictures) -> Any:
     import pyarrow
 
     labels = images.known_labels

@@ -26,11 +26,11 @@ class Stopped(BaseException):
 
 
 class CommandHandler:
-    """Exits at once while modules are imported, and raises :class:`Stopped` afterwards."""
+    """Exits at once while modules are imported, and raises :class:`Stopped` afterwards, for files to be cleaned up."""
 
     def __init__(self) -> None:
+        self.importing = True
         self.received: int | None = None
-        self._importing = True
         self._shields = 0
         self._waiting: int | None = None
         self._raised = -_GRACE
@@ -43,10 +43,6 @@ class CommandHandler:
                 signal.signal(number, self)
         sys.unraisablehook = self._on_unraisable
 
-    def imported(self) -> None:
-        """Modules are imported: from here on, signals raise :class:`Stopped`, so that files are cleaned up."""
-        self._importing = False
-
     def remove(self) -> None:
         """Restore the default actions for the interpreter's shutdown."""
         for number in STOP_SIGNALS:
@@ -54,14 +50,16 @@ class CommandHandler:
                 signal.signal(number, signal.SIG_DFL)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._importing:
+        if self.importing:
             with suppress(OSError):
                 os.write(2, b"interrupted\n")
             os._exit(128 + number)
         if self._shields:
             self._waiting = self._waiting or number
         elif time.monotonic() - self._raised >= _GRACE:
-            self._raise(number)
+            self.received = self.received or number
+            self._raised = time.monotonic()
+            raise Stopped(number)
 
     @contextmanager
     def shielded(self) -> Iterator[None]:
@@ -74,11 +72,6 @@ class CommandHandler:
             number, self._waiting = self._waiting, None
             if number is not None and not self._shields:
                 self(number, None)
-
-    def _raise(self, number: int) -> None:
-        self.received = self.received or number
-        self._raised = time.monotonic()
-        raise Stopped(number)
 
     def _on_unraisable(self, unraisable: Any) -> None:
         # Python drops exceptions of destructors and weak reference callbacks: send the signal again.

@@ -6,7 +6,7 @@ import math
 import os
 from importlib import resources
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -14,41 +14,43 @@ from ..errors import SinuflowError
 from ..files import write_atomically
 from . import statistics
 from .content import ColumnView, ReportContent, Score
-from .wording import NOTHING, at_most, compact, number, plural, share, small
+from .wording import NOTHING, bound, compact, number, plural, share
 
-#: What the page lists at most.
-MAX_COLUMNS, MAX_ROWS, MAX_VALUES = 200, 50, 40
+#: Columns that are listed at most, and those whose values are shown of unlikely rows.
+MAX_COLUMNS, MAX_VALUES = 200, 40
 
 
 def render(content: ReportContent) -> str:
     """The report as HTML; the same content gives the same text."""
-    jinja2, gallery = _requirements()
+    try:
+        import jinja2
+
+        from . import columns, noise, training
+    except ModuleNotFoundError as error:
+        raise SinuflowError("the report needs matplotlib and jinja2: pip install 'sinuflow[cli]'") from error
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"number": number, "small": lambda error: small(at_most(error, 2)), "plural": plural}
-    names = list(dict.fromkeys(name for row in content.anomalies[:MAX_ROWS] for name in row.values))
-    more = [(len(content.anomalies) - MAX_ROWS, "more row"), (len(names) - MAX_VALUES, "more column")]
-    distances = [statistics.chance(len(column.data), len(column.samples)) for column in content.columns]
+    environment.filters |= {"number": number, "bound": bound, "plural": plural}
     template = environment.from_string(resources.files(__package__).joinpath("page.html").read_text("utf-8"))
+    normality, normality_summary = noise.normality(content)
     page: str = template.render(
         content=content,
         verdict=verdict(content),
-        difference=lambda score: difference(score, content),
+        difference=lambda score: difference(score, content.model),
         bits=math.log(2),
         certificate=certificate(content),
-        training=gallery.training(content),
-        columns=gallery.columns(content),
+        training=training.curves(content),
+        histograms=columns.histograms(content.columns),
         max_columns=MAX_COLUMNS,
         summary=summary,
-        distance=statistics.distance,
-        noticeable=statistics.noticeable,
-        chance=min(distances, default=0.0),
-        pairs=gallery.pairs(content),
-        noise=gallery.noise(content),
-        anomalies=content.anomalies[:MAX_ROWS],
-        anomaly_names=names[:MAX_VALUES],
-        not_shown=", ".join(plural(count, what) for count, what in more if count > 0),
+        statistics=statistics,
+        pairs=columns.pairs(content.columns),
+        normality=normality,
+        normality_summary=normality_summary,
+        correlation=noise.correlation(content),
+        max_values=MAX_VALUES,
+        cell=cell,
     )
     return page
 
@@ -59,26 +61,23 @@ def write(content: ReportContent, path: str | os.PathLike[str]) -> None:
     write_atomically(Path(path), render(content).encode("utf-8", errors="replace"))
 
 
-def difference(score: Score, content: ReportContent) -> str:
-    """NLL(baseline) − NLL(model), with its standard error if that is known."""
-    if score is content.model:
+def difference(score: Score, model: Score) -> str:
+    """NLL(baseline) − NLL(model), with its standard error."""
+    if score is model:
         return ""
-    lead = score.nll - content.model.nll
-    text = ("+" if lead > 0 else "") + number(lead)
-    return text if score.lead_error is None else f"{text} ± {number(score.lead_error)}"
+    lead, error = score.lead_of(model)
+    return f"{'+' if lead > 0 else ''}{number(lead)} ± {number(error)}"
 
 
 def verdict(content: ReportContent) -> str:
     """The comparison with the best baseline; differences below two standard errors are not significant."""
-    known = [score for score in content.baselines if not math.isnan(score.nll)]
     if not math.isfinite(content.model.nll):
         return "The model's score is not finite: at least one held-out row has density zero."
+    known = [score for score in content.baselines if not math.isnan(score.nll)]
     if not known:
         return "There is no baseline to compare with."
     best = min(known, key=lambda score: score.nll)
-    lead, error = best.nll - content.model.nll, best.lead_error
-    if error is None:  # as for independent scores, which overestimates it
-        error = math.hypot(best.standard_error, content.model.standard_error)
+    lead, error = best.lead_of(content.model)
     if abs(lead) < 2 * error:
         return (
             f"The difference between the model and the best baseline, {best.name}, is not significant: "
@@ -91,21 +90,18 @@ def verdict(content: ReportContent) -> str:
 
 def certificate(content: ReportContent) -> str:
     """The round-trip errors, and what they mean."""
-    if content.inverted == 0:
-        return "No held-out row was mapped to noise and back, so nothing is certified here."
+    rows = len(content.z)
     return (
-        f"{plural(content.inverted, 'held-out row')} {'was' if content.inverted == 1 else 'were'} mapped to noise and "
-        f"back. The largest round-trip error is {small(at_most(content.round_trip, 2))} standard deviations in the "
-        f"prepared columns, and {small(at_most(content.residual, 2))} in the noise: {content.accuracy.meaning}."
+        f"{plural(rows, 'held-out row')} {'was' if rows == 1 else 'were'} mapped to noise and back. The largest "
+        f"round-trip error is {bound(content.round_trip)} standard deviations in the prepared columns, and "
+        f"{bound(content.residual)} in the noise: {content.accuracy.meaning}."
     )
 
 
 def summary(column: ColumnView, values: np.ndarray) -> str:
-    """Median and central 90 % of numbers, the most frequent category, or the value of a constant."""
-    if column.discrete:
-        names, counts = np.unique(np.array([str(v) for v in values.tolist()]), return_counts=True)
-        if not len(names):
-            return NOTHING
+    """Median and central 90 % of numbers, or the most frequent category."""
+    if column.kind == "category":
+        names, counts = np.unique(values.astype(str), return_counts=True)
         top = int(np.argmax(counts))
         if len(names) == 1:
             return f"always {names[0]}"
@@ -119,13 +115,6 @@ def summary(column: ColumnView, values: np.ndarray) -> str:
     return f"{compact(middle, spread)} ({compact(low, spread)} to {compact(high, spread)})"
 
 
-def _requirements() -> tuple[ModuleType, ModuleType]:
-    try:
-        import jinja2
-
-        from . import gallery
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("jinja2", "matplotlib"):
-            raise
-        raise SinuflowError("the report needs matplotlib and jinja2: pip install 'sinuflow[cli]'") from error
-    return jinja2, gallery
+def cell(column: ColumnView, value: Any) -> str:
+    """One value of a column."""
+    return str(value) if column.kind == "category" else f"{value:{'.0f' if column.kind == 'integer' else '.6g'}}"

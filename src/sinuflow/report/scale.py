@@ -20,92 +20,70 @@ MAX_BINS = 48
 
 @dataclass(frozen=True, eq=False)
 class Scale:
-    """The coordinate of a value: x, log₁₀ x if ``log``, or the index of a category.
+    """A column on an axis, by coordinates: x, log₁₀ x if ``log``, or the index of a category; NaN for other values."""
 
-    Args:
-        edges: of bins of equal width.
-        log: whether the axis is logarithmic.
-        categories: the values with a bin of their own, for a column of categories.
-        others: the number of categories in the last bin.
-    """
-
-    edges: Floats
+    edges: Floats  # of bins of equal width
+    data: Floats
+    samples: Floats
     log: bool = False
-    categories: tuple[str, ...] = ()
-    others: int = 0
+    labels: tuple[str, ...] = ()  # of the bins of categories
 
-    @property
-    def labels(self) -> list[str]:
-        """Names of the categories."""
-        return [shorten(name, 16) for name in self.categories] + [f"{self.others} more"] * bool(self.others)
+    def outside(self, at: Floats) -> float:
+        """The share of coordinates beyond the axis."""
+        return float(1 - ((at >= self.edges[0]) & (at <= self.edges[-1])).mean())
 
-    @property
-    def whole(self) -> bool:
-        """Whether the centres of the bins are integers, or runs of integers."""
-        return not self.log and bool((np.mod(self.edges, 1) == 0.5).all())
-
-    def coordinates(self, values: NDArray[Any]) -> Floats:
-        """The coordinates of all values; NaN for those without one."""
-        if self.categories:
-            position = {name: float(i) for i, name in enumerate(self.categories)}
-            return np.array([position.get(str(v), float(len(self.categories))) for v in values.tolist()])
-        return _coordinates(np.asarray(values, dtype=np.float64).ravel(), self.log)
-
-    def outside(self, values: NDArray[Any]) -> float:
-        """The share of values beyond the axis."""
-        at = self.coordinates(values)
-        inside = (at >= self.edges[0]) & (at <= self.edges[-1])
-        return float(1 - inside.mean()) if len(at) else 0.0
-
-    def heights(self, values: NDArray[Any]) -> Floats:
-        """The share of values in each bin."""
-        at = self.coordinates(values)
-        counts, _ = np.histogram(at[np.isfinite(at)], self.edges)
-        return counts / max(len(at), 1)
+    def heights(self, at: Floats) -> Floats:
+        """The share of coordinates in each bin."""
+        return np.histogram(at[np.isfinite(at)], self.edges)[0] / len(at)
 
 
 def scale_of(column: ColumnView) -> Scale:
     """An axis for the bulk of the data, and for the samples as far as they are near it.
 
     It spans the data's central 99 % and two fifths of that span on each side, up to a whole span where the samples need
-    it, but not beyond the values.
+    it, but not beyond the values. Of many categories, the rarest share the last bin.
     """
-    if column.discrete:
+    if column.kind == "category":
         counts = Counter(map(str, column.data.tolist()))
-        for name in map(str, column.samples.tolist()):
-            counts.setdefault(name, 0)
+        counts.update(dict.fromkeys(map(str, column.samples.tolist()), 0))
         names = sorted(counts, key=lambda name: (-counts[name], name))
         shown = names if len(names) <= MAX_CATEGORIES + 1 else names[:MAX_CATEGORIES]
-        others = len(names) - len(shown)
-        return Scale(np.arange(len(shown) + (others > 0) + 1) - 0.5, False, tuple(shown), others)
-    values, sampled = finite(column.data), finite(column.samples)
-    if not len(values):
-        values = sampled if len(sampled) else np.zeros(1)
-    low, middle, high = np.quantile(values, [0.005, 0.5, 0.995])
+        labels = [shorten(name, 16) for name in shown]
+        labels += [f"{len(names) - len(shown)} more"] * (len(names) > len(shown))
+        position = {name: float(min(i, len(shown))) for i, name in enumerate(names)}
+        data, samples = (np.array([position[str(v)] for v in part.tolist()]) for part in (column.data, column.samples))
+        return Scale(np.arange(len(labels) + 1) - 0.5, data, samples, labels=tuple(labels))
+    data, samples = finite(column.data), finite(column.samples)
+    if not len(data):
+        data = np.zeros(1)
+    low, middle, high = np.quantile(data, [0.005, 0.5, 0.995])
     # Logarithmic if a linear axis would squeeze half of the data into about a tenth of it.
     log = bool(low > 0 and high > 100 * low and middle - low < 0.15 * (high - low))
-    data, samples = (x[np.isfinite(x)] for x in (_coordinates(values, log), _coordinates(sampled, log)))
-    return Scale(_edges(data, samples, *_limits(data, samples), grid=not log), log)
+    if log:
+        data, samples = (np.log10(x[x > 0]) for x in (data, samples))
+    edges = _edges(data, *_limits(data, samples), step=0.0 if log else column.step)
+    return Scale(edges, _coordinates(column.data, log), _coordinates(column.samples, log), log)
 
 
-def _coordinates(values: Floats, log: bool) -> Floats:
-    known = (values < HUGE) & (values > (0 if log else -HUGE))
-    return np.where(known, np.log10(np.where(known, values, 1.0)) if log else values, np.nan)
+def _coordinates(values: NDArray[Any], log: bool) -> Floats:
+    x = np.asarray(values, dtype=np.float64)
+    known = (x < HUGE) & (x > (0 if log else -HUGE))
+    return np.where(known, np.log10(np.where(known, x, 1.0)) if log else x, np.nan)
 
 
 def _limits(data: Floats, samples: Floats) -> tuple[float, float]:
-    low, high = (float(q) for q in np.quantile(data, [0.005, 0.995]))
+    bulk = [0.005, 0.995]
+    low, high = np.quantile(data, bulk)
     if high == low:
-        low, high = float(data.min()), float(data.max())
-    span = high - low
-    first, last = (float(q) for q in np.quantile(samples, [0.005, 0.995])) if len(samples) else (low, high)
-    everything = np.concatenate([data, samples])
-    left = max(low - span, min(low - 0.4 * span, first), float(everything.min()))
-    right = min(high + span, max(high + 0.4 * span, last), float(everything.max()))
+        low, high = data.min(), data.max()
+    span, everything = high - low, np.concatenate([data, samples])
+    first, last = np.quantile(samples, bulk) if len(samples) else (low, high)
+    left = float(max(low - span, min(low - 0.4 * span, first), everything.min()))
+    right = float(min(high + span, max(high + 0.4 * span, last), everything.max()))
     return (left, right) if right > left else (left - 0.5, left + 0.5)
 
 
-def _edges(data: Floats, samples: Floats, low: float, high: float, *, grid: bool) -> Floats:
+def _edges(data: Floats, low: float, high: float, step: float) -> Floats:
     """Bins of Freedman and Diaconis's width 2·IQR·n^(−1/3), of whole steps where the values have a step.
 
     At least 2.5·n^(1/3) of them: two peaks far apart have a large IQR.
@@ -114,22 +92,8 @@ def _edges(data: Floats, samples: Floats, low: float, high: float, *, grid: bool
     width = 2 * float(three_quarters - quarter) / len(data) ** (1 / 3)
     fewest = min(max(12, round(2.5 * len(data) ** (1 / 3))), 36)
     bins = min(max(math.ceil((high - low) / width), fewest), MAX_BINS) if width > 0 else 30
-    step = _step(np.concatenate([data, samples])) if grid else None
-    if step is None or step < (high - low) / 10_000:
+    if step < (high - low) / 10_000:
         return np.linspace(low, high, bins + 1)
     width = step * max(1, round((high - low) / bins / step))
     start = low - step / 2
     return start + width * np.arange(math.ceil((high + step / 2 - start) / width - 1e-9) + 1)
-
-
-def _step(values: Floats) -> float | None:
-    """The spacing of which all differences are multiples, if values repeat and there is one."""
-    unique = np.unique(values)
-    if len(unique) < 2 or len(unique) > len(values) / 2:
-        return None
-    gaps = np.diff(unique)
-    gaps = gaps[gaps > 1e-9 * np.abs(unique).max()]  # not rounding errors
-    if not len(gaps):
-        return None
-    multiples = gaps / gaps.min()
-    return float(gaps.min()) if np.abs(multiples - np.round(multiples)).max() < 1e-3 * multiples.max() else None

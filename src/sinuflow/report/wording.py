@@ -10,9 +10,9 @@ MINUS = "\N{MINUS SIGN}"
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def number(value: float | None, decimals: int = 3) -> str:
-    """Fixed decimals for numbers of usual size, scientific notation for others, and a dash for None and NaN."""
-    if value is None or math.isnan(value):
+def number(value: float, decimals: int = 3) -> str:
+    """Fixed decimals for numbers of usual size, scientific notation for others, and a dash for NaN."""
+    if math.isnan(value):
         return NOTHING
     if math.isinf(value):
         return "∞" if value > 0 else f"{MINUS}∞"
@@ -39,18 +39,19 @@ def small(value: float) -> str:
     """An error or a probability with two digits."""
     if not math.isfinite(value):
         return number(value)
-    if value == 0:
-        return "0"
-    if abs(value) >= 1e-3:
+    if value == 0 or abs(value) >= 1e-3:
         return f"{value:.2g}"
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa}·10{str(int(exponent)).translate(_SUPERSCRIPT)}"
 
 
+def bound(error: float) -> str:
+    """An upper bound of an error, with two digits."""
+    return small(at_most(error, 2))
+
+
 def at_most(value: float, digits: int = 1) -> float:
     """The value rounded up to a few digits, so that it is a bound."""
-    if not math.isfinite(value):
-        return value
     return float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(value)))
 
 
