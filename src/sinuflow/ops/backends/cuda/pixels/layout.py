@@ -29,7 +29,6 @@ class PixelLayout(NamedTuple):
     backward: Tensor  # transposed weights as fragments
     matrices: Tensor  # weights by rows, for the inverse
     biases: Tensor
-    parts: Tensor  # of the gradients that an image contributes
     parameters: int
 
 
@@ -37,11 +36,14 @@ def pixel_layout(shape: PixelShape, masks: Sequence[Tensor]) -> PixelLayout:
     """The layout for weights with these masks, in the order of the layers."""
     weights, _ = _indexed(masks)
     matrices, biases, parameters = matrices_of(shape, masks)
-    columns = torch.cat([m.mT.flatten() for m in matrices])
-    forward = torch.cat([_fragments(m) for m in matrices])
-    backward = torch.cat([_fragments(m) for m in _transposed(weights, shape)])
-    plain, all_biases = torch.cat([m.flatten() for m in matrices]), torch.cat(biases)
-    return PixelLayout(columns, forward, backward, plain, all_biases, torch.cat([plain, all_biases]), parameters)
+    layouts = (
+        [m.mT.flatten() for m in matrices],
+        [_fragments(m) for m in matrices],
+        [_fragments(m) for m in _transposed(weights, shape)],
+        [m.flatten() for m in matrices],
+        biases,
+    )
+    return PixelLayout(*(torch.cat(each) for each in layouts), parameters)
 
 
 def matrices_of(shape: PixelShape | TritonShape, masks: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], int]:
