@@ -40,13 +40,11 @@ __device__ __forceinline__ float through_waves(float x, float grad, float grad_l
     float inputs[SCALES];
     const float half = tanhf(0.5f * get(1)), scale = expf(2.0f * half);
     float y = fmaf(x, scale, get(0));
-#pragma unroll
-    for (int j = 0; j < SCALES; j++) {
+    UNROLL for (int j = 0; j < SCALES; j++) {
         inputs[j] = y;
         if (j + 1 < SCALES) y = conditional_waves<LANES>(j, get).template at<false>(y).value;
     }
-#pragma unroll
-    for (int j = SCALES - 1; j >= 0; j--) {
+    UNROLL for (int j = SCALES - 1; j >= 0; j--) {
         const FreeWaves<LANES> free = conditional_free<LANES>(j, get);
         const Waves<LANES> waves = free.constrained(0.0f);
         const Value result = waves.at(inputs[j]);
@@ -56,8 +54,7 @@ __device__ __forceinline__ float through_waves(float x, float grad, float grad_l
         gradients.add(waves, inputs[j], grad, of_slope);
         FreeGradients<LANES> followed;
         followed.follow(free, gradients);
-#pragma unroll
-        for (int i = 0; i < waves.COUNT; i++) {
+        UNROLL for (int i = 0; i < waves.COUNT; i++) {
             if (!waves.exists(i)) continue;
             const int k = waves.number(i);
             put(output_of(0, j, k), followed.frequency[i]);
@@ -112,8 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
     __syncthreads();
 
     Run run = plan.run(0);
-#pragma unroll 1
-    for (int network = p.upper - 1; network >= p.lower; network--) {
+    NO_UNROLL for (int network = p.upper - 1; network >= p.lower; network--) {
         const bool reverse = is_reversed(network);
 
         // Through the transformers.
@@ -155,8 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
         }
 
         // Through the hidden layers.
-#pragma unroll 1
-        for (int layer = DEPTH - 1; layer >= 0; layer--) {
+        NO_UNROLL for (int layer = DEPTH - 1; layer >= 0; layer--) {
             const int stage = DEPTH - 1 - layer;
             const float* from = stage ? units + (stage - 1) % 2 * operand_size(UNITS) : outputs;
             float* to = units + stage % 2 * operand_size(UNITS);
@@ -166,8 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
             const float scale = may_drop(layer) ? p.keep_scale : 1.0f;
             float saved[4 * COLUMNS];
             auto ask = [&](int, int tile) {  // prefetch whether units were active, which is needed after the product
-#pragma unroll
-                for (int which = 0; which < 4 * COLUMNS; which++) {
+                UNROLL for (int which = 0; which < 4 * COLUMNS; which++) {
                     const int unit = 16 * tile + lane / 4 + which % 4 / 2 * 8, n = which / 4 * 8 + 2 * (lane % 4) + which % 2;
                     saved[which] = first + n < batch ? __ldg(p.saved_hidden + base + n * UNITS + unit) : 0.0f;
                 }

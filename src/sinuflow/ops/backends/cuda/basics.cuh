@@ -1,4 +1,6 @@
 // What all kernels share: tensor cores, asynchronous copies, splitting of float32 into TF32.
+#define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
 #ifndef EMULATED
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(128) float name[]
 #define INFINITY __int_as_float(0x7f800000)
@@ -37,8 +39,7 @@ __device__ __forceinline__ void mma_f64(double (&c)[4], const double (&a)[4], co
         : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
         : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
 #else  // by halves of the rows and columns
-#pragma unroll
-    for (int part = 0; part < 4; part++)
+    UNROLL for (int part = 0; part < 4; part++)
         asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1},{%2},{%3},{%0,%1};"
             : "+d"(c[part % 2 * 2]), "+d"(c[part % 2 * 2 + 1]) : "d"(a[part]), "d"(b[part / 2]));
 #endif
@@ -71,8 +72,7 @@ __device__ __forceinline__ void read_once(unsigned (&to)[WORDS], const unsigned*
         const uint2 two = __ldcg(reinterpret_cast<const uint2*>(from));
         to[0] = two.x, to[1] = two.y;
     } else {
-#pragma unroll
-        for (int w = 0; w < WORDS; w += 4) {
+        UNROLL for (int w = 0; w < WORDS; w += 4) {
             const uint4 four = __ldcg(reinterpret_cast<const uint4*>(from + w));
             to[w] = four.x, to[w + 1] = four.y, to[w + 2] = four.z, to[w + 3] = four.w;
         }
@@ -85,8 +85,7 @@ __device__ __forceinline__ void write_once(unsigned* to, const unsigned (&from)[
     } else if constexpr (WORDS == 2) {
         __stcs(reinterpret_cast<uint2*>(to), make_uint2(from[0], from[1]));
     } else {
-#pragma unroll
-        for (int w = 0; w < WORDS; w += 4)
+        UNROLL for (int w = 0; w < WORDS; w += 4)
             __stcs(reinterpret_cast<uint4*>(to + w), make_uint4(from[w], from[w + 1], from[w + 2], from[w + 3]));
     }
 }

@@ -73,13 +73,11 @@ __device__ __forceinline__ int flipped(int i, bool reverse) { return reverse ? F
 // Reductions over groups of LANES neighbouring lanes; all lanes receive the result.
 template <int LANES>
 __device__ __forceinline__ float lane_sum(float value) {
-#pragma unroll
-    for (int distance = LANES / 2; distance; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
+    UNROLL for (int distance = LANES / 2; distance; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
     return value;
 }
 template <int LANES>
 __device__ __forceinline__ float lane_max(float value) {
-#pragma unroll
-    for (int distance = LANES / 2; distance; distance /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, distance));
+    UNROLL for (int distance = LANES / 2; distance; distance /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, distance));
     return value;
 }

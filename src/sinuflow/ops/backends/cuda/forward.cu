@@ -78,8 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
     __syncthreads();
 
     Run run = plan.run(0);
-#pragma unroll 1
-    for (int network = 0; network < NETWORKS; network++) {
+    NO_UNROLL for (int network = 0; network < NETWORKS; network++) {
         const float* bias = constants + network % 2 * CONSTANTS;
         const float* waves = bias + BIASES;
         if (network + 1 < NETWORKS) fetch_constants(p.biases, p.waves, network + 1, constants + (network + 1) % 2 * CONSTANTS);
@@ -88,8 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
                 const int i = e / ROWS, n = first + e % ROWS;
                 if (n < batch) p.saved_inputs[(network * rows + n) * INPUTS16 + i] = p.context[i * rows + n];
             }
-#pragma unroll 1
-        for (int layer = 0; layer < DEPTH; layer++) {
+        NO_UNROLL for (int layer = 0; layer < DEPTH; layer++) {
             // Residual layers add the units of two layers before: these are stored before the rectifier.
             float* to = units + layer % 2 * operand_size(UNITS);
             float* saved = p.saved_hidden + ((static_cast<long>(network) * DEPTH + layer) * rows + first) * UNITS;
@@ -131,8 +129,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
                 auto output = [&](int o) { return out[(place * OUTPUTS + o) * ROWS + n]; };
                 change = log_scale_from(output(1));
                 y = fmaf(y, expf(change), output(0));
-#pragma unroll 1
-                for (int scale = 0; scale < SCALES; scale++) {
+                NO_UNROLL for (int scale = 0; scale < SCALES; scale++) {
                     const Value result = conditional_waves<SPREAD>(scale, output).template at<false>(y);
                     y = result.value;
                     change += logf(result.slope);

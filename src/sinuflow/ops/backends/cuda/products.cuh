@@ -42,13 +42,11 @@ struct Fragment {
     float high[COLUMNS][2], low[COLUMNS][2];
 
     __device__ __forceinline__ void load(const float* at) {
-#pragma unroll
-        for (int j = 0; j < COLUMNS; j++) {
+        UNROLL for (int j = 0; j < COLUMNS; j++) {
             if (SPLIT) {
                 const float4 parts = *reinterpret_cast<const float4*>(at + j * 32 * PAIR);
                 high[j][0] = parts.x, low[j][0] = parts.y, high[j][1] = parts.z, low[j][1] = parts.w;
-#pragma unroll
-                for (int h = 0; h < (RECTIFY ? 2 : 0); h++) {
+                UNROLL for (int h = 0; h < (RECTIFY ? 2 : 0); h++) {
                     if (high[j][h] < 0.0f) low[j][h] = 0.0f;
                     high[j][h] = rectified(high[j][h]);
                 }
@@ -73,39 +71,31 @@ struct Sums {
     float sum[COLUMNS][4], fresh[COLUMNS][4], cross[KINDS][COLUMNS][4];
 
     __device__ __forceinline__ void clear() {
-#pragma unroll
-        for (int j = 0; j < COLUMNS; j++)
-#pragma unroll
-            for (int c = 0; c < 4; c++) sum[j][c] = fresh[j][c] = cross[0][j][c] = cross[KINDS - 1][j][c] = 0.0f;
+        UNROLL for (int j = 0; j < COLUMNS; j++)
+            UNROLL for (int c = 0; c < 4; c++) sum[j][c] = fresh[j][c] = cross[0][j][c] = cross[KINDS - 1][j][c] = 0.0f;
     }
     // Half of a tile, eight columns.
     template <bool FIRST, class Operand>
     __device__ __forceinline__ void add(const float4& weight, const Operand& of) {
         const float above[4] = {weight.x, weight.y, weight.z, weight.w};
         const float below[4] = {tf32_remainder(weight.x), tf32_remainder(weight.y), tf32_remainder(weight.z), tf32_remainder(weight.w)};
-#pragma unroll
-        for (int j = 0; j < COLUMNS; j++) {
+        UNROLL for (int j = 0; j < COLUMNS; j++) {
             if (FIRST) {
-#pragma unroll
-                for (int c = 0; c < 4; c++) sum[j][c] += fresh[j][c];
+                UNROLL for (int c = 0; c < 4; c++) sum[j][c] += fresh[j][c];
                 new_mma_tf32(fresh[j], above, of.high[j]);
             } else {
                 mma_tf32(fresh[j], above, of.high[j]);
             }
         }
-#pragma unroll
-        for (int j = 0; j < COLUMNS; j++) mma_tf32(cross[0][j], above, of.low[j]);
-#pragma unroll
-        for (int j = 0; j < COLUMNS; j++) mma_tf32(cross[KINDS - 1][j], below, of.high[j]);
+        UNROLL for (int j = 0; j < COLUMNS; j++) mma_tf32(cross[0][j], above, of.low[j]);
+        UNROLL for (int j = 0; j < COLUMNS; j++) mma_tf32(cross[KINDS - 1][j], below, of.high[j]);
     }
     // Call `use` for every element of the result, if the sums are complete.
     template <class Use>
     __device__ __forceinline__ void each(int matrix, int tile, Use use) const {
         const int lane = threadIdx.x % 32;
-#pragma unroll
-        for (int j = 0; j < COLUMNS; j++)
-#pragma unroll
-            for (int c = 0; c < 4; c++) use(matrix, tile * 16 + lane / 4 + 8 * (c / 2), 8 * j + 2 * (lane % 4) + c % 2, 4 * j + c, total(j, c));
+        UNROLL for (int j = 0; j < COLUMNS; j++)
+            UNROLL for (int c = 0; c < 4; c++) use(matrix, tile * 16 + lane / 4 + 8 * (c / 2), 8 * j + 2 * (lane % 4) + c % 2, 4 * j + c, total(j, c));
     }
     __device__ __forceinline__ float total(int j, int c) const {
         return sum[j][c] + fresh[j][c] + (KINDS == 1 ? cross[0][j][c] : cross[0][j][c] + cross[KINDS - 1][j][c]);
@@ -133,8 +123,7 @@ struct Stream {
     // Add `count` tiles to the sums; `from` is the lane's part of the operand.
     template <bool RECTIFY>
     __device__ __forceinline__ void add(int count, const float* from, Sums& sums) {
-#pragma unroll 1
-        for (; count > 0; count--) {
+        NO_UNROLL for (; count > 0; count--) {
             wait_for_groups<SLOTS - 2>();
             const float4 left = *reinterpret_cast<const float4*>(ring + slot);
             const float4 right = *reinterpret_cast<const float4*>(ring + slot + 128);
@@ -190,8 +179,7 @@ template <bool RECTIFY, class Operand, class Prepare, class Use>
 __device__ __forceinline__ void multiply_rows(const Plan& plan, Run run, Stream& stream, Operand operand, Prepare prepare, Use use) {
     const int lane = threadIdx.x % 32;
     __syncwarp();  // reconverge before warp-wide operations
-#pragma unroll 1
-    for (int tile = run.tile; tile < run.part; tile++) {
+    NO_UNROLL for (int tile = run.tile; tile < run.part; tile++) {
         const int4 row = plan.tiles[tile];
         const int matrix = row.w >> 16, number = row.w & 0xffff;
         prepare(matrix, number);
@@ -211,8 +199,7 @@ __device__ __forceinline__ void multiply_pairs(const Plan& plan, Run run, Stream
                                                Prepare prepare, Use use) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, second = warp % 2;
     float* room = exchange + lane * 4;
-#pragma unroll 1
-    for (int tile = run.tile; tile < run.part; tile += 2) {
+    NO_UNROLL for (int tile = run.tile; tile < run.part; tile += 2) {
         const int4 mine = plan.tiles[tile + second], other = plan.tiles[tile + 1 - second];
         auto share = [&](const int4& row, bool first_of_two, Sums& sums) {
             // If the number of tiles is odd, the first row leaves the larger half to the first warp, the second row to
@@ -226,15 +213,13 @@ __device__ __forceinline__ void multiply_pairs(const Plan& plan, Run run, Stream
         if (exists) prepare(matrix, number);
         Sums sums;
         share(other, second, sums);
-#pragma unroll
-        for (int j = 0; j < COLUMNS; j++)
+        UNROLL for (int j = 0; j < COLUMNS; j++)
             *reinterpret_cast<float4*>(room + ((warp ^ 1) * COLUMNS + j) * 128) =
                 make_float4(sums.total(j, 0), sums.total(j, 1), sums.total(j, 2), sums.total(j, 3));
         share(mine, !second, sums);
         wait_for_partner();
         if (exists) {
-#pragma unroll
-            for (int j = 0; j < COLUMNS; j++) {
+            UNROLL for (int j = 0; j < COLUMNS; j++) {
                 const float4 rest = *reinterpret_cast<const float4*>(room + (warp * COLUMNS + j) * 128);
                 sums.sum[j][0] += rest.x, sums.sum[j][1] += rest.y, sums.sum[j][2] += rest.z, sums.sum[j][3] += rest.w;
             }
@@ -260,15 +245,13 @@ __device__ __forceinline__ void multiply_parts(const Plan& plan, Run run, Stream
     const int lane = threadIdx.x % 32;
     float* to = parts + run.part * COLUMNS * 128 + lane / 4 * 8 + 2 * (lane % 4);
     __syncwarp();
-#pragma unroll 1
-    for (; run.at < run.stop; run.tile++) {
+    NO_UNROLL for (; run.at < run.stop; run.tile++) {
         const int4 row = plan.tiles[run.tile];
         const int upto = min(run.stop, row.y);
         Sums sums;
         sums.clear();
         stream.add<RECTIFY>(upto - run.at, operand(row.w >> 16) + (row.z + run.at - row.x) * (2 * STEP) + place_of(lane) * PAIR, sums);
-#pragma unroll
-        for (int j = 0; j < COLUMNS; j++) {
+        UNROLL for (int j = 0; j < COLUMNS; j++) {
             *reinterpret_cast<float2*>(to + j * 128) = make_float2(sums.total(j, 0), sums.total(j, 1));
             *reinterpret_cast<float2*>(to + j * 128 + 64) = make_float2(sums.total(j, 2), sums.total(j, 3));
         }

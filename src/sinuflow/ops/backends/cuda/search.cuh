@@ -45,8 +45,7 @@ struct Search {
 template <int LANES>
 __device__ __forceinline__ void find(Search& search, const Waves<LANES>& waves, float target, int limit) {
     float centre = 0.0f, radius = 0.0f, tilt = 0.0f, spread = 0.0f;
-#pragma unroll
-    for (int i = 0; i < waves.COUNT; i++) {
+    UNROLL for (int i = 0; i < waves.COUNT; i++) {
         const float size = sqrtf(fmaf(waves.p[i], waves.p[i], waves.q[i] * waves.q[i])), half = 0.5f * waves.inverse[i];
         const float slowness = waves.a[i] * waves.a[i] / (SLOW * SLOW);
         centre = fmaf(half, waves.q[i], centre);

@@ -40,8 +40,7 @@ struct Waves {
     template <bool CURVED = true>
     __device__ __forceinline__ Value at(float x) const {
         float rise = 0.0f, slope = 0.0f, curvature = 0.0f;
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
+        UNROLL for (int i = 0; i < COUNT; i++) {
             float sine, cosine;
             sin_cos(a[i] * x, sine, cosine);
             const float square = sine * sine, product = sine * cosine, turn = fmaf(-2.0f, square, 1.0f);
@@ -58,8 +57,7 @@ template <int LANES>
 __device__ __forceinline__ Waves<LANES> shared_waves(const float* waves, int scale, int feature) {
     Waves<LANES> result;
     const float* at = waves + scale * SCALE_SIZE + feature;
-#pragma unroll
-    for (int i = 0; i < result.COUNT; i++) {
+    UNROLL for (int i = 0; i < result.COUNT; i++) {
         const bool exists = result.exists(i);
         const float* mine = at + (exists ? result.number(i) : 0) * FEATURES;
         result.a[i] = mine[0];
@@ -92,8 +90,7 @@ struct FreeWaves {
     __device__ __forceinline__ void load(Get get, float free_strength) {
         strength = tanhf(free_strength);
         float largest = -INFINITY, total = 0.0f;
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
+        UNROLL for (int i = 0; i < COUNT; i++) {
             const bool exists = Waves<LANES>::exists(i);
             const int k = exists ? Waves<LANES>::number(i) : 0;
             frequency[i] = get(0, k);
@@ -102,17 +99,14 @@ struct FreeWaves {
             largest = fmaxf(largest, share[i]);
         }
         largest = lane_max<LANES>(largest);
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) total += share[i] = expf(share[i] - largest);
+        UNROLL for (int i = 0; i < COUNT; i++) total += share[i] = expf(share[i] - largest);
         total = lane_sum<LANES>(total);
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) share[i] /= total;
+        UNROLL for (int i = 0; i < COUNT; i++) share[i] /= total;
     }
 
     __device__ __forceinline__ Waves<LANES> constrained(float shift) const {
         Waves<LANES> result;
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
+        UNROLL for (int i = 0; i < COUNT; i++) {
             const float size = ALPHA_LARGEST * strength * share[i];
             result.a[i] = softplus(frequency[i]) + LEAST_FREQUENCY;
             result.inverse[i] = 1.0f / result.a[i];
@@ -148,8 +142,7 @@ struct WaveGradients {
     float a[COUNT], p[COUNT], q[COUNT];
 
     __device__ __forceinline__ void add(const Waves<LANES>& waves, float x, float of_value, float of_slope) {
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
+        UNROLL for (int i = 0; i < COUNT; i++) {
             float sine, cosine;
             const float frequency = waves.a[i], inverse = waves.inverse[i];
             sin_cos(frequency * x, sine, cosine);
@@ -163,8 +156,7 @@ struct WaveGradients {
         }
     }
     __device__ __forceinline__ void clear() {
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) a[i] = p[i] = q[i] = 0.0f;
+        UNROLL for (int i = 0; i < COUNT; i++) a[i] = p[i] = q[i] = 0.0f;
     }
 };
 
@@ -177,14 +169,12 @@ struct FreeGradients {
     __device__ __forceinline__ void follow(const FreeWaves<LANES>& free, const WaveGradients<LANES>& of) {
         const float alpha = ALPHA_LARGEST * free.strength;
         float total = 0.0f, along[COUNT];
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
+        UNROLL for (int i = 0; i < COUNT; i++) {
             along[i] = fmaf(of.p[i], free.cosine[i], of.q[i] * free.sine[i]);
             total = fmaf(free.share[i], along[i], total);
         }
         total = lane_sum<LANES>(total);
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
+        UNROLL for (int i = 0; i < COUNT; i++) {
             const float size = alpha * free.share[i];
             frequency[i] = of.a[i] * sigmoid(free.frequency[i]);
             phase[i] = 2.0f * size * (of.q[i] * free.cosine[i] - of.p[i] * free.sine[i]);

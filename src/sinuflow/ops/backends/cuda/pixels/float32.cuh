@@ -22,14 +22,11 @@ __device__ __forceinline__ void add_columns(float (&sum)[2][MAPS_NOW], const flo
     for (int column = 0; column < COLUMNS; column++) {
         const float4* from = reinterpret_cast<const float4*>(weights + column * ROWS);
         const float value[2] = {load(column, 0), load(column, 1)};
-#pragma unroll
-        for (int m = 0; m < MAPS_NOW; m += 4) {
+        UNROLL for (int m = 0; m < MAPS_NOW; m += 4) {
             const float4 w = __ldg(from + m / 4);
             const float four[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-            for (int c = 0; c < 4; c++)
-#pragma unroll
-                for (int i = 0; i < 2; i++) sum[i][m + c] = fmaf(four[c], value[i], sum[i][m + c]);
+            UNROLL for (int c = 0; c < 4; c++)
+                UNROLL for (int i = 0; i < 2; i++) sum[i][m + c] = fmaf(four[c], value[i], sum[i][m + c]);
         }
     }
 }
@@ -68,20 +65,16 @@ __device__ __forceinline__ void forward_float32(const PixelForwardArguments& p) 
     };
 
     const float *weights = p.weights, *bias = p.biases;
-#pragma unroll 1
-    for (int start = threadIdx.x; start < PIXELS; start += 2 * THREADS) {
+    NO_UNROLL for (int start = threadIdx.x; start < PIXELS; start += 2 * THREADS) {
         const Two at(start);
         const int place[2] = {x_place(at.pixel[0]), x_place(at.pixel[1])};
-#pragma unroll 1
-        for (int first = 0; first < WIDE; first += WIDE_NOW) {
+        NO_UNROLL for (int first = 0; first < WIDE; first += WIDE_NOW) {
             float sum[2][WIDE_NOW] = {};
             add_columns<WIDE_NOW, WIDE, FAR_PLACES * CHANNELS>(sum, weights + first, [&](int column, int i) { return x[far[column] + place[i]]; });
-#pragma unroll
-            for (int m = 0; m < WIDE_NOW; m++) {
+            UNROLL for (int m = 0; m < WIDE_NOW; m++) {
                 const int map = first + m;
                 const float more = __ldg(bias + map) + (added ? added[map] : 0.0f);
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
+                UNROLL for (int i = 0; i < 2; i++) {
                     if (i && !at.both) continue;
                     const float value = sum[i][m] + more;
                     wide[map * WIDE_PLANE + at.pixel[i]] = value;
@@ -92,18 +85,14 @@ __device__ __forceinline__ void forward_float32(const PixelForwardArguments& p) 
     }
     weights += 8 * FIRST_STEPS * WIDE, bias += WIDE;
 
-#pragma unroll 1
-    for (int block = 0; block < BLOCKS; block++) {
+    NO_UNROLL for (int block = 0; block < BLOCKS; block++) {
         const int maps = block * SAVED_BLOCK + WIDE;  // saved maps before those of this block
-#pragma unroll 1
-        for (int start = threadIdx.x; start < PIXELS; start += 2 * THREADS) {
+        NO_UNROLL for (int start = threadIdx.x; start < PIXELS; start += 2 * THREADS) {
             const Two at(start);
             float sum[2][NARROW] = {};
             add_columns<NARROW, NARROW, WIDE>(sum, weights, [&](int map, int i) { return rectified(wide[map * WIDE_PLANE + at.pixel[i]]); });
-#pragma unroll
-            for (int map = 0; map < NARROW; map++)
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
+            UNROLL for (int map = 0; map < NARROW; map++)
+                UNROLL for (int i = 0; i < 2; i++) {
                     if (i && !at.both) continue;
                     const float value = sum[i][map] + __ldg(bias + map);
                     narrow[map * NARROW_PLANE + narrow_place(at.pixel[i])] = rectified(value);
@@ -115,25 +104,20 @@ __device__ __forceinline__ void forward_float32(const PixelForwardArguments& p) 
 
         // Every thread has read its neighbourhood before any writes.
         float seen[PAIRS][2][NARROW] = {};
-#pragma unroll
-        for (int pair = 0; pair < PAIRS; pair++) {
+        UNROLL for (int pair = 0; pair < PAIRS; pair++) {
             const Two at(min(static_cast<int>(threadIdx.x) + 2 * THREADS * pair, PIXELS - 1));
             const int place[2] = {narrow_place(at.pixel[0]), narrow_place(at.pixel[1])};
-#pragma unroll 1
-            for (int from = 0; from < NEAR_PLACES; from++)
+            NO_UNROLL for (int from = 0; from < NEAR_PLACES; from++)
                 add_columns<NARROW, NARROW, NARROW>(seen[pair], weights + from * NARROW * NARROW, [&](int map, int i) { return narrow[map * NARROW_PLANE + near_offset(from) + place[i]]; });
         }
         __syncthreads();
-#pragma unroll
-        for (int pair = 0; pair < PAIRS; pair++) {
+        UNROLL for (int pair = 0; pair < PAIRS; pair++) {
             const int start = threadIdx.x + 2 * THREADS * pair;
             if (start >= PIXELS) continue;
             const Two at(start);
-#pragma unroll
-            for (int map = 0; map < NARROW; map++) {
+            UNROLL for (int map = 0; map < NARROW; map++) {
                 const float more = __ldg(bias + map) + (added ? added[WIDE + block * NARROW + map] : 0.0f);
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
+                UNROLL for (int i = 0; i < 2; i++) {
                     if (i && !at.both) continue;
                     const float value = seen[pair][i][map] + more;
                     narrow[map * NARROW_PLANE + narrow_place(at.pixel[i])] = rectified(value);
@@ -143,20 +127,16 @@ __device__ __forceinline__ void forward_float32(const PixelForwardArguments& p) 
         }
         weights += NEAR_PLACES * NARROW * NARROW, bias += NARROW;
 
-#pragma unroll 1
-        for (int start = threadIdx.x; start < PIXELS; start += 2 * THREADS) {
+        NO_UNROLL for (int start = threadIdx.x; start < PIXELS; start += 2 * THREADS) {
             const Two at(start);
             const int place[2] = {narrow_place(at.pixel[0]), narrow_place(at.pixel[1])};
-#pragma unroll 1
-            for (int first = 0; first < WIDE; first += WIDE_NOW) {
+            NO_UNROLL for (int first = 0; first < WIDE; first += WIDE_NOW) {
                 float sum[2][WIDE_NOW] = {};
                 add_columns<WIDE_NOW, WIDE, NARROW>(sum, weights + first, [&](int map, int i) { return narrow[map * NARROW_PLANE + place[i]]; });
-#pragma unroll
-                for (int m = 0; m < WIDE_NOW; m++) {
+                UNROLL for (int m = 0; m < WIDE_NOW; m++) {
                     const int map = first + m;
                     const float more = __ldg(bias + map);
-#pragma unroll
-                    for (int i = 0; i < 2; i++) {
+                    UNROLL for (int i = 0; i < 2; i++) {
                         if (i && !at.both) continue;
                         float& to = wide[map * WIDE_PLANE + at.pixel[i]];
                         to += sum[i][m] + more;
@@ -169,23 +149,19 @@ __device__ __forceinline__ void forward_float32(const PixelForwardArguments& p) 
         // No barrier: what follows concerns a thread's own pixels, until the next 3x3 convolution.
     }
 
-#pragma unroll 1
-    for (int start = threadIdx.x; start < PIXELS; start += 2 * THREADS) {
+    NO_UNROLL for (int start = threadIdx.x; start < PIXELS; start += 2 * THREADS) {
         const Two at(start);
         float sum[2][HEAD_NOW] = {};
         add_columns<HEAD_NOW, HEAD, WIDE>(sum, weights, [&](int map, int i) { return rectified(wide[map * WIDE_PLANE + at.pixel[i]]); });
-#pragma unroll
-        for (int head = 0; head < HEADS; head++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
+        UNROLL for (int head = 0; head < HEADS; head++)
+            UNROLL for (int i = 0; i < 2; i++) {
                 if (i && !at.both) continue;
                 const float output = sum[i][head] + __ldg(bias + head);
                 p.outputs[output_index(head, at.pixel[i], p.reverse) * p.batch + image] = head < CHANNELS ? x[head * X_PLANE + x_place(at.pixel[i])] + output : output;
             }
     }
     if (WHAT == CHECK) {
-#pragma unroll
-        for (int distance = 16; distance; distance /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
+        UNROLL for (int distance = 16; distance; distance /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
         if (threadIdx.x % 32 == 0) p.largest[image * WARPS + threadIdx.x / 32] = largest;
     }
 }

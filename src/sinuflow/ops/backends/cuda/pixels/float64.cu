@@ -21,21 +21,17 @@ struct Float64Arithmetic {
     __device__ __forceinline__ void multiply(double (&sum)[COUNT][TALL][4], const float* weights, Load load) const {
         const float4* mine = reinterpret_cast<const float4*>(weights) + threadIdx.x % 32;
         float4 next[TALL];  // prefetched by one step
-#pragma unroll
-        for (int m = 0; m < TALL; m++) next[m] = __ldg(mine + m * 32);
+        UNROLL for (int m = 0; m < TALL; m++) next[m] = __ldg(mine + m * 32);
 #pragma unroll 2
         for (int step = 0; step < STEPS; step++) {
             double left[TALL][4];
-#pragma unroll
-            for (int m = 0; m < TALL; m++) {
+            UNROLL for (int m = 0; m < TALL; m++) {
                 left[m][0] = next[m].x, left[m][1] = next[m].y, left[m][2] = next[m].z, left[m][3] = next[m].w;
                 if (step + 1 < STEPS) next[m] = __ldg(mine + ((step + 1) * TALL + m) * 32);
             }
-#pragma unroll
-            for (int i = 0; i < COUNT; i++) {
+            UNROLL for (int i = 0; i < COUNT; i++) {
                 const double right[2] = {load(step, 0, i), load(step, 4, i)};
-#pragma unroll
-                for (int m = 0; m < TALL; m++) mma_f64(sum[i][m], left[m], right);
+                UNROLL for (int m = 0; m < TALL; m++) mma_f64(sum[i][m], left[m], right);
             }
         }
     }
@@ -51,8 +47,7 @@ __device__ __forceinline__ void forward_float64(const PixelFloat64Arguments& p) 
     Float64Arithmetic<CHECKS> arithmetic;
     forward_tensor_cores(arithmetic, Maps<double>{wide, narrow, reinterpret_cast<double*>(memory), far}, p);
     if (CHECKS) {
-#pragma unroll
-        for (int distance = 16; distance; distance /= 2) arithmetic.largest = fmaxf(arithmetic.largest, __shfl_xor_sync(~0u, arithmetic.largest, distance));
+        UNROLL for (int distance = 16; distance; distance /= 2) arithmetic.largest = fmaxf(arithmetic.largest, __shfl_xor_sync(~0u, arithmetic.largest, distance));
         if (threadIdx.x % 32 == 0) p.largest[blockIdx.x * WARPS + threadIdx.x / 32] = arithmetic.largest;
     }
 }

@@ -100,8 +100,7 @@ __device__ __forceinline__ void solve(const InverseArguments<Number>& p) {
 
     const float* of_blocks = matrices + WIDE * FIRST_STRIDE;
     const float* of_head = of_blocks + BLOCKS * BLOCK_MATRICES;
-#pragma unroll 1
-    for (int front = 0; front < FRONTS; front++) {
+    NO_UNROLL for (int front = 0; front < FRONTS; front++) {
         // The front's pixels, one in each of consecutive rows.
         const int first = max(0, (front - WIDTH + SKEW) / SKEW), last = min(HEIGHT - 1, front / SKEW);
         if (last < first) continue;  // narrow images have fronts without pixels
@@ -131,10 +130,8 @@ __device__ __forceinline__ void solve(const InverseArguments<Number>& p) {
                 const int block = (map - WIDE) / NARROW, mine = (map - WIDE) % NARROW;
                 const float* row = of_blocks + block * BLOCK_MATRICES + NARROW * WIDE_STRIDE + mine * LOOK_STRIDE;
                 const float* at = narrow + block * NARROW * NARROW_PLANE + narrow_place(pixel);
-#pragma unroll
-                for (int place = 0; place < NEAR_PLACES - 1; place++)
-#pragma unroll
-                    for (int k = 0; k < NARROW; k += 2) {
+                UNROLL for (int place = 0; place < NEAR_PLACES - 1; place++)
+                    UNROLL for (int k = 0; k < NARROW; k += 2) {
                         even = multiply_add(Number(row[place * NARROW + k]), Number(at[k * NARROW_PLANE + near_offset(place)]), even);
                         odd = multiply_add(Number(row[place * NARROW + k + 1]), Number(at[(k + 1) * NARROW_PLANE + near_offset(place)]), odd);
                     }
@@ -143,8 +140,7 @@ __device__ __forceinline__ void solve(const InverseArguments<Number>& p) {
         }
         __syncthreads();
 
-#pragma unroll 1
-        for (int channel = 0; channel < CHANNELS; channel++) {
+        NO_UNROLL for (int channel = 0; channel < CHANNELS; channel++) {
             const int w = first_of(channel, 2 * MAPS), known = first_of(channel + 1, 2 * MAPS);  // the channel's wide maps
             const int n = first_of(channel, MAPS), few = first_of(channel + 1, MAPS);
             if (channel) {
@@ -155,8 +151,7 @@ __device__ __forceinline__ void solve(const InverseArguments<Number>& p) {
                 }
                 __syncthreads();
             }
-#pragma unroll 1
-            for (int block = 0; block < BLOCKS; block++) {
+            NO_UNROLL for (int block = 0; block < BLOCKS; block++) {
                 const float *shrink = of_blocks + block * BLOCK_MATRICES, *look = shrink + NARROW * WIDE_STRIDE, *grow = look + NARROW * LOOK_STRIDE;
                 const float* bias = biases + WIDE + block * (2 * NARROW + WIDE);
                 const float* before = active + block * WIDE * FRONT;

@@ -75,27 +75,22 @@ template <int TALL, int STEPS, Precision PRECISION, int COUNT, class Load>
 __device__ __forceinline__ void multiply(float (&sum)[COUNT][TALL][4], const float* weights, Load load) {
     const float4* mine = reinterpret_cast<const float4*>(weights) + threadIdx.x % 32;
     float4 next[TALL];  // prefetched by one step
-#pragma unroll
-    for (int m = 0; m < TALL; m++) next[m] = __ldg(mine + m * 32);
+    UNROLL for (int m = 0; m < TALL; m++) next[m] = __ldg(mine + m * 32);
 #pragma unroll(PRECISION == TF32_PRODUCTS ? 5 : 2)
     for (int step = 0; step < STEPS; step++) {
         float above[TALL][4], below[TALL][4];
-#pragma unroll
-        for (int m = 0; m < TALL; m++) {
+        UNROLL for (int m = 0; m < TALL; m++) {
             above[m][0] = next[m].x, above[m][1] = next[m].y, above[m][2] = next[m].z, above[m][3] = next[m].w;
             if (step + 1 < STEPS) next[m] = __ldg(mine + ((step + 1) * TALL + m) * 32);
-#pragma unroll
-            for (int c = 0; c < (PRECISION == TF32_PRODUCTS ? 0 : 4); c++) below[m][c] = tf32_remainder(above[m][c]);
+            UNROLL for (int c = 0; c < (PRECISION == TF32_PRODUCTS ? 0 : 4); c++) below[m][c] = tf32_remainder(above[m][c]);
         }
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
+        UNROLL for (int i = 0; i < COUNT; i++) {
             float high[2] = {load(step, 0, i), load(step, 4, i)}, low[2];
             if (PRECISION == FLOAT32_PRODUCTS) {
                 split(high[0], high[0], low[0]);
                 split(high[1], high[1], low[1]);
             }
-#pragma unroll
-            for (int m = 0; m < TALL; m++) {
+            UNROLL for (int m = 0; m < TALL; m++) {
                 if (PRECISION == FLOAT32_PRODUCTS) {
                     mma_tf32(sum[i][m], above[m], low);
                     mma_tf32(sum[i][m], below[m], high);
@@ -141,19 +136,14 @@ struct OfRows {
 
     template <class At>
     __device__ __forceinline__ OfRows(At at) {
-#pragma unroll
-        for (int m = 0; m < TALL; m++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) value[m][h] = at(16 * m + 8 * h + static_cast<int>(threadIdx.x) % 32 / 4);
+        UNROLL for (int m = 0; m < TALL; m++)
+            UNROLL for (int h = 0; h < 2; h++) value[m][h] = at(16 * m + 8 * h + static_cast<int>(threadIdx.x) % 32 / 4);
     }
     template <class Number, int COUNT>
     __device__ __forceinline__ void add_to(Number (&sum)[COUNT][TALL][4]) const {
-#pragma unroll
-        for (int i = 0; i < COUNT; i++)
-#pragma unroll
-            for (int m = 0; m < TALL; m++)
-#pragma unroll
-                for (int c = 0; c < 4; c++) sum[i][m][c] += value[m][c / 2];
+        UNROLL for (int i = 0; i < COUNT; i++)
+            UNROLL for (int m = 0; m < TALL; m++)
+                UNROLL for (int c = 0; c < 4; c++) sum[i][m][c] += value[m][c / 2];
     }
 };
 
@@ -161,13 +151,10 @@ struct OfRows {
 template <int TALL, class Number, int COUNT, class Use>
 __device__ __forceinline__ void each_pair(const Tiles& tiles, Number (&sum)[COUNT][TALL][4], Use use) {
     const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) {
+    UNROLL for (int i = 0; i < COUNT; i++) {
         if (!tiles.exists(i)) continue;
-#pragma unroll
-        for (int m = 0; m < TALL; m++)
-#pragma unroll
-            for (int h = 0; h < 2; h++)
+        UNROLL for (int m = 0; m < TALL; m++)
+            UNROLL for (int h = 0; h < 2; h++)
                 use(16 * m + 8 * h + lane / 4, tiles.pixel(i) + 2 * (lane % 4), sum[i][m][2 * h], sum[i][m][2 * h + 1]);
     }
 }
@@ -213,13 +200,10 @@ __device__ __forceinline__ Activation saved_at(const Activation* map, int set) {
 template <int TALL>
 __device__ __forceinline__ void keep(Activation* maps, const Tiles& tiles, const float (&sum)[AT_ONCE][TALL][4]) {
     const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int m = 0; m < TALL; m++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
+    UNROLL for (int m = 0; m < TALL; m++)
+        UNROLL for (int h = 0; h < 2; h++) {
             Activation part;
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
+            UNROLL for (int i = 0; i < AT_ONCE; i++) {
                 const int pixel = tiles.pixel(i) + 2 * (lane % 4);
                 const bool one = PIXELS % 8 == 0 || pixel < PIXELS, two = PIXELS % 8 == 0 || pixel + 1 < PIXELS;
                 part.set(i, one ? rectified(sum[i][m][2 * h]) : 0.0f, two ? rectified(sum[i][m][2 * h + 1]) : 0.0f);

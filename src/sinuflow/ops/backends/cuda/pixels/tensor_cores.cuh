@@ -44,14 +44,12 @@ __device__ __forceinline__ void forward_tensor_cores(Arithmetic& arithmetic, con
     };
     auto active = [&](int map, int pixel) { return rectified(at.wide[map * WIDE_PLANE + pixel]); };
 
-#pragma unroll 1
-    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+    NO_UNROLL for (int chunk = 0; chunk < CHUNKS; chunk++) {
         const Tiles tiles(chunk);
         Number sum[AT_ONCE][WIDE / 16][4] = {};
         const OfRows<WIDE / 16> more([&](int map) { return bias[map] + (added ? added[map] : 0.0f); });
         int place[AT_ONCE];
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) place[i] = tiles.at(i, X_ROW, x_place);
+        UNROLL for (int i = 0; i < AT_ONCE; i++) place[i] = tiles.at(i, X_ROW, x_place);
         arithmetic.template multiply<WIDE / 16, FIRST_STEPS>(sum, weights, [&](int step, int half, int i) { return arithmetic.seen(at.x[at.far[8 * step + half + member] + place[i]]); });
         more.add_to(sum);
         each_pair(tiles, sum, store_wide);
@@ -60,11 +58,9 @@ __device__ __forceinline__ void forward_tensor_cores(Arithmetic& arithmetic, con
     weights += FIRST_STEPS * WIDE * 8, bias += WIDE;
     __syncwarp();
 
-#pragma unroll 1
-    for (int block = 0; block < BLOCKS; block++) {
+    NO_UNROLL for (int block = 0; block < BLOCKS; block++) {
         const int maps = block * SAVED_BLOCK + WIDE;  // saved maps before those of this block
-#pragma unroll 1
-        for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        NO_UNROLL for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const Tiles tiles(chunk);
             const OfRows<NARROW / 16> more([&](int map) { return bias[map]; });
             Number sum[AT_ONCE][NARROW / 16][4] = {};
@@ -80,19 +76,16 @@ __device__ __forceinline__ void forward_tensor_cores(Arithmetic& arithmetic, con
         constexpr int ONCE = Arithmetic::LOOK_ONCE, PARTS = ALL / ONCE;
         const OfRows<NARROW / 16> more([&](int map) { return bias[map] + (added ? added[WIDE + block * NARROW + map] : 0.0f); });
         Number looked[PARTS][ONCE][NARROW / 16][4] = {};
-#pragma unroll
-        for (int part = 0; part < PARTS; part++) {
+        UNROLL for (int part = 0; part < PARTS; part++) {
             const Tiles tiles(part * ONCE / AT_ONCE);
             int place[ONCE];
-#pragma unroll
-            for (int i = 0; i < ONCE; i++) place[i] = tiles.at(i, NARROW_ROW, narrow_place) + member * NARROW_PLANE;
+            UNROLL for (int i = 0; i < ONCE; i++) place[i] = tiles.at(i, NARROW_ROW, narrow_place) + member * NARROW_PLANE;
             arithmetic.template multiply<NARROW / 16, LOOK_STEPS>(looked[part], weights, [&](int step, int half, int i) {
                 return at.narrow[(8 * step % NARROW + half) * NARROW_PLANE + near_offset(8 * step / NARROW) + place[i]];
             });
         }
         __syncthreads();
-#pragma unroll
-        for (int part = 0; part < PARTS; part++) {
+        UNROLL for (int part = 0; part < PARTS; part++) {
             const Tiles tiles(part * ONCE / AT_ONCE);
             more.add_to(looked[part]);
             each_pair(tiles, looked[part], store_narrow);
@@ -101,8 +94,7 @@ __device__ __forceinline__ void forward_tensor_cores(Arithmetic& arithmetic, con
         weights += LOOK_STEPS * NARROW * 8, bias += NARROW;
         __syncwarp();
 
-#pragma unroll 1
-        for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        NO_UNROLL for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const Tiles tiles(chunk);
             const OfRows<WIDE / 16> more([&](int map) { return bias[map]; });
             Number sum[AT_ONCE][WIDE / 16][4] = {};
@@ -121,8 +113,7 @@ __device__ __forceinline__ void forward_tensor_cores(Arithmetic& arithmetic, con
         __syncwarp();
     }
 
-#pragma unroll 1
-    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+    NO_UNROLL for (int chunk = 0; chunk < CHUNKS; chunk++) {
         const Tiles tiles(chunk);
         const OfRows<HEAD / 16> more([&](int head) { return bias[head]; });
         Number sum[AT_ONCE][HEAD / 16][4] = {};
