@@ -189,6 +189,21 @@ struct Activity {
     }
 };
 
+// The gradient of the maps before a layer in chunks of tiles: call `use` as each_pair does; `load` returns the gradient
+// of the layer (row, tiles, tile).
+template <int TALL, int STEPS, class Load, class Use>
+__device__ __forceinline__ void each_chunk_back(const float* weights, const Activation* maps, Load load, Use use) {
+    const int member = static_cast<int>(threadIdx.x) % 4;
+    NO_UNROLL for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        const Tiles tiles(chunk);
+        const Activity<TALL> active(tiles, maps);
+        float sum[AT_ONCE][TALL][4] = {};
+        multiply<TALL, STEPS, GRADIENTS>(sum, weights, [&](int step, int half, int i) { return load(8 * step + half + member, tiles, i); });
+        active.apply(sum);
+        each_pair(tiles, sum, use);
+    }
+}
+
 // A map's values at two neighbouring pixels, of which the first is even; zeros beyond the last pixel.
 template <class Place>
 __device__ __forceinline__ float2 pair_at(const float* map, int pixel, Place place) {
@@ -241,16 +256,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
     const float* weights = p.weights;
     if (BLOCKS) call(last - SAVED_BLOCK, SAVED_BLOCK);
     add_up_saved<HEAD / 16, WIDE / 8>(parts + WEIGHT_PARTS - HEAD_PART, of_biases + WIDE + BLOCKS * BIAS_BLOCK, outputs, saved + last * SAVED_PLANE);
-    NO_UNROLL for (int chunk = 0; chunk < CHUNKS; chunk++) {
-        const Tiles tiles(chunk);
-        const Activity<WIDE / 16> active(tiles, saved + last * SAVED_PLANE);
-        float sum[AT_ONCE][WIDE / 16][4] = {};
-        multiply<WIDE / 16, padded(HEADS, 8) / 8, GRADIENTS>(sum, weights, [&](int step, int half, int i) { return of_output(8 * step + half + member, tiles.loaded(i)); });
-        active.apply(sum);
-        each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
+    each_chunk_back<WIDE / 16, padded(HEADS, 8) / 8>(
+        weights, saved + last * SAVED_PLANE, [&](int head, const Tiles& tiles, int i) { return of_output(head, tiles.loaded(i)); },
+        [&](int map, int pixel, float one, float two) {
             *reinterpret_cast<float2*>(wide + map * WIDE_PLANE + pixel) = make_float2(stored(one), stored(two));
         });
-    }
     weights += padded(HEADS, 8) * WIDE;
     __syncthreads();
     // The image replaces the head's gradient, loaded asynchronously.
@@ -265,14 +275,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
 
         // Through the 1x1 convolution back to the inner narrow maps.
         add_up_saved<WIDE / 16, NARROW / 8>(matrices + SHRINK_PART + LOOK_PART, sums + 2 * NARROW, wides, saved + (first + WIDE + NARROW) * SAVED_PLANE);
-        NO_UNROLL for (int chunk = 0; chunk < CHUNKS; chunk++) {
-            const Tiles tiles(chunk);
-            const Activity<NARROW / 16> active(tiles, saved + (first + WIDE + NARROW) * SAVED_PLANE);
-            float sum[AT_ONCE][NARROW / 16][4] = {};
-            multiply<NARROW / 16, WIDE / 8, GRADIENTS>(sum, weights, [&](int step, int half, int i) { return of_wide(8 * step + half + member, tiles.loaded(i)); });
-            active.apply(sum);
-            each_pair(tiles, sum, store_narrow);
-        }
+        each_chunk_back<NARROW / 16, WIDE / 8>(
+            weights, saved + (first + WIDE + NARROW) * SAVED_PLANE,
+            [&](int map, const Tiles& tiles, int i) { return of_wide(map, tiles.loaded(i)); }, store_narrow);
         weights += NARROW * WIDE;
         __syncthreads();
 
@@ -300,19 +305,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
         __syncwarp();
 
         // Through the 1x1 convolution back to the wide maps, added to the skip connection's gradient.
-        NO_UNROLL for (int chunk = 0; chunk < CHUNKS; chunk++) {
-            const Tiles tiles(chunk);
-            const Activity<WIDE / 16> active(tiles, saved + first * SAVED_PLANE);
-            float sum[AT_ONCE][WIDE / 16][4] = {};
-            multiply<WIDE / 16, NARROW / 8, GRADIENTS>(sum, weights, [&](int step, int half, int i) {
-                return narrow[(8 * step + half + member) * NARROW_PLANE + tiles.at(i, NARROW_ROW, mirrored_place)];
-            });
-            active.apply(sum);
-            each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
+        each_chunk_back<WIDE / 16, NARROW / 8>(
+            weights, saved + first * SAVED_PLANE,
+            [&](int map, const Tiles& tiles, int i) { return narrow[map * NARROW_PLANE + tiles.at(i, NARROW_ROW, mirrored_place)]; },
+            [&](int map, int pixel, float one, float two) {
                 float2* at = reinterpret_cast<float2*>(wide + map * WIDE_PLANE + pixel);
                 *at = make_float2(stored(at->x + one), stored(at->y + two));
             });
-        }
         weights += NARROW * WIDE;
         __syncthreads();
         add_up_saved<NARROW / 16, WIDE / 8>(matrices, sums, narrows, saved + first * SAVED_PLANE);

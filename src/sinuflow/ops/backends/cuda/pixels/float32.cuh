@@ -30,6 +30,29 @@ __device__ __forceinline__ void add_columns(float (&sum)[2][MAPS_NOW], const flo
         }
     }
 }
+// Call `use` for maps of a layer at two pixels: with the map, the pixel, and the sum plus `more`, such as a bias.
+template <int MAPS_NOW, class More, class Use>
+__device__ __forceinline__ void each_sum(const Two& at, const float (&sum)[2][MAPS_NOW], int first, int maps, More more, Use use) {
+    UNROLL for (int m = 0; m < MAPS_NOW; m++) {
+        if (first + m >= maps) continue;
+        const float fixed = more(first + m);
+        UNROLL for (int i = 0; i < 2; i++)
+            if (i == 0 || at.both) use(first + m, at.pixel[i], sum[i][m] + fixed);
+    }
+}
+// The same for all maps of a layer at all pixels of a thread; `load` returns the input (column, place of the pixel).
+template <int MAPS_NOW, int ROWS, int COLUMNS, class Place, class Load, class More, class Use>
+__device__ __forceinline__ void each_unit(const float* weights, int maps, Place place_of, Load load, More more, Use use) {
+    NO_UNROLL for (int start = threadIdx.x; start < PIXELS; start += 2 * THREADS) {
+        const Two at(start);
+        const int place[2] = {place_of(at.pixel[0]), place_of(at.pixel[1])};
+        NO_UNROLL for (int first = 0; first < maps; first += MAPS_NOW) {
+            float sum[2][MAPS_NOW] = {};
+            add_columns<MAPS_NOW, ROWS, COLUMNS>(sum, weights + first, [&](int column, int i) { return load(column, place[i]); });
+            each_sum(at, sum, first, maps, more, use);
+        }
+    }
+}
 // The place of a pixel in a saved float32 map.
 __device__ __forceinline__ int saved_place(int pixel) {
     const int tile = pixel / 8, turn = tile / WARPS, set = turn / AT_ONCE * WARPS + tile % WARPS;
@@ -65,41 +88,26 @@ __device__ __forceinline__ void forward_float32(const PixelForwardArguments& p) 
     };
 
     const float *weights = p.weights, *bias = p.biases;
-    NO_UNROLL for (int start = threadIdx.x; start < PIXELS; start += 2 * THREADS) {
-        const Two at(start);
-        const int place[2] = {x_place(at.pixel[0]), x_place(at.pixel[1])};
-        NO_UNROLL for (int first = 0; first < WIDE; first += WIDE_NOW) {
-            float sum[2][WIDE_NOW] = {};
-            add_columns<WIDE_NOW, WIDE, FAR_PLACES * CHANNELS>(sum, weights + first, [&](int column, int i) { return x[far[column] + place[i]]; });
-            UNROLL for (int m = 0; m < WIDE_NOW; m++) {
-                const int map = first + m;
-                const float more = __ldg(bias + map) + (added ? added[map] : 0.0f);
-                UNROLL for (int i = 0; i < 2; i++) {
-                    if (i && !at.both) continue;
-                    const float value = sum[i][m] + more;
-                    wide[map * WIDE_PLANE + at.pixel[i]] = value;
-                    keep(map, at.pixel[i], value);
-                }
-            }
-        }
-    }
+    auto place_of = [](int pixel) { return pixel; };
+    auto of_bias = [&](int map) { return __ldg(bias + map); };
+    auto active = [&](int map, int pixel) { return rectified(wide[map * WIDE_PLANE + pixel]); };
+    each_unit<WIDE_NOW, WIDE, FAR_PLACES * CHANNELS>(
+        weights, WIDE, x_place, [&](int column, int place) { return x[far[column] + place]; },
+        [&](int map) { return __ldg(bias + map) + (added ? added[map] : 0.0f); },
+        [&](int map, int pixel, float value) {
+            wide[map * WIDE_PLANE + pixel] = value;
+            keep(map, pixel, value);
+        });
     weights += 8 * FIRST_STEPS * WIDE, bias += WIDE;
 
     NO_UNROLL for (int block = 0; block < BLOCKS; block++) {
-        const int maps = block * SAVED_BLOCK + WIDE;  // saved maps before those of this block
-        NO_UNROLL for (int start = threadIdx.x; start < PIXELS; start += 2 * THREADS) {
-            const Two at(start);
-            float sum[2][NARROW] = {};
-            add_columns<NARROW, NARROW, WIDE>(sum, weights, [&](int map, int i) { return rectified(wide[map * WIDE_PLANE + at.pixel[i]]); });
-            UNROLL for (int map = 0; map < NARROW; map++)
-                UNROLL for (int i = 0; i < 2; i++) {
-                    if (i && !at.both) continue;
-                    const float value = sum[i][map] + __ldg(bias + map);
-                    narrow[map * NARROW_PLANE + narrow_place(at.pixel[i])] = rectified(value);
-                    keep(maps + map, at.pixel[i], value);
-                }
-        }
-        weights += WIDE * NARROW, bias += NARROW;
+        int maps = block * SAVED_BLOCK + WIDE;  // saved maps before those of the layer
+        auto store_narrow = [&](int map, int pixel, float value) {
+            narrow[map * NARROW_PLANE + narrow_place(pixel)] = rectified(value);
+            keep(maps + map, pixel, value);
+        };
+        each_unit<NARROW, NARROW, WIDE>(weights, NARROW, place_of, active, of_bias, store_narrow);
+        weights += WIDE * NARROW, bias += NARROW, maps += NARROW;
         __syncthreads();
 
         // Every thread has read its neighbourhood before any writes.
@@ -114,54 +122,23 @@ __device__ __forceinline__ void forward_float32(const PixelForwardArguments& p) 
         UNROLL for (int pair = 0; pair < PAIRS; pair++) {
             const int start = threadIdx.x + 2 * THREADS * pair;
             if (start >= PIXELS) continue;
-            const Two at(start);
-            UNROLL for (int map = 0; map < NARROW; map++) {
-                const float more = __ldg(bias + map) + (added ? added[WIDE + block * NARROW + map] : 0.0f);
-                UNROLL for (int i = 0; i < 2; i++) {
-                    if (i && !at.both) continue;
-                    const float value = seen[pair][i][map] + more;
-                    narrow[map * NARROW_PLANE + narrow_place(at.pixel[i])] = rectified(value);
-                    keep(maps + NARROW + map, at.pixel[i], value);
-                }
-            }
+            each_sum(Two(start), seen[pair], 0, NARROW, [&](int map) { return __ldg(bias + map) + (added ? added[WIDE + block * NARROW + map] : 0.0f); }, store_narrow);
         }
-        weights += NEAR_PLACES * NARROW * NARROW, bias += NARROW;
+        weights += NEAR_PLACES * NARROW * NARROW, bias += NARROW, maps += NARROW;
 
-        NO_UNROLL for (int start = threadIdx.x; start < PIXELS; start += 2 * THREADS) {
-            const Two at(start);
-            const int place[2] = {narrow_place(at.pixel[0]), narrow_place(at.pixel[1])};
-            NO_UNROLL for (int first = 0; first < WIDE; first += WIDE_NOW) {
-                float sum[2][WIDE_NOW] = {};
-                add_columns<WIDE_NOW, WIDE, NARROW>(sum, weights + first, [&](int map, int i) { return narrow[map * NARROW_PLANE + place[i]]; });
-                UNROLL for (int m = 0; m < WIDE_NOW; m++) {
-                    const int map = first + m;
-                    const float more = __ldg(bias + map);
-                    UNROLL for (int i = 0; i < 2; i++) {
-                        if (i && !at.both) continue;
-                        float& to = wide[map * WIDE_PLANE + at.pixel[i]];
-                        to += sum[i][m] + more;
-                        keep(maps + 2 * NARROW + map, at.pixel[i], to);
-                    }
-                }
-            }
-        }
+        each_unit<WIDE_NOW, WIDE, NARROW>(
+            weights, WIDE, narrow_place, [&](int map, int place) { return narrow[map * NARROW_PLANE + place]; }, of_bias,
+            [&](int map, int pixel, float value) {
+                float& to = wide[map * WIDE_PLANE + pixel];
+                to += value;
+                keep(maps + map, pixel, to);
+            });
         weights += NARROW * WIDE, bias += WIDE;
         // No barrier: what follows concerns a thread's own pixels, until the next 3x3 convolution.
     }
 
-    NO_UNROLL for (int start = threadIdx.x; start < PIXELS; start += 2 * THREADS) {
-        const Two at(start);
-        float sum[2][HEAD_NOW] = {};
-        add_columns<HEAD_NOW, HEAD, WIDE>(sum, weights, [&](int map, int i) { return rectified(wide[map * WIDE_PLANE + at.pixel[i]]); });
-        UNROLL for (int head = 0; head < HEADS; head++)
-            UNROLL for (int i = 0; i < 2; i++) {
-                if (i && !at.both) continue;
-                const float output = sum[i][head] + __ldg(bias + head);
-                p.outputs[output_index(head, at.pixel[i], p.reverse) * p.batch + image] = head < CHANNELS ? x[head * X_PLANE + x_place(at.pixel[i])] + output : output;
-            }
-    }
-    if (WHAT == CHECK) {
-        UNROLL for (int distance = 16; distance; distance /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
-        if (threadIdx.x % 32 == 0) p.largest[image * WARPS + threadIdx.x / 32] = largest;
-    }
+    each_unit<HEAD_NOW, HEAD, WIDE>(weights, HEADS, place_of, active, of_bias, [&](int head, int pixel, float output) {
+        p.outputs[output_index(head, pixel, p.reverse) * p.batch + image] = head < CHANNELS ? x[head * X_PLANE + x_place(pixel)] + output : output;
+    });
+    if (WHAT == CHECK) store_largest(p.largest, largest);
 }

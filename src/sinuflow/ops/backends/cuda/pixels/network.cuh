@@ -64,38 +64,46 @@ __device__ __forceinline__ void each_feature(const Number* from, int batch, int 
         use(e / PIXELS * X_PLANE + x_place(e % PIXELS), from + output_index(e / PIXELS, e % PIXELS, reverse) * batch + image);
 }
 
+// Store the largest value of every warp, for the check.
+__device__ __forceinline__ void store_largest(float* to, float largest) {
+    UNROLL for (int distance = 16; distance; distance /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
+    if (threadIdx.x % 32 == 0) to[blockIdx.x * WARPS + threadIdx.x / 32] = largest;
+}
+
 // ---------------------------------------------------------------- products by tensor cores
 
 // Tensor cores truncate to TF32: products of the high parts alone, or of both parts for float32 precision.
-enum Precision { TF32_PRODUCTS, FLOAT32_PRODUCTS };
+enum Precision { TF32_PRODUCTS, FLOAT32_PRODUCTS, FLOAT64_PRODUCTS };
 
 // Add products of TALL * 16 rows by COUNT tiles of pixels to `sum`. Weights are stored as fragments,
 // [STEPS][TALL][lane][4]; `load` returns the other operand (step, 0 or 4 for the half, tile).
-template <int TALL, int STEPS, Precision PRECISION, int COUNT, class Load>
-__device__ __forceinline__ void multiply(float (&sum)[COUNT][TALL][4], const float* weights, Load load) {
+template <int TALL, int STEPS, Precision PRECISION, class Number, int COUNT, class Load>
+__device__ __forceinline__ void multiply(Number (&sum)[COUNT][TALL][4], const float* weights, Load load) {
     const float4* mine = reinterpret_cast<const float4*>(weights) + threadIdx.x % 32;
     float4 next[TALL];  // prefetched by one step
     UNROLL for (int m = 0; m < TALL; m++) next[m] = __ldg(mine + m * 32);
 #pragma unroll(PRECISION == TF32_PRODUCTS ? 5 : 2)
     for (int step = 0; step < STEPS; step++) {
-        float above[TALL][4], below[TALL][4];
+        Number above[TALL][4], below[TALL][4];
         UNROLL for (int m = 0; m < TALL; m++) {
             above[m][0] = next[m].x, above[m][1] = next[m].y, above[m][2] = next[m].z, above[m][3] = next[m].w;
             if (step + 1 < STEPS) next[m] = __ldg(mine + ((step + 1) * TALL + m) * 32);
-            UNROLL for (int c = 0; c < (PRECISION == TF32_PRODUCTS ? 0 : 4); c++) below[m][c] = tf32_remainder(above[m][c]);
+            UNROLL for (int c = 0; c < (PRECISION == FLOAT32_PRODUCTS ? 4 : 0); c++) below[m][c] = tf32_remainder(above[m][c]);
         }
         UNROLL for (int i = 0; i < COUNT; i++) {
-            float high[2] = {load(step, 0, i), load(step, 4, i)}, low[2];
-            if (PRECISION == FLOAT32_PRODUCTS) {
-                split(high[0], high[0], low[0]);
-                split(high[1], high[1], low[1]);
-            }
-            UNROLL for (int m = 0; m < TALL; m++) {
-                if (PRECISION == FLOAT32_PRODUCTS) {
-                    mma_tf32(sum[i][m], above[m], low);
-                    mma_tf32(sum[i][m], below[m], high);
+            Number high[2] = {load(step, 0, i), load(step, 4, i)};
+            if constexpr (PRECISION == FLOAT64_PRODUCTS) {
+                UNROLL for (int m = 0; m < TALL; m++) mma_f64(sum[i][m], above[m], high);
+            } else {
+                float low[2];
+                UNROLL for (int h = 0; h < (PRECISION == FLOAT32_PRODUCTS ? 2 : 0); h++) split(high[h], high[h], low[h]);
+                UNROLL for (int m = 0; m < TALL; m++) {
+                    if (PRECISION == FLOAT32_PRODUCTS) {
+                        mma_tf32(sum[i][m], above[m], low);
+                        mma_tf32(sum[i][m], below[m], high);
+                    }
+                    mma_tf32(sum[i][m], above[m], high);
                 }
-                mma_tf32(sum[i][m], above[m], high);
             }
         }
     }
