@@ -26,7 +26,7 @@ struct BackwardArguments {
 };
 
 // The derivative of `squashed`, as a function of its value.
-__device__ __forceinline__ float slope_of_seen(float seen) {
+INLINE float slope_of_seen(float seen) {
     if (SQUASH == 0) return 1.0f;
     const float share = seen * (1.0f / (SQUASH ? SQUASH : 1)), rest = fmaxf(fmaf(-share, share, 1.0f), 0.0f);
     return rest * sqrtf(rest);
@@ -34,8 +34,7 @@ __device__ __forceinline__ float slope_of_seen(float seen) {
 
 // Conditional waves: from the gradients of value and log-determinant to those of x and of the parameters. `get` reads a
 // parameter; `put` takes its gradient, from one lane each.
-template <int LANES, class Get, class Put>
-__device__ __forceinline__ float through_waves(float x, float grad, float grad_ladj, Get get, Put put) {
+template <int LANES, class Get, class Put> INLINE float through_waves(float x, float grad, float grad_ladj, Get get, Put put) {
     const bool leads = threadIdx.x % LANES == 0;
     float inputs[SCALES];
     const float half = tanhf(0.5f * get(1)), scale = expf(2.0f * half);
@@ -50,7 +49,6 @@ __device__ __forceinline__ float through_waves(float x, float grad, float grad_l
         const Value result = waves.at(inputs[j]);
         const float of_slope = grad_ladj / result.slope;
         WaveGradients<LANES> gradients;
-        gradients.clear();
         gradients.add(waves, inputs[j], grad, of_slope);
         FreeGradients<LANES> followed;
         followed.follow(free, gradients);
@@ -145,10 +143,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
             if (stores) grad[e] = g;
         });
         __syncthreads();
-        if (!CONDITIONAL && network % 2) {  // for the waves below
-            const float4* from = reinterpret_cast<const float4*>(p.waves + network / 2 * WAVE_SIZE);
-            for (int e = threadIdx.x; e < WAVE_SIZE / 4; e += THREADS) copy_async(waves + 4 * e, from + e);
-        }
+        if (!CONDITIONAL && network % 2) copy_floats<WAVE_SIZE>(waves, p.waves + network / 2 * WAVE_SIZE);  // for the waves below
 
         // Through the hidden layers.
         NO_UNROLL for (int layer = DEPTH - 1; layer >= 0; layer--) {
@@ -183,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
             const int n = e % ROWS, place = CONTEXT + flipped(e / ROWS, reverse);
             const long row = first + n < batch ? first + n : 0;
             const float seen = SQUASH == 0 ? 0.0f : p.saved_inputs[(network * rows + row) * INPUTS16 + place];
-            const float sum = Parts(plan, DEPTH, parts, place, n).shared_total<SPREAD>();
+            const float sum = Parts(plan, DEPTH, parts, place, n).total<SPREAD>();
             if (stores) grad[e] = fmaf(sum, slope_of_seen(seen), grad[e]);
         });
         __syncwarp();  // the same lanes use the next network's waves
@@ -193,12 +188,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
     }
     __syncthreads();
 
-    for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
-        const int n = first + e % ROWS;
-        if (n < batch) p.grad_x[e / ROWS * rows + n] = grad[e];
-    }
-    for (int e = threadIdx.x; e < CONTEXT * ROWS; e += THREADS) {
-        const int n = first + e % ROWS;
-        if (n < batch) p.grad_context[e / ROWS * rows + n] = of_context[e];
-    }
+    each_value<FEATURES>(first, batch, rows, [&](int e, long at) { p.grad_x[at] = grad[e]; });
+    each_value<CONTEXT>(first, batch, rows, [&](int e, long at) { p.grad_context[at] = of_context[e]; });
 }

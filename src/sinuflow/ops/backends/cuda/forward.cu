@@ -25,12 +25,9 @@ struct ForwardArguments {
 // Biases and waves of one network.
 constexpr int CONSTANTS = BIASES + WAVE_SIZE;
 
-__device__ __forceinline__ void fetch_constants(const float* biases, const float* waves, int network, float* to) {
-    const float4* from = reinterpret_cast<const float4*>(biases + network * BIASES);
-    for (int e = threadIdx.x; e < BIASES / 4; e += THREADS) copy_async(to + 4 * e, from + e);
-    if (CONDITIONAL || network % 2) return;
-    from = reinterpret_cast<const float4*>(waves + network / 2 * WAVE_SIZE);
-    for (int e = threadIdx.x; e < WAVE_SIZE / 4; e += THREADS) copy_async(to + BIASES + 4 * e, from + e);
+INLINE void fetch_constants(const float* biases, const float* waves, int network, float* to) {
+    copy_floats<BIASES>(to, biases + network * BIASES);
+    if (!CONDITIONAL && network % 2 == 0) copy_floats<WAVE_SIZE>(to + BIASES, waves + network / 2 * WAVE_SIZE);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const ForwardArguments p) {
@@ -135,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
                     change += logf(result.slope);
                 }
             } else {
-                y += Parts(plan, DEPTH, out, place, n).shared_total<SPREAD>() + bias[place];
+                y += Parts(plan, DEPTH, out, place, n).total<SPREAD>() + bias[place];
                 if (network % 2 == 0) {
                     float slope = 1.0f;
 #pragma unroll SCALES <= 4 ? SCALES : 1
@@ -166,10 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
         __syncthreads();
     }
 
-    for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
-        const int n = first + e % ROWS;
-        if (n < batch) p.z[e / ROWS * rows + n] = x[e];
-    }
+    each_value<FEATURES>(first, batch, rows, [&](int e, long at) { p.z[at] = x[e]; });
     for (int n = threadIdx.x; n < ROWS; n += THREADS) {
         float total = 0.0f, squares = 0.0f;
         for (int i = 0; i < FEATURES; i++) {

@@ -28,7 +28,7 @@ struct InverseArguments {
 };
 
 // Whether float32 resolves an affine map, as defined in bijections/affine.py.
-__device__ __forceinline__ bool is_resolved(float mean, float log_scale, float scale) {
+INLINE bool is_resolved(float mean, float log_scale, float scale) {
     return fabsf(log_scale) <= 87.33654f && mean + 8.0f * scale > mean - 8.0f * scale;
 }
 
@@ -55,19 +55,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     const long rows = p.batch;
 
     auto fetch_biases = [&](int network) {
-        const float4* from = reinterpret_cast<const float4*>(p.biases + network * BIASES);
-        for (int e = threadIdx.x; e < BIASES / 4; e += THREADS) copy_async(biases + network % 2 * BIASES + 4 * e, from + e);
-        if (CONDITIONAL || network % 2 == 0) return;  // the waves precede it in the inverse
-        from = reinterpret_cast<const float4*>(p.waves + network / 2 * WAVE_SIZE);
-        for (int e = threadIdx.x; e < WAVE_SIZE / 4; e += THREADS) copy_async(waves + 4 * e, from + e);
+        copy_floats<BIASES>(biases + network % 2 * BIASES, p.biases + network * BIASES);
+        if (!CONDITIONAL && network % 2)  // the waves follow it in the inverse
+            copy_floats<WAVE_SIZE>(waves, p.waves + network / 2 * WAVE_SIZE);
     };
     auto fetch_inner = [&](int network, int group) {
         if (group == GROUPS) network--, group = 0;
         if (INNER == 0 || network < 0) return;
         const int index = GROUPED ? network * GROUPS + group : network;
-        const float4* from = reinterpret_cast<const float4*>(p.inner + static_cast<long>(index) * INNER);
-        float* to = inner + index % 2 * INNER;
-        for (int e = threadIdx.x - 32 * FAR_WARP; e < INNER / 4; e += THREADS - 32 * FAR_WARP) copy_async(to + 4 * e, from + e);
+        copy_floats<INNER>(inner + index % 2 * INNER, p.inner + static_cast<long>(index) * INNER, 32 * FAR_WARP);
     };
     const Plan plan = load_plan(p.tables, STAGES, MATRICES, p.tiles, tables);
     fetch_biases(NETWORKS - 1);
@@ -390,10 +386,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         }
     }
 
-    for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
-        const int n = first + e % ROWS;
-        if (n < batch) p.x[e / ROWS * rows + n] = x[e];
-    }
+    each_value<FEATURES>(first, batch, rows, [&](int e, long at) { p.x[at] = x[e]; });
     for (int n = threadIdx.x; n < ROWS; n += THREADS) {
         float total = 0.0f;
         for (int i = 0; i < FEATURES; i++) total += ladj[i * ROWS + n];

@@ -23,13 +23,13 @@ struct Chunks {
     int width, left;  // rows of the batch, from this thread's first one
     bool exists;
 
-    __device__ __forceinline__ Chunks(const float* __restrict__ operand, int width, int column, int batch) : width(width) {
+    INLINE Chunks(const float* __restrict__ operand, int width, int column, int batch) : width(width) {
         const int n = threadIdx.x / (TILE / 4), c = threadIdx.x % (TILE / 4) * 4;
         exists = column + c < width;
         from = operand + static_cast<long>(n) * width + (exists ? column + c : 0);
         left = batch - n;
     }
-    __device__ __forceinline__ void fetch(float* to) {
+    INLINE void fetch(float* to) {
         float* mine = to + threadIdx.x / (TILE / 4) * CHUNK_STRIDE + threadIdx.x % (TILE / 4) * 4;
         const float* at = from;
         UNROLL for (int n = 0; n < CHUNK; n += STRIDE, at += STRIDE * width) {
@@ -136,15 +136,14 @@ struct WaveArguments {
     int batch;
 };
 
-__device__ __forceinline__ float warp_sum(float value) {
+INLINE float warp_sum(float value) {
     UNROLL for (int distance = 16; distance; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
     return value;
 }
 
 // The unconstrained parameters of a block's transformer, indexed by scale and feature. `part` returns all frequencies
 // (0), phases (1), weights (2) or strengths (3).
-template <class Part>
-__device__ __forceinline__ FreeWaves<1> free_waves(int transformer, Part part) {
+template <class Part> INLINE FreeWaves<1> free_waves(int transformer, Part part) {
     FreeWaves<1> free;
     free.load([&](int kind, int k) { return part(kind)[transformer * WAVES + k]; }, part(3)[transformer]);
     return free;
@@ -160,7 +159,6 @@ extern "C" __global__ void __launch_bounds__(128) wave_gradients(const WaveArgum
         const int feature = job % FEATURES, scale = job / FEATURES % SCALES, block = job / FEATURES / SCALES;
         const Waves<1> waves = shared_waves<1>(p.waves + block * WAVE_SIZE, scale, feature);
         WaveGradients<1> sums;
-        sums.clear();
         float of_shift = 0.0f;
         for (long n = lane; n < batch; n += 32) {
             const float x = p.saved_x[job * batch + n], grad = p.grad_values[job * batch + n];

@@ -13,7 +13,7 @@ struct PixelBackwardArguments {
 
 // With TF32, gradients are rounded when stored, as activations are.
 constexpr Precision GRADIENTS = TF32 ? TF32_PRODUCTS : FLOAT32_PRODUCTS;
-__device__ __forceinline__ float stored(float x) { return TF32 ? to_tf32(x) : x; }
+INLINE float stored(float x) { return TF32 ? to_tf32(x) : x; }
 
 // Transpose of the first convolution, one kernel row at a time: [column][channel], then gathered by pixel.
 constexpr int SEEN = FAR_SIDE * CHANNELS, STRIPE = padded(SEEN, 16), STRIPE_ROW = WIDTH + 2 * FAR;
@@ -22,7 +22,7 @@ constexpr int ROW_TILES = (WIDTH + 7) / 8;
 constexpr int ALL_NARROW = NARROW * NARROW_PLANE, ALL_STRIPES = WARPS * padded(SEEN * STRIPE_ROW, 2);
 constexpr int NARROW_ROOM = ALL_NARROW > ALL_STRIPES ? ALL_NARROW : ALL_STRIPES;
 // The transposed 3x3 convolution looks down and to the right, where the zero padding is needed.
-__device__ __forceinline__ int mirrored_place(int pixel) { return pixel / WIDTH * NARROW_ROW + pixel % WIDTH + 1; }
+INLINE int mirrored_place(int pixel) { return pixel / WIDTH * NARROW_ROW + pixel % WIDTH + 1; }
 
 // An image's contribution: a matrix per layer (first, residual blocks, head), then the sums of the biases.
 constexpr int FIRST_PART = WIDE * 8 * FIRST_STEPS, SHRINK_PART = NARROW * WIDE, LOOK_PART = NARROW * NEAR_PLACES * NARROW, GROW_PART = WIDE * NARROW;
@@ -35,8 +35,7 @@ constexpr int BIAS_BLOCK = 2 * NARROW + WIDE, PARTS = WEIGHT_PARTS + WIDE + BLOC
 constexpr int TURNS = 4, GROUPS = WARPS / TURNS;
 
 // Add the products of rows and columns over the pixels of a tile.
-template <int TALL>
-__device__ __forceinline__ void add_products(float (&sum)[TALL][4], const float (&rows)[TALL][4], float2 columns) {
+template <int TALL> INLINE void add_products(float (&sum)[TALL][4], const float (&rows)[TALL][4], float2 columns) {
     const float all[2] = {columns.x, columns.y};
     float high[2] = {all[0], all[1]}, low[2];
     if (!TF32) {
@@ -61,9 +60,8 @@ template <int TALL>
 struct Rows {
     float value[TALL][4], sum[TALL][2];
 
-    __device__ __forceinline__ Rows() : sum{} {}
-    template <class Left>
-    __device__ __forceinline__ void load(Left left, int pixel) {
+    INLINE Rows() : sum{} {}
+    template <class Left> INLINE void load(Left left, int pixel) {
         const int row = threadIdx.x % 32 / 4;
         UNROLL for (int m = 0; m < TALL; m++)
             UNROLL for (int h = 0; h < 2; h++) {
@@ -71,11 +69,11 @@ struct Rows {
                 value[m][h] = pair.x, value[m][2 + h] = pair.y;
             }
     }
-    __device__ __forceinline__ void add() {
+    INLINE void add() {
         UNROLL for (int m = 0; m < TALL; m++)
             UNROLL for (int h = 0; h < 2; h++) sum[m][h] += value[m][h] + value[m][2 + h];
     }
-    __device__ __forceinline__ void store(float* to) {
+    INLINE void store(float* to) {
         UNROLL for (int m = 0; m < TALL; m++)
             UNROLL for (int h = 0; h < 2; h++) {
                 float all = sum[m][h];
@@ -86,8 +84,7 @@ struct Rows {
     }
 };
 
-template <int TALL>
-__device__ __forceinline__ void store_tile(float* to, int columns, int first, const float (&sum)[TALL][4]) {
+template <int TALL> INLINE void store_tile(float* to, int columns, int first, const float (&sum)[TALL][4]) {
     const int lane = threadIdx.x % 32;
     UNROLL for (int m = 0; m < TALL; m++)
         UNROLL for (int h = 0; h < 2; h++)
@@ -95,16 +92,14 @@ __device__ __forceinline__ void store_tile(float* to, int columns, int first, co
 }
 
 // Call `use` for all sets of a warp's turn with the set and its index among AHEAD that are prefetched.
-template <int AHEAD, class Use>
-__device__ __forceinline__ void each_of_turn(int turn, Use use) {
+template <int AHEAD, class Use> INLINE void each_of_turn(int turn, Use use) {
     static_assert(SETS % (TURNS * AHEAD) == 0, "no set is left over");
     NO_UNROLL for (int set = turn; set < SETS; set += TURNS * AHEAD)
         UNROLL for (int d = 0; d < AHEAD; d++) use(set + TURNS * d, d);
 }
 
 // Call `use` for the existing tiles of a set with the first of a lane's two pixels, and the index of the tile.
-template <class Use>
-__device__ __forceinline__ void each_tile(int set, Use use) {
+template <class Use> INLINE void each_tile(int set, Use use) {
     const int first = set / WARPS * (WARPS * AT_ONCE) + set % WARPS;
     UNROLL for (int i = 0; i < AT_ONCE; i++)
         if (REGULAR || first + WARPS * i < TILES) use(8 * (first + WARPS * i) + 2 * (static_cast<int>(threadIdx.x) % 4), i);
@@ -113,7 +108,7 @@ __device__ __forceinline__ void each_tile(int set, Use use) {
 // A matrix of [TALL * 16] by [COLUMNS8 * 8], and the sums of its rows. `begin` returns a column's pointer, `ask`
 // prefetches from it AHEAD sets early, and `pair` reads the values at two pixels: (prefetched, tile, first pixel).
 template <int TALL, int COLUMNS8, int AHEAD, class Left, class Begin, class Ask, class Pair>
-__device__ __forceinline__ void add_up(float* to, float* sums, Left left, Begin begin, Ask ask, Pair pair) {
+INLINE void add_up(float* to, float* sums, Left left, Begin begin, Ask ask, Pair pair) {
     constexpr int EACH = (COLUMNS8 + GROUPS - 1) / GROUPS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, turn = warp / GROUPS, group = warp % GROUPS;
     float sum[EACH][TALL][4] = {};
@@ -137,8 +132,7 @@ __device__ __forceinline__ void add_up(float* to, float* sums, Left left, Begin 
 }
 
 // The same with columns from saved activations, from the map `first` on.
-template <int TALL, int COLUMNS8, class Left>
-__device__ __forceinline__ void add_up_saved(float* to, float* sums, Left left, const Activation* first) {
+template <int TALL, int COLUMNS8, class Left> INLINE void add_up_saved(float* to, float* sums, Left left, const Activation* first) {
     add_up<TALL, COLUMNS8, 2>(
         to, sums, left, [&](int map) { return first + map * SAVED_PLANE; }, [](const Activation* map, int set) { return saved_at(map, set); },
         [](const Activation& part, int i, int) { return part.pair(i); });
@@ -146,8 +140,7 @@ __device__ __forceinline__ void add_up_saved(float* to, float* sums, Left left, 
 
 // The same for a 3x3 convolution, with columns [place][map] and zero padding. Groups take half of the maps, and the ODD
 // or even places; the last even place is the centre, whose row sums are gradients of biases.
-template <int ODD, class Left>
-__device__ __forceinline__ void add_up_looks(float* to, float* sums, Left left, const Activation* seen) {
+template <int ODD, class Left> INLINE void add_up_looks(float* to, float* sums, Left left, const Activation* seen) {
     constexpr int TALL = NARROW / 16, HALF = (NEAR_PLACES + 1 - ODD) / 2, MAPS8 = NARROW / 8, AHEAD = 2;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, turn = warp / GROUPS;
     NO_UNROLL for (int maps = warp % 2; maps < MAPS8; maps += 2) {
@@ -177,11 +170,11 @@ template <int TALL>
 struct Activity {
     Activation saved[TALL][2];
 
-    __device__ __forceinline__ Activity(const Tiles& tiles, const Activation* maps) {
+    INLINE Activity(const Tiles& tiles, const Activation* maps) {
         UNROLL for (int m = 0; m < TALL; m++)
             UNROLL for (int h = 0; h < 2; h++) saved[m][h] = saved_at(maps + (16 * m + 8 * h + static_cast<int>(threadIdx.x) % 32 / 4) * SAVED_PLANE, tiles.set);
     }
-    __device__ __forceinline__ void apply(float (&sum)[AT_ONCE][TALL][4]) const {
+    INLINE void apply(float (&sum)[AT_ONCE][TALL][4]) const {
         UNROLL for (int i = 0; i < AT_ONCE; i++)
             UNROLL for (int m = 0; m < TALL; m++)
                 UNROLL for (int c = 0; c < 4; c++)
@@ -192,7 +185,7 @@ struct Activity {
 // The gradient of the maps before a layer in chunks of tiles: call `use` as each_pair does; `load` returns the gradient
 // of the layer (row, tiles, tile).
 template <int TALL, int STEPS, class Load, class Use>
-__device__ __forceinline__ void each_chunk_back(const float* weights, const Activation* maps, Load load, Use use) {
+INLINE void each_chunk_back(const float* weights, const Activation* maps, Load load, Use use) {
     const int member = static_cast<int>(threadIdx.x) % 4;
     NO_UNROLL for (int chunk = 0; chunk < CHUNKS; chunk++) {
         const Tiles tiles(chunk);
@@ -205,8 +198,7 @@ __device__ __forceinline__ void each_chunk_back(const float* weights, const Acti
 }
 
 // A map's values at two neighbouring pixels, of which the first is even; zeros beyond the last pixel.
-template <class Place>
-__device__ __forceinline__ float2 pair_at(const float* map, int pixel, Place place) {
+template <class Place> INLINE float2 pair_at(const float* map, int pixel, Place place) {
     if (WIDTH % 2 == 0) {
         const float* at = map + place(PIXELS % 8 ? min(pixel, PIXELS - 2) : pixel);
         return PIXELS % 8 == 0 || pixel < PIXELS ? make_float2(at[0], at[1]) : make_float2(0.0f, 0.0f);

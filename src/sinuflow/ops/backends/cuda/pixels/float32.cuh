@@ -10,14 +10,14 @@ struct Two {
     int pixel[2];
     bool both;
 
-    __device__ __forceinline__ Two(int first) : pixel{first, min(first + THREADS, PIXELS - 1)}, both(first + THREADS < PIXELS) {}
+    INLINE Two(int first) : pixel{first, min(first + THREADS, PIXELS - 1)}, both(first + THREADS < PIXELS) {}
 };
 constexpr int PAIRS = (PIXELS + 2 * THREADS - 1) / (2 * THREADS);
 
 // Accumulate maps of a layer at two pixels, as many as fit in registers; `load` returns the input (column, which
 // pixel).
 template <int MAPS_NOW, int ROWS, int COLUMNS, class Load>
-__device__ __forceinline__ void add_columns(float (&sum)[2][MAPS_NOW], const float* weights, Load load) {
+INLINE void add_columns(float (&sum)[2][MAPS_NOW], const float* weights, Load load) {
 #pragma unroll 2
     for (int column = 0; column < COLUMNS; column++) {
         const float4* from = reinterpret_cast<const float4*>(weights + column * ROWS);
@@ -32,7 +32,7 @@ __device__ __forceinline__ void add_columns(float (&sum)[2][MAPS_NOW], const flo
 }
 // Call `use` for maps of a layer at two pixels: with the map, the pixel, and the sum plus `more`, such as a bias.
 template <int MAPS_NOW, class More, class Use>
-__device__ __forceinline__ void each_sum(const Two& at, const float (&sum)[2][MAPS_NOW], int first, int maps, More more, Use use) {
+INLINE void each_sum(const Two& at, const float (&sum)[2][MAPS_NOW], int first, int maps, More more, Use use) {
     UNROLL for (int m = 0; m < MAPS_NOW; m++) {
         if (first + m >= maps) continue;
         const float fixed = more(first + m);
@@ -42,7 +42,7 @@ __device__ __forceinline__ void each_sum(const Two& at, const float (&sum)[2][MA
 }
 // The same for all maps of a layer at all pixels of a thread; `load` returns the input (column, place of the pixel).
 template <int MAPS_NOW, int ROWS, int COLUMNS, class Place, class Load, class More, class Use>
-__device__ __forceinline__ void each_unit(const float* weights, int maps, Place place_of, Load load, More more, Use use) {
+INLINE void each_unit(const float* weights, int maps, Place place_of, Load load, More more, Use use) {
     NO_UNROLL for (int start = threadIdx.x; start < PIXELS; start += 2 * THREADS) {
         const Two at(start);
         const int place[2] = {place_of(at.pixel[0]), place_of(at.pixel[1])};
@@ -54,14 +54,13 @@ __device__ __forceinline__ void each_unit(const float* weights, int maps, Place 
     }
 }
 // The place of a pixel in a saved float32 map.
-__device__ __forceinline__ int saved_place(int pixel) {
+INLINE int saved_place(int pixel) {
     const int tile = pixel / 8, turn = tile / WARPS, set = turn / AT_ONCE * WARPS + tile % WARPS;
     return (4 * set + pixel % 8 / 2) * SAVED_WORDS + 2 * (turn % AT_ONCE) + pixel % 2;
 }
 constexpr int WIDE_NOW = WIDE % 32 ? 16 : 32, HEAD_NOW = padded(HEADS, 4);
 
-template <Purpose WHAT>
-__device__ __forceinline__ void forward_float32(const PixelForwardArguments& p) {
+template <Purpose WHAT> INLINE void forward_float32(const PixelForwardArguments& p) {
     DYNAMIC_SHARED(memory);
     float* wide = memory;  // before activation
     float* narrow = wide + WIDE * WIDE_PLANE;

@@ -10,23 +10,21 @@ struct Float64Arithmetic {
     static constexpr int LOOK_ONCE = ALL;
     float largest = 0.0f;  // of all hidden units, for the check
 
-    __device__ __forceinline__ double seen(double pixel) const { return pixel; }
-    __device__ __forceinline__ float unit(double sum, bool exists) {
+    INLINE double seen(double pixel) const { return pixel; }
+    INLINE float unit(double sum, bool exists) {
         const float result = static_cast<float>(sum);
         if (CHECKS && exists) largest = fmaxf(largest, result);
         return result;
     }
-    __device__ __forceinline__ float active(double sum) { return rectified(unit(sum, true)); }
+    INLINE float active(double sum) { return rectified(unit(sum, true)); }
     template <int TALL, int STEPS, int COUNT, class Load>
-    __device__ __forceinline__ void multiply(double (&sum)[COUNT][TALL][4], const float* weights, Load load) const {
+    INLINE void multiply(double (&sum)[COUNT][TALL][4], const float* weights, Load load) const {
         ::multiply<TALL, STEPS, FLOAT64_PRODUCTS>(sum, weights, load);
     }
-    template <class Sums>
-    __device__ __forceinline__ void keep(int, const Tiles&, const Sums&) const {}
+    template <class Sums> INLINE void keep(int, const Tiles&, const Sums&) const {}
 };
 
-template <bool CHECKS>
-__device__ __forceinline__ void forward_float64(const PixelFloat64Arguments& p) {
+template <bool CHECKS> INLINE void forward_float64(const PixelFloat64Arguments& p) {
     DYNAMIC_SHARED(memory);
     float *wide = memory + 2 * padded(CHANNELS * X_PLANE, 2), *narrow = wide + WIDE * WIDE_PLANE;
     int* far = reinterpret_cast<int*>(narrow + NARROW * NARROW_PLANE);

@@ -31,18 +31,17 @@ constexpr int MATRICES = WIDE * FIRST_STRIDE + BLOCKS * BLOCK_MATRICES + HEADS *
 constexpr int BIASES = WIDE + BLOCKS * (2 * NARROW + WIDE) + HEAD;
 
 // The first of a channel's maps.
-__device__ __forceinline__ int first_of(int channel, int maps) { return (channel * maps + CHANNELS - 1) / CHANNELS; }
+INLINE int first_of(int channel, int maps) { return (channel * maps + CHANNELS - 1) / CHANNELS; }
 
-__device__ __forceinline__ float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
-__device__ __forceinline__ double multiply_add(double a, double b, double c) { return fma(a, b, c); }
+INLINE float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
+INLINE double multiply_add(double a, double b, double c) { return fma(a, b, c); }
 
 // z without its scale, given the free log-scale: s = 2 tanh(r / 2), as in ops/pixel_affine.py.
-__device__ __forceinline__ float unscaled(float z, float free) { return z * expf(-float(LOG_SCALE_MAX) * tanhf(free / float(LOG_SCALE_MAX))); }
-__device__ __forceinline__ double unscaled(double z, double free) { return z * exp(-LOG_SCALE_MAX * tanh(free / LOG_SCALE_MAX)); }
+INLINE float unscaled(float z, float free) { return z * expf(-float(LOG_SCALE_MAX) * tanhf(free / float(LOG_SCALE_MAX))); }
+INLINE double unscaled(double z, double free) { return z * exp(-LOG_SCALE_MAX * tanh(free / LOG_SCALE_MAX)); }
 
 // The product of a row with one column per pixel of the front.
-template <class Number, class Other>
-__device__ __forceinline__ Number dot(const float* row, const Other* column, int count) {
+template <class Number, class Other> INLINE Number dot(const float* row, const Other* column, int count) {
     Number even = 0, odd = 0;
     int k = 0;
     for (; k + 1 < count; k += 2) {
@@ -53,8 +52,7 @@ __device__ __forceinline__ Number dot(const float* row, const Other* column, int
     return even + odd;
 }
 
-template <class Number>
-__device__ __forceinline__ void solve(const InverseArguments<Number>& p) {
+template <class Number> INLINE void solve(const InverseArguments<Number>& p) {
     DYNAMIC_SHARED(memory);
     Number* x = reinterpret_cast<Number*>(memory);
     Number* now = x + padded(CHANNELS * X_PLANE, 2);               // the front's pixels; likewise below

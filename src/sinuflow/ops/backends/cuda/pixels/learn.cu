@@ -5,20 +5,19 @@ struct Tf32Arithmetic {
     static constexpr int LOOK_ONCE = AT_ONCE;
     Activation* saved;  // of this image
 
-    __device__ __forceinline__ float seen(float pixel) const { return to_tf32(pixel); }
-    __device__ __forceinline__ float unit(float sum, bool) const { return to_tf32(sum); }
-    __device__ __forceinline__ float active(float sum) const { return to_tf32(rectified(sum)); }
+    INLINE float seen(float pixel) const { return to_tf32(pixel); }
+    INLINE float unit(float sum, bool) const { return to_tf32(sum); }
+    INLINE float active(float sum) const { return to_tf32(rectified(sum)); }
     template <int TALL, int STEPS, int COUNT, class Load>
-    __device__ __forceinline__ void multiply(float (&sum)[COUNT][TALL][4], const float* weights, Load load) const {
+    INLINE void multiply(float (&sum)[COUNT][TALL][4], const float* weights, Load load) const {
         ::multiply<TALL, STEPS, TF32_PRODUCTS>(sum, weights, load);
     }
-    template <int TALL>
-    __device__ __forceinline__ void keep(int maps, const Tiles& tiles, const float (&sum)[AT_ONCE][TALL][4]) const {
+    template <int TALL> INLINE void keep(int maps, const Tiles& tiles, const float (&sum)[AT_ONCE][TALL][4]) const {
         ::keep(saved + maps * SAVED_PLANE, tiles, sum);
     }
 };
 
-__device__ __forceinline__ void forward_tf32(const PixelForwardArguments& p) {
+INLINE void forward_tf32(const PixelForwardArguments& p) {
     DYNAMIC_SHARED(memory);
     float *narrow = memory + WIDE * WIDE_PLANE, *x = narrow + NARROW * NARROW_PLANE;
     Tf32Arithmetic arithmetic{p.saved + static_cast<long>(blockIdx.x) * SAVED_MAPS * SAVED_PLANE};

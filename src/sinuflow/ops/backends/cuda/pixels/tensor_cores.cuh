@@ -22,7 +22,7 @@ constexpr int ALL = CHUNKS * AT_ONCE;  // tiles of a warp
 // Compute a layer of [TALL * 16] rows in chunks of tiles: call `use` with the tiles and the sums plus `more`, such as
 // biases; `load` returns the input (column, tiles, tile).
 template <int TALL, int STEPS, class Arithmetic, class More, class Load, class Use>
-__device__ __forceinline__ void each_chunk(Arithmetic& arithmetic, const float* weights, More more, Load load, Use use) {
+INLINE void each_chunk(Arithmetic& arithmetic, const float* weights, More more, Load load, Use use) {
     const int member = static_cast<int>(threadIdx.x) % 4;
     NO_UNROLL for (int chunk = 0; chunk < CHUNKS; chunk++) {
         const Tiles tiles(chunk);
@@ -35,7 +35,7 @@ __device__ __forceinline__ void each_chunk(Arithmetic& arithmetic, const float* 
 }
 
 template <class Arithmetic, class Number = typename Arithmetic::Number>
-__device__ __forceinline__ void forward_tensor_cores(Arithmetic& arithmetic, const Maps<Number>& at, const ForwardArguments<Number>& p) {
+INLINE void forward_tensor_cores(Arithmetic& arithmetic, const Maps<Number>& at, const ForwardArguments<Number>& p) {
     const int image = blockIdx.x, member = static_cast<int>(threadIdx.x) % 4;
     const float *weights = p.weights, *bias = p.biases;
     const float* added = p.added ? p.added + static_cast<long>(image) * ADDED : nullptr;
