@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from ..errors import ArgumentError
 from ..registry import Spec
 from .autograd import needs_gradients
 from .backends.cuda.driver import CudaLauncher
-from .backends.cuda.packing import Offsets, Packed
+from .backends.cuda.packing import Layout, Packed
 from .backends.cuda.program import Activations, Inverse, Program
 from .backends.cuda.shape import FlowShape
 from .dropout import Dropout
@@ -41,13 +41,6 @@ class Chain(Protocol):
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
     def modules(self) -> Iterator[nn.Module]: ...
     def layer_by_layer(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]: ...
-
-
-class Layout(NamedTuple):
-    """What kernels are compiled for, and where each parameter begins."""
-
-    shape: FlowShape
-    offsets: Offsets
 
 
 def layout(spec: Spec, parameters: Iterable[tuple[str, Tensor]]) -> Layout | None:
@@ -114,14 +107,14 @@ def layout(spec: Spec, parameters: Iterable[tuple[str, Tensor]]) -> Layout | Non
         [tuple(starts[f"{network}{name}.{kind}"] for name in names) for network in networks]
         for kind in ("weight", "bias")
     )
-    return Layout(shape, Offsets(weights, biases, [starts[name] for name in of_waves], ends))
+    return Layout(shape, weights, biases, [starts[name] for name in of_waves], ends)
 
 
 class FlowProgram:
     """The op for one chain on one device. Batches are feature-major, (D, B); the context is (C, B)."""
 
-    def __init__(self, chain: Chain, shape: FlowShape, program: Program) -> None:
-        self.shape, self.program = shape, program
+    def __init__(self, chain: Chain, program: Program) -> None:
+        self.program = program
         self._chain = weakref.ref(chain)  # the cache must not keep the chain alive
         self._with_dropout: list[Any] = [module for module in chain.modules() if hasattr(module, "dropout")]
         self._gradients_verified: bool | None = None
@@ -280,17 +273,16 @@ def _build(chain: Chain, device: torch.device) -> FlowProgram | None:
     compiled = layout(chain.spec(), chain.named_parameters())
     if compiled is None:
         return None
-    program = Program(*compiled, device, CudaLauncher(compiled.shape, device))
-    op = FlowProgram(chain, compiled.shape, program)
-    return op if program.fits() and passes_selftest(lambda: agrees(op), "the kernels of the flow program") else None
+    op = FlowProgram(chain, Program(compiled, device, CudaLauncher(compiled.shape, device)))
+    return op if op.program.fits() and passes_selftest(lambda: agrees(op), "the kernels of the flow program") else None
 
 
 def _random_rows(op: FlowProgram) -> tuple[Tensor, Tensor | None]:
-    generator = torch.Generator().manual_seed(0)
+    shape, device, generator = op.program.shape, op.program.device, torch.Generator().manual_seed(0)
     with torch.device("cpu"):
-        x = torch.randn((op.shape.features, _ROWS), generator=generator, dtype=torch.float32)
-        context = torch.randn((op.shape.context, _ROWS), generator=generator, dtype=torch.float32)
-    return x.to(op.program.device), context.to(op.program.device) if op.shape.context else None
+        x = torch.randn((shape.features, _ROWS), generator=generator, dtype=torch.float32)
+        context = torch.randn((shape.context, _ROWS), generator=generator, dtype=torch.float32)
+    return x.to(device), context.to(device) if shape.context else None
 
 
 def agrees(op: FlowProgram) -> bool:

@@ -23,9 +23,10 @@ _MOST_TABLES = 1024
 Purpose = Literal["score", "learn", "invert"]
 
 
-class Offsets(NamedTuple):
-    """Where each part begins among the parameters of a flow, one after the other."""
+class Layout(NamedTuple):
+    """What kernels are compiled for, and where each part begins among the parameters of a flow, one after the other."""
 
+    shape: FlowShape
     weights: LayerOffsets
     biases: LayerOffsets
     waves: list[int]  # for every block: frequency, phase, weight, strength, shift; then mean, log-scale
@@ -48,17 +49,12 @@ class Packer:
     """Packs the parameters of a flow."""
 
     def __init__(
-        self,
-        shape: FlowShape,
-        offsets: Offsets,
-        streams: Sequence[Streams],  # forward, backward and inverse
-        device: torch.device,
-        launcher: CudaLauncher,
+        self, layout: Layout, streams: Sequence[Streams], device: torch.device, launcher: CudaLauncher
     ) -> None:
-        self._shape, self._offsets, self._launcher = shape, offsets, launcher
-        zero, (forward, backward, inverse) = offsets.parameters[-1], (each.gather for each in streams)
-        biases, inner = bias_index(shape, offsets.biases, zero), inner_index(shape, offsets.weights, zero)
-        free = free_index(shape, offsets.waves, zero)
+        self._layout, self._launcher = layout, launcher
+        zero, (forward, backward, inverse) = layout.parameters[-1], (each.gather for each in streams)
+        biases, free = bias_index(layout), free_index(layout)
+        inner = inner_index(layout.shape, layout.weights, zero)
         parts: dict[Purpose, dict[str, Tensor]] = {
             "score": {"biases": biases, "weights": forward},
             "learn": {"biases": biases, "weights": forward, "free": free, "transposed": backward},
@@ -68,20 +64,20 @@ class Packer:
         for sizes in self._sizes.values():
             sizes[list(sizes)[-1]] += _PADDING  # the last part is a stream of tiles
         self._indices = {purpose: self._encoded(torch.cat([*p.values()]).to(device)) for purpose, p in parts.items()}
-        sources = [offsets.parameters.index(start) for start in offsets.waves]
+        sources = [layout.parameters.index(start) for start in layout.waves]
         self._wave_sources = torch.tensor(sources, dtype=torch.int32, device=device)
         self._zero = torch.zeros(1, dtype=torch.float32, device=device)
         self._tables: dict[tuple[int, ...], Tensor] = {}
 
     def fits(self) -> bool:
         """Whether 32 bits can encode every place."""
-        return max(b - a for a, b in pairwise(self._offsets.parameters)) <= 1 << self._shape.source_bits
+        return max(b - a for a, b in pairwise(self._layout.parameters)) <= 1 << self._layout.shape.source_bits
 
     def _encoded(self, index: Tensor) -> Tensor:
         """Places among all parameters, as a parameter's number and a place in it."""
-        starts = torch.tensor(self._offsets.parameters, device=index.device)
+        starts = torch.tensor(self._layout.parameters, device=index.device)
         number = torch.bucketize(index, starts, right=True) - 1
-        code = number << self._shape.source_bits | (index - starts[number])
+        code = number << self._layout.shape.source_bits | (index - starts[number])
         return torch.where(code >= 2**31, code - 2**32, code).to(torch.int32)
 
     def _addresses(self, parameters: Sequence[Tensor]) -> Tensor:
@@ -95,7 +91,7 @@ class Packer:
 
     def pack(self, parameters: Sequence[Tensor], purpose: Purpose) -> Packed:
         """The parameters as a purpose needs them."""
-        shape, parameters = self._shape, [p.contiguous() for p in parameters]
+        shape, parameters = self._layout.shape, [p.contiguous() for p in parameters]
         index, sizes = self._indices[purpose], self._sizes[purpose]
         packed = self._zero.new_empty(sum(sizes.values()))
         waves = None if shape.conditional else self._zero.new_empty(shape.blocks, shape.wave_size)
@@ -108,20 +104,23 @@ class Packer:
         return Packed(waves=waves, affine=affine, **parts)
 
 
-def bias_index(shape: FlowShape, biases: LayerOffsets, zero: int) -> Tensor:
-    """Gathers the biases of all networks; ``zero`` is where a zero is."""
-    counts = [*shape.hidden, shape.features * shape.outputs]
-    parts = [torch.arange(begin, begin + n) for network in biases for begin, n in zip(network, counts, strict=True)]
-    return torch.cat([F.pad(part, (0, -len(part) % TILE), value=zero) for part in parts])
+def bias_index(layout: Layout) -> Tensor:
+    """Gathers the biases of all networks, padded to tiles."""
+    counts = [*layout.shape.hidden, layout.shape.features * layout.shape.outputs]
+    pairs = [pair for network in layout.biases for pair in zip(network, counts, strict=True)]
+    parts = [F.pad(_range(begin, n), (0, -n % TILE), value=layout.parameters[-1]) for begin, n in pairs]
+    return torch.cat(parts)
 
 
-def free_index(shape: FlowShape, waves: list[int], zero: int) -> Tensor:
+def free_index(layout: Layout) -> Tensor:
     """Gathers frequency, phase, weight and strength of each block, padded because tiles of weights follow."""
-    each = shape.scales * shape.features
-    parts = [
-        torch.arange(waves[5 * block + kind], waves[5 * block + kind] + count)
-        for block in range(0 if shape.conditional else shape.blocks)
-        for kind, count in enumerate([each * shape.waves] * 3 + [each])
-    ]
-    index = torch.cat([torch.empty(0, dtype=torch.int64), *parts])
-    return F.pad(index, (0, -len(index) % 4), value=zero)
+    shape, each = layout.shape, layout.shape.scales * layout.shape.features
+    counts = [*[each * shape.waves] * 3, each]
+    begins = [layout.waves[5 * block : 5 * block + 4] for block in range(0 if shape.conditional else shape.blocks)]
+    parts = [_range(begin, n) for block in begins for begin, n in zip(block, counts, strict=True)]
+    index = torch.cat([_range(0, 0), *parts])
+    return F.pad(index, (0, -len(index) % 4), value=layout.parameters[-1])
+
+
+def _range(begin: int, count: int) -> Tensor:
+    return torch.arange(begin, begin + count)

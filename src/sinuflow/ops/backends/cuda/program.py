@@ -11,8 +11,8 @@ from torch import Tensor
 from ...degrees import Layer
 from ...dropout import Dropout
 from .driver import CudaLauncher
-from .packing import Offsets, Packed, Packer
-from .shape import LANES, TILE, WARPS, Block, FlowShape
+from .packing import Layout, Packed, Packer
+from .shape import LANES, TILE, WARPS, Block
 from .streams import LayerOffsets, Stage, Streams, backward_stages, forward_stages, inverse_stages, streams
 
 #: Rows and columns of the part of a weight gradient that one thread block computes, and threads of the kernels.
@@ -73,26 +73,26 @@ class ExecutionPlan(NamedTuple):
 class Program:
     """A flow's kernels, and the tables that they read. Batches are feature-major."""
 
-    def __init__(self, shape: FlowShape, offsets: Offsets, device: torch.device, launcher: CudaLauncher) -> None:
-        self._shape, self._launcher, self.device = shape, launcher, device
-        self._total = offsets.parameters[-1]
+    def __init__(self, layout: Layout, device: torch.device, launcher: CudaLauncher) -> None:
+        shape = self.shape = layout.shape
+        self._launcher, self.device, self._total = launcher, device, layout.parameters[-1]
         # Inside a group, warps are busy with their rows; otherwise a block takes as long for four rows as for eight.
         few_rows = 4 if shape.group.degrees > 1 else 0
-        weights, reverse = offsets.weights, offsets.weights[::-1]
-        self._forward = self._plan(forward_stages(shape), weights, shape.forward_shared)
+        reverse = layout.weights[::-1]
+        self._forward = self._plan(forward_stages(shape), layout.weights, shape.forward_shared)
         self._backward = self._plan(backward_stages(shape), reverse, shape.backward_shared)
         self._inverse = self._plan(inverse_stages(shape), reverse, shape.inverse_shared)._replace(few_rows=few_rows)
         self._plans = (self._forward, self._backward, self._inverse)
-        self._packer = Packer(shape, offsets, [plan.streams for plan in self._plans], device, launcher)
+        self._packer = Packer(layout, [plan.streams for plan in self._plans], device, launcher)
         self.pack = self._packer.pack
         layers = shape.plan.layers
         tables: dict[str, Any] = {
             "jobs": gradient_jobs(layers),
             "reach": [reach for layer in layers for reach in layer.reach],
             "ends": layers[0].rows[: shape.features],  # all hidden layers have the same degrees
-            "offsets": offsets.waves,
-            "weight_offsets": weights,
-            "bias_offsets": offsets.biases,
+            "offsets": layout.waves,
+            "weight_offsets": layout.weights,
+            "bias_offsets": layout.biases,
         }
         self._tables = {name: torch.tensor(t, dtype=torch.int32, device=device) for name, t in tables.items()}
 
@@ -134,7 +134,7 @@ class Program:
     def _block(self, plan: ExecutionPlan, rows: int) -> Block | None:
         """The fastest block of so many rows that fits in shared memory."""
         # Splitting stored activations costs memory traffic, and saves work only where they are rectified when loaded.
-        splits = (True, False) if self._shape.streams else (False,)
+        splits = (True, False) if self.shape.streams else (False,)
         blocks = [Block(rows, split, slots) for slots in (4, 3, 2) for split in splits]
         return next((block for block in blocks if plan.shared(block) <= self._launcher.shared_bytes), None)
 
@@ -161,7 +161,7 @@ class Program:
         return scored
 
     def _activations(self, batch: int) -> Activations:
-        shape, networks = self._shape, self._shape.networks
+        shape, networks = self.shape, self.shape.networks
         return Activations(
             self._empty(networks, batch, shape.inputs),
             self._empty(networks, shape.depth, batch, shape.units),
@@ -185,7 +185,7 @@ class Program:
         Without ``grad_z`` and ``grad_ladj``, of minus the sum of log-densities, times ``nll_scale``. The gradient of
         the parameters is written to ``out``, if given: it must have zeros where weights are masked.
         """
-        shape, batch, parts = self._shape, z.shape[-1], self._backward_parts(z.shape[-1])
+        shape, batch, parts = self.shape, z.shape[-1], self._backward_parts(z.shape[-1])
         most = max(upper - lower for lower, upper in parts)
         gradient = self._empty(self._total).zero_() if out is None else out
         grads = Gradients(torch.empty_like(z), self._empty(shape.context, batch) if shape.context else None, gradient)
@@ -219,13 +219,13 @@ class Program:
 
     def _backward_parts(self, batch: int) -> list[tuple[int, int]]:
         """Networks that go together; with many rows, in two parts, which take half the memory."""
-        networks = self._shape.networks
+        networks = self.shape.networks
         half = networks // 4 * 2  # whole blocks of an upper and a lower shift
         return [(half, networks), (0, half)] if batch >= _MANY_ROWS and half else [(0, networks)]
 
     def inverse(self, packed: Packed, z: Tensor, context: Tensor | None, limit: int) -> Inverse:
         """The inverse, with a certificate for every layer."""
-        shape, batch, z = self._shape, z.shape[-1], z.contiguous()
+        shape, batch, z = self.shape, z.shape[-1], z.contiguous()
         layers = shape.networks if shape.conditional else 3 * shape.blocks + 1
         certificate = [self._empty(layers, batch, dtype=d) for d in (torch.int32, torch.float32, torch.bool)]
         result = Inverse(torch.empty_like(z), self._empty(batch), *certificate)

@@ -6,6 +6,7 @@ the mask leaves are assigned to warps, and a warp's tiles of all stages and netw
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import torch
@@ -22,11 +23,8 @@ LayerOffsets = list[tuple[int, ...]]
 _NONE = 0xFFFF
 
 
-class Matrix(NamedTuple):
-    """The matrix of a product."""
-
-    layer: int
-    places: Tensor  # (rows, columns): indices into the layer's weight, -1 for zeros
+#: A layer, and for every element of a matrix its index in the layer's weight, -1 for zeros.
+Matrix = tuple[int, Tensor]
 
 
 class Stage(NamedTuple):
@@ -52,14 +50,14 @@ class Streams(NamedTuple):
 
 def forward_stages(shape: FlowShape) -> list[Stage]:
     """Layer by layer."""
-    *hidden, head = [Matrix(i, _places(layer)) for i, layer in enumerate(shape.plan.layers)]
+    *hidden, head = [(i, _places(layer)) for i, layer in enumerate(shape.plan.layers)]
     last = Stage([head], "rows" if shape.conditional else "parts")
     return [*(Stage([matrix], "pairs" if shape.paired else "rows") for matrix in hidden), last]
 
 
 def backward_stages(shape: FlowShape) -> list[Stage]:
     """The transposed matrices, from the head down."""
-    first, *others = [Matrix(i, _places(layer).mT) for i, layer in enumerate(shape.plan.layers)]
+    first, *others = [(i, _places(layer).mT) for i, layer in enumerate(shape.plan.layers)]
     stages = [Stage([matrix], "pairs" if shape.paired else "rows") for matrix in reversed(others)]
     return [*stages, Stage([first], "parts")]
 
@@ -73,7 +71,7 @@ def inverse_stages(shape: FlowShape) -> list[Stage]:
     if shape.group.degrees == 1:
         layers = list(enumerate(shape.plan.layers))[int(shape.direct) :]
         pieces = [(i, layer, m) for m in range(shape.features) for i, layer in layers]
-        return [Stage([Matrix(i, _places(layer)[_group_rows(shape, i, m, m + 1)])], "parts") for i, layer, m in pieces]
+        return [Stage([(i, _places(layer)[_group_rows(shape, i, m, m + 1)])], "parts") for i, layer, m in pieces]
     stages, ranges = list[Stage](), shape.ranges(shape.group.degrees)
     for g in range(len(ranges)):
         stages.append(Stage(_known_matrices(shape, ranges, g, near=True), "halves"))
@@ -90,7 +88,7 @@ def _known_matrices(shape: FlowShape, ranges: list[tuple[int, int]], group: int,
         places = _places(layer)[_group_rows(shape, i, begin, end)].clone()
         if near:
             places[:, :between] = -1
-        matrices.append(Matrix(i, places[:, : _known(shape, i, begin) if near else between]))
+        matrices.append((i, places[:, : _known(shape, i, begin) if near else between]))
     return matrices
 
 
@@ -165,7 +163,7 @@ def streams(stages: list[Stage], weights: LayerOffsets, zero: int) -> Streams:
         rows = list[_Row]()
         for matrix in stage.matrices:
             matrices.append(len(places) + len(rows))
-            rows += _rows_of_tiles(matrix, halved=stage.assignment == "halves")
+            rows += _rows_of_tiles(*matrix, halved=stage.assignment == "halves")
         assigned = _assign(stage, [len(row.tiles) for row in rows])
         # Runs of whole rows begin and end with a row; others have parts.
         first, end = len(tiles), 0 if stage.assignment == "parts" else len(tiles)
@@ -194,22 +192,19 @@ def streams(stages: list[Stage], weights: LayerOffsets, zero: int) -> Streams:
     return Streams(gather, *others, len(tiles), parts)
 
 
-def _rows_of_tiles(matrix: Matrix, halved: bool) -> list[_Row]:
+def _rows_of_tiles(layer: int, places: Tensor, halved: bool) -> list[_Row]:
     """The rows of tiles of a matrix, without the zeros at both ends."""
-    rows, columns = matrix.places.shape
-    whole = F.pad(matrix.places, (0, round_up(max(1, columns), TILE) - columns, 0, -rows % TILE), value=-1)
+    rows, columns = places.shape
+    whole = F.pad(places, (0, round_up(max(1, columns), TILE) - columns, 0, -rows % TILE), value=-1)
     # (row of tiles, half, group, column of tiles, product, half, member) to the order of products and lanes.
     tiles = whole.view(-1, 2, 8, whole.shape[1] // TILE, 2, 2, 4).permute(0, 3, 4, 2, 6, 5, 1).flatten(2)
     result = []
     for number, row in enumerate(tiles):
         used = (row >= 0).any(1).nonzero().flatten()
         first, end = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
-        if halved:
-            cut = first + -(-(end - first) // 2)
-            result.append(_Row(matrix.layer, 2 * matrix.layer, number, first, row[first:cut]))
-            result.append(_Row(matrix.layer, 2 * matrix.layer + 1, number, cut, row[cut:end]))
-        else:
-            result.append(_Row(matrix.layer, matrix.layer, number, first, row[first:end]))
+        cuts = [first, first + -(-(end - first) // 2), end] if halved else [first, end]
+        for part, (a, b) in enumerate(pairwise(cuts)):
+            result.append(_Row(layer, (len(cuts) - 1) * layer + part, number, a, row[a:b]))
     return result
 
 

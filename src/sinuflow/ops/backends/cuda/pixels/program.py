@@ -64,12 +64,12 @@ class PixelProgram:
             "score float64": ("forward",),
             "invert float64": ("forward", "matrices"),
         }
-        parts = {purpose: {n: getattr(layout, n) for n in (*names, "biases")} for purpose, names in weights.items()}
+        parts = {purpose: {n: layout[n] for n in (*names, "biases")} for purpose, names in weights.items()}
         self._sizes = {purpose: {name: len(part) for name, part in each.items()} for purpose, each in parts.items()}
         self._indices = {purpose: torch.cat([*p.values()]).to(device, torch.int32) for purpose, p in parts.items()}
         # An image contributes to the gradients of matrices, and of biases: also those of what a context adds.
-        self._parts = torch.cat([layout.matrices, layout.biases]).to(device, torch.int32)
-        self._parameters, first = layout.parameters, len(layout.matrices)
+        self._parts = torch.cat([layout["matrices"], layout["biases"]]).to(device, torch.int32)
+        self._parameters, first = sum(m.numel() + len(m) for m in masks), len(layout["matrices"])
         looks = [first + shape.wide + i * (2 * shape.narrow + shape.wide) + shape.narrow for i in range(shape.blocks)]
         added = [torch.arange(shape.wide) + first, *(torch.arange(shape.narrow) + start for start in looks)]
         self._added = torch.cat(added).to(device)
