@@ -6,20 +6,13 @@
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(128) float name[]
 #define INFINITY __int_as_float(0x7f800000)
 #define NAN __int_as_float(0x7fffffff)
-#endif
-
-__host__ __device__ constexpr int padded(int n, int m) { return (n + m - 1) / m * m; }
 
 // max(x, 0) that propagates NaN.
-#ifndef EMULATED
 INLINE float rectified(float x) {
     float result;
     asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(result) : "f"(x));
     return result;
 }
-#endif
-
-#ifndef EMULATED
 INLINE void mma_tf32(float (&c)[4], const float (&a)[4], const float (&b)[2]) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -56,30 +49,23 @@ INLINE void wait_for_partner() {
 }
 // Prefetch into the L2 cache.
 INLINE void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
-// Streaming loads and stores, past the L1 cache.
+// Streaming loads and stores, past the L1 cache, of as many words as travel together.
 template <int WORDS> INLINE void read_once(unsigned (&to)[WORDS], const unsigned* from) {
-    static_assert(WORDS == 1 || WORDS == 2 || WORDS % 4 == 0, "as many as travel together");
-    if constexpr (WORDS == 1) {
+    static_assert(WORDS == 1 || WORDS == 2 || WORDS % 4 == 0, "no vector type");
+    if constexpr (WORDS % 4 == 0)
+        UNROLL for (int w = 0; w < WORDS; w += 4) reinterpret_cast<uint4&>(to[w]) = __ldcg(reinterpret_cast<const uint4*>(from + w));
+    else if constexpr (WORDS == 2)
+        reinterpret_cast<uint2&>(to) = __ldcg(reinterpret_cast<const uint2*>(from));
+    else
         to[0] = __ldcg(from);
-    } else if constexpr (WORDS == 2) {
-        const uint2 two = __ldcg(reinterpret_cast<const uint2*>(from));
-        to[0] = two.x, to[1] = two.y;
-    } else {
-        UNROLL for (int w = 0; w < WORDS; w += 4) {
-            const uint4 four = __ldcg(reinterpret_cast<const uint4*>(from + w));
-            to[w] = four.x, to[w + 1] = four.y, to[w + 2] = four.z, to[w + 3] = four.w;
-        }
-    }
 }
 template <int WORDS> INLINE void write_once(unsigned* to, const unsigned (&from)[WORDS]) {
-    if constexpr (WORDS == 1) {
+    if constexpr (WORDS % 4 == 0)
+        UNROLL for (int w = 0; w < WORDS; w += 4) __stcs(reinterpret_cast<uint4*>(to + w), reinterpret_cast<const uint4&>(from[w]));
+    else if constexpr (WORDS == 2)
+        __stcs(reinterpret_cast<uint2*>(to), reinterpret_cast<const uint2&>(from));
+    else
         __stcs(to, from[0]);
-    } else if constexpr (WORDS == 2) {
-        __stcs(reinterpret_cast<uint2*>(to), make_uint2(from[0], from[1]));
-    } else {
-        UNROLL for (int w = 0; w < WORDS; w += 4)
-            __stcs(reinterpret_cast<uint4*>(to + w), make_uint4(from[w], from[w + 1], from[w + 2], from[w + 3]));
-    }
 }
 // Two non-negative numbers in half precision, saturated; and back.
 INLINE unsigned in_halves(float one, float two) {
@@ -101,6 +87,8 @@ INLINE void new_mma_tf32(float (&c)[4], const float (&a)[4], const float (&b)[2]
     c[0] = c[1] = c[2] = c[3] = 0.0f;
     mma_tf32(c, a, b);
 }
+__host__ __device__ constexpr int padded(int n, int m) { return (n + m - 1) / m * m; }
+
 INLINE void wait_for_all() {
     end_group();
     wait_for_groups<0>();
@@ -116,3 +104,13 @@ INLINE float to_tf32(float x) { return x == x ? __uint_as_float((__float_as_uint
 
 // The bits that tensor cores truncate.
 INLINE float tf32_remainder(float x) { return x - __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
+
+// Reductions over groups of LANES neighbouring lanes; all lanes receive the result.
+template <int LANES> INLINE float lane_sum(float value) {
+    UNROLL for (int distance = LANES / 2; distance; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
+    return value;
+}
+template <int LANES> INLINE float lane_max(float value) {
+    UNROLL for (int distance = LANES / 2; distance; distance /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, distance));
+    return value;
+}

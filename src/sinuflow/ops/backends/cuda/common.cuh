@@ -80,13 +80,3 @@ INLINE bool may_drop(int layer) { return !STREAMS || layer % 2; }
 // Features enter every second network in reverse order.
 INLINE bool is_reversed(int network) { return CONDITIONAL ? network % 2 == 1 : network % 2 == 0; }
 INLINE int flipped(int i, bool reverse) { return reverse ? FEATURES - 1 - i : i; }
-
-// Reductions over groups of LANES neighbouring lanes; all lanes receive the result.
-template <int LANES> INLINE float lane_sum(float value) {
-    UNROLL for (int distance = LANES / 2; distance; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
-    return value;
-}
-template <int LANES> INLINE float lane_max(float value) {
-    UNROLL for (int distance = LANES / 2; distance; distance /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, distance));
-    return value;
-}

@@ -136,11 +136,6 @@ struct WaveArguments {
     int batch;
 };
 
-INLINE float warp_sum(float value) {
-    UNROLL for (int distance = 16; distance; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
-    return value;
-}
-
 // The unconstrained parameters of a block's transformer, indexed by scale and feature. `part` returns all frequencies
 // (0), phases (1), weights (2) or strengths (3).
 template <class Part> INLINE FreeWaves<1> free_waves(int transformer, Part part) {
@@ -166,11 +161,11 @@ extern "C" __global__ void __launch_bounds__(128) wave_gradients(const WaveArgum
             sums.add(waves, x, grad, of_ladj / waves.at(x).slope);
             of_shift += grad;
         }
-        of_shift = warp_sum(of_shift);
+        of_shift = lane_sum<32>(of_shift);
         UNROLL for (int k = 0; k < WAVES; k++) {
-            sums.a[k] = warp_sum(sums.a[k]);
-            sums.p[k] = warp_sum(sums.p[k]);
-            sums.q[k] = warp_sum(sums.q[k]);
+            sums.a[k] = lane_sum<32>(sums.a[k]);
+            sums.p[k] = lane_sum<32>(sums.p[k]);
+            sums.q[k] = lane_sum<32>(sums.q[k]);
         }
         if (lane == 0) {
             const int* offset = p.offsets + 5 * block;
@@ -195,9 +190,9 @@ extern "C" __global__ void __launch_bounds__(128) wave_gradients(const WaveArgum
             product = fmaf(grad, z, product);
             of_ladj += p.grad_ladj ? p.grad_ladj[n] : -p.nll_scale;
         }
-        sum = warp_sum(sum);
-        product = warp_sum(product);
-        of_ladj = warp_sum(of_ladj);
+        sum = lane_sum<32>(sum);
+        product = lane_sum<32>(product);
+        of_ladj = lane_sum<32>(of_ladj);
         if (lane == 0) {
             const int* offset = p.offsets + 5 * BLOCKS;
             p.gradient[offset[0] + i] = -sum * expf(-p.affine[FEATURES + i]);

@@ -62,33 +62,27 @@ struct Rows {
 
     INLINE Rows() : sum{} {}
     template <class Left> INLINE void load(Left left, int pixel) {
-        const int row = threadIdx.x % 32 / 4;
-        UNROLL for (int m = 0; m < TALL; m++)
-            UNROLL for (int h = 0; h < 2; h++) {
-                const float2 pair = left(16 * m + 8 * h + row, pixel);
-                value[m][h] = pair.x, value[m][2 + h] = pair.y;
-            }
+        each_row<TALL>([&](int m, int h, int row) {
+            const float2 pair = left(row, pixel);
+            value[m][h] = pair.x, value[m][2 + h] = pair.y;
+        });
     }
     INLINE void add() {
-        UNROLL for (int m = 0; m < TALL; m++)
-            UNROLL for (int h = 0; h < 2; h++) sum[m][h] += value[m][h] + value[m][2 + h];
+        each_row<TALL>([&](int m, int h, int) { sum[m][h] += value[m][h] + value[m][2 + h]; });
     }
     INLINE void store(float* to) {
-        UNROLL for (int m = 0; m < TALL; m++)
-            UNROLL for (int h = 0; h < 2; h++) {
-                float all = sum[m][h];
-                all += __shfl_xor_sync(~0u, all, 1);
-                all += __shfl_xor_sync(~0u, all, 2);
-                if (threadIdx.x % 4 == 0) to[16 * m + 8 * h + threadIdx.x % 32 / 4] = all;
-            }
+        each_row<TALL>([&](int m, int h, int row) {
+            float all = sum[m][h];
+            all += __shfl_xor_sync(~0u, all, 1);
+            all += __shfl_xor_sync(~0u, all, 2);
+            if (threadIdx.x % 4 == 0) to[row] = all;
+        });
     }
 };
 
 template <int TALL> INLINE void store_tile(float* to, int columns, int first, const float (&sum)[TALL][4]) {
-    const int lane = threadIdx.x % 32;
-    UNROLL for (int m = 0; m < TALL; m++)
-        UNROLL for (int h = 0; h < 2; h++)
-            *reinterpret_cast<float2*>(to + (16 * m + 8 * h + lane / 4) * columns + first + 2 * (lane % 4)) = make_float2(sum[m][2 * h], sum[m][2 * h + 1]);
+    float* mine = to + first + 2 * (threadIdx.x % 4);
+    each_row<TALL>([&](int m, int h, int row) { *reinterpret_cast<float2*>(mine + row * columns) = make_float2(sum[m][2 * h], sum[m][2 * h + 1]); });
 }
 
 // Call `use` for all sets of a warp's turn with the set and its index among AHEAD that are prefetched.
@@ -171,8 +165,7 @@ struct Activity {
     Activation saved[TALL][2];
 
     INLINE Activity(const Tiles& tiles, const Activation* maps) {
-        UNROLL for (int m = 0; m < TALL; m++)
-            UNROLL for (int h = 0; h < 2; h++) saved[m][h] = saved_at(maps + (16 * m + 8 * h + static_cast<int>(threadIdx.x) % 32 / 4) * SAVED_PLANE, tiles.set);
+        each_row<TALL>([&](int m, int h, int row) { saved[m][h] = saved_at(maps + row * SAVED_PLANE, tiles.set); });
     }
     INLINE void apply(float (&sum)[AT_ONCE][TALL][4]) const {
         UNROLL for (int i = 0; i < AT_ONCE; i++)
@@ -354,9 +347,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
         UNROLL for (int w = 0; w < WIDTHS; w++) {
             const int column = lane + 32 * w;
             if (column >= WIDTH) continue;
-            UNROLL for (int channel = 0; channel < CHANNELS; channel++) {
+            UNROLL for (int channel = 0; channel < CHANNELS; channel++)
                 p.grad_x[feature_index(channel, row * WIDTH + column, p.reverse) * p.batch + image] = gathered[channel][w];
-            }
         }
     }
 }

@@ -17,16 +17,12 @@ struct Tf32Arithmetic {
     }
 };
 
-INLINE void forward_tf32(const PixelForwardArguments& p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_learn(const PixelForwardArguments p) {
+#if TF32
     DYNAMIC_SHARED(memory);
     float *narrow = memory + WIDE * WIDE_PLANE, *x = narrow + NARROW * NARROW_PLANE;
     Tf32Arithmetic arithmetic{p.saved + static_cast<long>(blockIdx.x) * SAVED_MAPS * SAVED_PLANE};
     forward_tensor_cores(arithmetic, Maps<float>{memory, narrow, x, reinterpret_cast<int*>(x + CHANNELS * X_PLANE)}, p);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_learn(const PixelForwardArguments p) {
-#if TF32
-    forward_tf32(p);
 #else
     forward_float32<LEARN>(p);
 #endif

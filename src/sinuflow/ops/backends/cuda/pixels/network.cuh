@@ -66,7 +66,7 @@ INLINE void each_feature(const Number* from, int batch, int image, bool reverse,
 
 // Store the largest value of every warp, for the check.
 INLINE void store_largest(float* to, float largest) {
-    UNROLL for (int distance = 16; distance; distance /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
+    largest = lane_max<32>(largest);
     if (threadIdx.x % 32 == 0) to[blockIdx.x * WARPS + threadIdx.x / 32] = largest;
 }
 
@@ -136,14 +136,20 @@ struct Tiles {
     }
 };
 
+// Call `use` for a lane's rows of a fragment: with its two indices, and the row.
+template <int TALL, class Use> INLINE void each_row(Use use) {
+    const int lane = threadIdx.x % 32;
+    UNROLL for (int m = 0; m < TALL; m++)
+        UNROLL for (int h = 0; h < 2; h++) use(m, h, 16 * m + 8 * h + lane / 4);
+}
+
 // Values per row of a result, such as biases, prefetched.
 template <int TALL>
 struct OfRows {
     float value[TALL][2];
 
     template <class At> INLINE OfRows(At at) {
-        UNROLL for (int m = 0; m < TALL; m++)
-            UNROLL for (int h = 0; h < 2; h++) value[m][h] = at(16 * m + 8 * h + static_cast<int>(threadIdx.x) % 32 / 4);
+        each_row<TALL>([&](int m, int h, int row) { value[m][h] = at(row); });
     }
     template <class Number, int COUNT> INLINE void add_to(Number (&sum)[COUNT][TALL][4]) const {
         UNROLL for (int i = 0; i < COUNT; i++)
@@ -155,12 +161,10 @@ struct OfRows {
 // Call `use` for the elements of a result with the row, the first of two neighbouring pixels, and both values.
 template <int TALL, class Number, int COUNT, class Use>
 INLINE void each_pair(const Tiles& tiles, Number (&sum)[COUNT][TALL][4], Use use) {
-    const int lane = threadIdx.x % 32;
     UNROLL for (int i = 0; i < COUNT; i++) {
         if (!tiles.exists(i)) continue;
-        UNROLL for (int m = 0; m < TALL; m++)
-            UNROLL for (int h = 0; h < 2; h++)
-                use(16 * m + 8 * h + lane / 4, tiles.pixel(i) + 2 * (lane % 4), sum[i][m][2 * h], sum[i][m][2 * h + 1]);
+        const int member = threadIdx.x % 4;
+        each_row<TALL>([&](int m, int h, int row) { use(row, tiles.pixel(i) + 2 * member, sum[i][m][2 * h], sum[i][m][2 * h + 1]); });
     }
 }
 
@@ -203,17 +207,16 @@ INLINE Activation saved_at(const Activation* map, int set) {
 
 // Save rectified maps of a set of tiles, with zeros beyond the last pixel. Tiles that do not exist may hold anything.
 template <int TALL> INLINE void keep(Activation* maps, const Tiles& tiles, const float (&sum)[AT_ONCE][TALL][4]) {
-    const int lane = threadIdx.x % 32;
-    UNROLL for (int m = 0; m < TALL; m++)
-        UNROLL for (int h = 0; h < 2; h++) {
-            Activation part;
-            UNROLL for (int i = 0; i < AT_ONCE; i++) {
-                const int pixel = tiles.pixel(i) + 2 * (lane % 4);
-                const bool one = PIXELS % 8 == 0 || pixel < PIXELS, two = PIXELS % 8 == 0 || pixel + 1 < PIXELS;
-                part.set(i, one ? rectified(sum[i][m][2 * h]) : 0.0f, two ? rectified(sum[i][m][2 * h + 1]) : 0.0f);
-            }
-            write_once(maps[(16 * m + 8 * h + lane / 4) * SAVED_PLANE + 4 * tiles.set + lane % 4].word, part.word);
+    const int member = threadIdx.x % 4;
+    each_row<TALL>([&](int m, int h, int row) {
+        Activation part;
+        UNROLL for (int i = 0; i < AT_ONCE; i++) {
+            const int pixel = tiles.pixel(i) + 2 * member;
+            const bool one = PIXELS % 8 == 0 || pixel < PIXELS, two = PIXELS % 8 == 0 || pixel + 1 < PIXELS;
+            part.set(i, one ? rectified(sum[i][m][2 * h]) : 0.0f, two ? rectified(sum[i][m][2 * h + 1]) : 0.0f);
         }
+        write_once(maps[row * SAVED_PLANE + 4 * tiles.set + member].word, part.word);
+    });
 }
 
 // ---------------------------------------------------------------- arguments of the forward kernels
