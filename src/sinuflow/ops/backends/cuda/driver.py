@@ -54,17 +54,17 @@ class Arguments(ctypes.Structure):
 def arguments_of(kernel: str) -> type[Arguments]:
     """The structure that a kernel takes, as its source declares it."""
     text = source(files()[kernel])
-    name = _match(rf"\b{kernel}\(const (\w+) p\)", text)[1]
-    template = re.search(rf"using {name} = (\w+)<(\w+)>;", text)
-    body = _match(rf"struct {template[1] if template else name} {{(.*?)\n}};", text)[1]
+    name, number = _match(rf"\b{kernel}\(const (\w+)(?:<(\w+)>)? p\)", text).groups()
+    body = _match(rf"struct {name} {{(.*?)\n}};", text)[1]
     fields: list[tuple[str, Any]] = []
     dtypes: dict[str, torch.dtype] = {}
     for declaration in re.sub(r"//[^\n]*", "", body).split(";")[:-1]:
         kind, pointer, names = _match(r"^\s*(?:const )?(.+?)(\*?) ([\w, ]+)$", declaration).groups()
-        kind = template[2] if template and kind == "Number" else kind
+        kind = number if kind == "Number" else kind
         fields += [(field, ctypes.c_void_p if pointer else _SCALARS[kind]) for field in names.split(", ")]
         if pointer:
             dtypes |= dict.fromkeys(names.split(", "), _DTYPES[kind])
+    name = f"{name}<{number}>" if number else name
     return type(name, (Arguments,), {"name": name, "dtypes": dtypes, "_fields_": fields})
 
 
@@ -126,7 +126,7 @@ def _module(shape: Shape, block: Block, file: str, device: int) -> ctypes.c_void
 @lru_cache(maxsize=1)
 def files() -> dict[str, str]:
     """The file that defines each kernel."""
-    kernel = re.compile(r"__global__ [^;{]*?(\w+)\(const \w+ p\)")
+    kernel = re.compile(r"__global__ [^;{]*?(\w+)\(const [\w<>]+ p\)")
     paths = sorted(_FOLDER.glob("**/*.cu"))
     return {name: path.relative_to(_FOLDER).as_posix() for path in paths for name in kernel.findall(path.read_text())}
 

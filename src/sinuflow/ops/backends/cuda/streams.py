@@ -188,8 +188,8 @@ def streams(stages: list[Stage], weights: LayerOffsets, zero: int) -> Streams:
         gathered.append(torch.where(index < 0, zero, at).flatten())
         starts.append(starts[-1] + len(weights) * len(index))
     tables = [number for table in (tiles, runs) for row in table for number in row] + matrices + places
-    first, flat = (torch.tensor(numbers, dtype=torch.int32) for numbers in (starts, tables))
-    return Streams(torch.cat(gathered).to(torch.int32), first, flat, len(tiles), parts)
+    begins, flat = (torch.tensor(numbers, dtype=torch.int32) for numbers in (starts, tables))
+    return Streams(torch.cat(gathered).to(torch.int32), begins, flat, len(tiles), parts)
 
 
 def _rows_of_tiles(layer: int, places: Tensor, halved: bool) -> list[_Row]:

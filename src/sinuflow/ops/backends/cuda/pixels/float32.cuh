@@ -60,7 +60,7 @@ INLINE int saved_place(int pixel) {
 }
 constexpr int WIDE_NOW = WIDE % 32 ? 16 : 32, HEAD_NOW = padded(HEADS, 4);
 
-template <Purpose WHAT> INLINE void forward_float32(const PixelForwardArguments& p) {
+template <Purpose WHAT> INLINE void forward_float32(const ForwardArguments<float>& p) {
     DYNAMIC_SHARED(memory);
     float* wide = memory;  // before activation
     float* narrow = wide + WIDE * WIDE_PLANE;

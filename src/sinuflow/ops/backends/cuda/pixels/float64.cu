@@ -24,14 +24,14 @@ struct Float64Arithmetic {
     template <class Sums> INLINE void keep(int, const Tiles&, const Sums&) const {}
 };
 
-template <bool CHECKS> INLINE void forward_float64(const PixelFloat64Arguments& p) {
+template <bool CHECKS> INLINE void forward_float64(const ForwardArguments<double>& p) {
     DYNAMIC_SHARED(memory);
     float *wide = memory + 2 * padded(CHANNELS * X_PLANE, 2), *narrow = wide + WIDE * WIDE_PLANE;
     int* far = reinterpret_cast<int*>(narrow + NARROW * NARROW_PLANE);
     Float64Arithmetic<CHECKS> arithmetic;
-    forward_tensor_cores(arithmetic, Maps<double>{wide, narrow, reinterpret_cast<double*>(memory), far}, p);
+    forward_tensor_cores(arithmetic, wide, narrow, reinterpret_cast<double*>(memory), far, p);
     if (CHECKS) store_largest(p.largest, arithmetic.largest);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_float64_forward(const PixelFloat64Arguments p) { forward_float64<false>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_float64_check(const PixelFloat64Arguments p) { forward_float64<true>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_float64_forward(const ForwardArguments<double> p) { forward_float64<false>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_float64_check(const ForwardArguments<double> p) { forward_float64<true>(p); }

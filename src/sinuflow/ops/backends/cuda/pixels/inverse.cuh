@@ -16,8 +16,6 @@ struct InverseArguments {
     Number* x;              // [FEATURES][batch]
     int batch;
 };
-using PixelInverseArguments = InverseArguments<float>;
-using PixelFloat64InverseArguments = InverseArguments<double>;
 
 constexpr int SKEW = 4, FRONTS = WIDTH + SKEW * (HEIGHT - 1), FRONT = padded((WIDTH + SKEW - 1) / SKEW, 8);
 

@@ -17,12 +17,12 @@ struct Tf32Arithmetic {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_learn(const PixelForwardArguments p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_learn(const ForwardArguments<float> p) {
 #if TF32
     DYNAMIC_SHARED(memory);
     float *narrow = memory + WIDE * WIDE_PLANE, *x = narrow + NARROW * NARROW_PLANE;
     Tf32Arithmetic arithmetic{p.saved + static_cast<long>(blockIdx.x) * SAVED_MAPS * SAVED_PLANE};
-    forward_tensor_cores(arithmetic, Maps<float>{memory, narrow, x, reinterpret_cast<int*>(x + CHANNELS * X_PLANE)}, p);
+    forward_tensor_cores(arithmetic, memory, narrow, x, reinterpret_cast<int*>(x + CHANNELS * X_PLANE), p);
 #else
     forward_float32<LEARN>(p);
 #endif

@@ -232,5 +232,3 @@ struct ForwardArguments {
     float* largest;        // [batch][WARPS], for the check
     int batch, reverse;
 };
-using PixelForwardArguments = ForwardArguments<float>;
-using PixelFloat64Arguments = ForwardArguments<double>;
