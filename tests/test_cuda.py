@@ -128,7 +128,7 @@ def test_kernels_drop_the_same_units(name, monkeypatch):
     assert op.has_gradients()  # the self-test disables dropout
     dropout = Dropout(0.3, torch.tensor([3, -4], dtype=torch.int32))
     monkeypatch.setattr(op, "dropout", lambda: dropout._replace(seed=dropout.seed.cuda()))
-    dropping_like([m for m in exact.modules() if isinstance(m, MADE)], dropout, op.shape.units)
+    dropping_like([m for m in exact.modules() if isinstance(m, MADE)], dropout, op.program.shape.units)
     log_p, expected = flow().log_prob(x.cuda()), exact().log_prob(x.double())
     torch.testing.assert_close(log_p.double().cpu(), expected, rtol=1e-4, atol=1e-3)
     grads = torch.autograd.grad(log_p.mean(), list(flow.parameters()))

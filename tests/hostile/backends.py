@@ -59,7 +59,7 @@ def cuda(flow: SinusoidalFlow) -> Iterator[None]:
         return
     found = layout(flow.bijection.spec(), flow.bijection.named_parameters())
     assert found is not None
-    kernels = Program(found.shape, found.offsets, torch.device("cpu"), EmulatorLauncher(found.shape))
-    whole = FlowProgram(flow.bijection, found.shape, kernels)
+    kernels = Program(found, torch.device("cpu"), EmulatorLauncher(found.shape))
+    whole = FlowProgram(flow.bijection, kernels)
     with patch.object(flow.bijection, "_program", lambda _: whole):
         yield

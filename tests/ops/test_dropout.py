@@ -68,7 +68,7 @@ def test_kernels_drop_the_same_units(name, processors, monkeypatch):
     flow, exact, op = emulated(name, processors, {**FLOWS[name], "dropout": 0.3})
     dropout = Dropout(0.3, seed(-12345, 67890))
     monkeypatch.setattr(op, "dropout", lambda: dropout)
-    dropping_like([m for m in exact.modules() if isinstance(m, MADE)], dropout, op.shape.units)
+    dropping_like([m for m in exact.modules() if isinstance(m, MADE)], dropout, op.program.shape.units)
     compare(flow, exact, op)
 
 

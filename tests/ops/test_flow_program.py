@@ -15,8 +15,9 @@ from sinuflow import SinusoidalFlow
 from sinuflow.bijections import AutoregressiveWaves, Chain, ElementwiseAffine, LDUBlock
 from sinuflow.bijections.base import CERTIFIED
 from sinuflow.ops.backends.cuda import program
+from sinuflow.ops.backends.cuda.packing import Layout
 from sinuflow.ops.backends.cuda.program import Program
-from sinuflow.ops.flow_program import FlowProgram, Layout, agrees, gradients_agree, layout
+from sinuflow.ops.flow_program import FlowProgram, agrees, gradients_agree, layout
 from tests.ops.emulator import EmulatorLauncher
 
 FLOWS = {
@@ -57,10 +58,10 @@ def emulated(
     flow = look_trained(SinusoidalFlow(**options))
     result = layout(flow.bijection.spec(), flow.bijection.named_parameters())
     assert result is not None
-    kernels = Program(result.shape, result.offsets, torch.device("cpu"), EmulatorLauncher(result.shape, processors))
+    kernels = Program(result, torch.device("cpu"), EmulatorLauncher(result.shape, processors))
     exact = SinusoidalFlow(**options).double()
     exact.load_state_dict(flow.state_dict())
-    op = FlowProgram(flow.bijection, result.shape, kernels)
+    op = FlowProgram(flow.bijection, kernels)
     op._gradients_verified = True  # the tests compare gradients themselves
     return flow, exact, op
 
@@ -162,10 +163,11 @@ def test_other_launch_configurations_fit_in_less_shared_memory(name):
     launcher, seen = op.program._launcher, set()
     original = launcher.launch
 
-    def launch(name, block, *others):
+    def launch(name, *others):
         if name.startswith("flow"):
+            block = others[-1]
             seen.add((block.rows, block.split, block.slots))
-        original(name, block, *others)
+        original(name, *others)
 
     launcher.launch = launch
     for launcher.shared_bytes in range(50_000, 160_000, 10_000):
@@ -261,7 +263,7 @@ def test_an_affine_map_that_collapses_all_draws_is_not_certified(mean, log_scale
 def test_flows_that_do_not_fit_run_layer_by_layer():
     flow = SinusoidalFlow(3, blocks=1, hidden=(4096, 4096))
     result = layout(flow.bijection.spec(), flow.bijection.named_parameters())
-    assert not Program(result.shape, result.offsets, torch.device("cpu"), EmulatorLauncher(result.shape)).fits()
+    assert not Program(result, torch.device("cpu"), EmulatorLauncher(result.shape)).fits()
 
 
 def test_an_empty_batch():

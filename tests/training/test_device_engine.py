@@ -138,8 +138,8 @@ def test_gradients_come_from_the_flow_program(context, monkeypatch):
         flow, engine, _, _ = build(kind, settings(), MemoryRows(banana(400), given), torch.float32, context=context)
         if kind is DeviceEngine:
             found = layout(flow.bijection.spec(), flow.bijection.named_parameters())
-            kernels = Program(*found, torch.device("cpu"), EmulatorLauncher(found.shape))
-            program = FlowProgram(flow.bijection, found.shape, kernels)
+            kernels = Program(found, torch.device("cpu"), EmulatorLauncher(found.shape))
+            program = FlowProgram(flow.bijection, kernels)
             monkeypatch.setattr(flow.bijection, "_program", lambda _, program=program: program)
             monkeypatch.setattr(flow.bijection, "layer_by_layer", None)
             monkeypatch.setattr(program, "_gradients_verified", True)

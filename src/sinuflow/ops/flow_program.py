@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,9 @@ from ..errors import ArgumentError
 from ..registry import Spec
 from .autograd import needs_gradients
 from .backends.cuda.driver import CudaLauncher
-from .backends.cuda.packing import Offsets, Packed
+from .backends.cuda.packing import Layout, Packed
 from .backends.cuda.program import Activations, Inverse, Program
 from .backends.cuda.shape import FlowShape
-from .backends.cuda.streams import NetworkOffsets
 from .dropout import Dropout
 from .select import passes_selftest, use_cuda
 
@@ -44,13 +43,6 @@ class Chain(Protocol):
     def layer_by_layer(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]: ...
 
 
-class Layout(NamedTuple):
-    """What kernels are compiled for, and where each parameter begins."""
-
-    shape: FlowShape
-    offsets: Offsets
-
-
 def layout(spec: Spec, parameters: Iterable[tuple[str, Tensor]]) -> Layout | None:
     """The layout of a chain with these named parameters, or None if the kernels do not support it.
 
@@ -65,73 +57,64 @@ def layout(spec: Spec, parameters: Iterable[tuple[str, Tensor]]) -> Layout | Non
     elif len(kinds) > 1 and set(kinds[:-1]) == {"LDUBlock"} and kinds[-1] == "ElementwiseAffine":
         conditional, blocks = False, [f"bijections.{i}.bijections" for i in range(len(layers) - 1)]
         networks = [f"{block}.{i}.conditioner." for block in blocks for i in (0, 2)]
+        layers = layers[:-1]
     else:
         return None
-    shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
-    shape = _flow_shape(layers[: len(layers) - (not conditional)], networks, shapes, conditional)
-    if shape is None:
-        return None
-    ends = list(accumulate((math.prod(size) for size in shapes.values()), initial=0))
-    starts = dict(zip(shapes, ends, strict=False))
-    names = [*(f"layers.{i}" for i in range(len(shape.hidden))), "head"]
-    expected: dict[str, tuple[int, ...]] = {
-        f"{network}{name}.{kind}": (len(layer.reach), layer.columns[-1])[: 2 if kind == "weight" else 1]
-        for network in networks
-        for name, layer in zip(names, shape.plan.layers, strict=True)
-        for kind in ("weight", "bias")
-    }
-    waves: dict[str, tuple[int, ...]] = {
-        f"{block}.1.{name}": (shape.scales, shape.features, shape.waves)[: 3 if i < 3 else 2]
-        for block in blocks
-        for i, name in enumerate(_WAVE_PARAMETERS)
-    }
-    if blocks:
-        waves |= {f"bijections.{len(blocks)}.{name}": (shape.features,) for name in ("mean", "log_scale")}
-    if shapes != expected | waves:
-        return None
-    offsets = [
-        NetworkOffsets(*(tuple(starts[f"{network}{name}.{kind}"] for name in names) for kind in ("weight", "bias")))
-        for network in networks
-    ]
-    return Layout(shape, Offsets(offsets, [starts[name] for name in waves], ends))
-
-
-def _flow_shape(
-    layers: list[Spec], networks: list[str], shapes: Mapping[str, tuple[int, ...]], conditional: bool
-) -> FlowShape | None:
+    sizes = {name: tuple(parameter.shape) for name, parameter in parameters}
     first = layers[0].arguments
-    widths = tuple(
-        size[0] for name, size in shapes.items() if name.startswith(f"{networks[0]}layers.") and "bias" in name
+    hidden = tuple(
+        size[0] for name, size in sizes.items() if name.startswith(f"{networks[0]}layers.") and "bias" in name
     )
-    per_layer = ("reverse", "dropout")  # the directions alternate; dropout may be changed after construction
-    alike = all(
-        {**layer.arguments, **dict.fromkeys(per_layer)} == {**first, **dict.fromkeys(per_layer)} for layer in layers
-    )
+    per_layer = dict.fromkeys(("reverse", "dropout"))  # directions alternate; dropout may change after construction
+    alike = all({**layer.arguments, **per_layer} == {**first, **per_layer} for layer in layers)
     alternating = not conditional or all(layer.arguments["reverse"] == (i % 2 == 1) for i, layer in enumerate(layers))
-    if len(set(widths)) != 1 or not alike or not alternating or first.get("activation", "relu") != "relu":
+    if len(set(hidden)) != 1 or not alike or not alternating or first.get("activation", "relu") != "relu":
         return None
     # With a context, the waves of LDU blocks depend on the row; and the kernels' loops over waves are unrolled.
     scales, waves = first["scales"], first["waves"]
     if (first["context"] and not conditional) or waves > _MOST_WAVES or scales * waves > _MOST_WAVES_OF_A_LAYER:
         return None
-    return FlowShape(
+    shape = FlowShape(
         features=first["features"],
         context=first["context"],
-        hidden=widths,
-        residual=first.get("residual", False) and len(widths) > 2,
+        hidden=hidden,
+        residual=first.get("residual", False) and len(hidden) > 2,
         scales=scales,
         waves=waves,
         squash=first.get("squash_width") or 0.0,
         conditional=conditional,
         networks=len(networks),
     )
+    names = [*(f"layers.{i}" for i in range(shape.depth)), "head"]
+    expected: dict[str, tuple[int, ...]] = {
+        f"{network}{name}.{kind}": (len(layer.reach), layer.columns[-1])[: 2 if kind == "weight" else 1]
+        for network in networks
+        for name, layer in zip(names, shape.plan.layers, strict=True)
+        for kind in ("weight", "bias")
+    }
+    of_waves: dict[str, tuple[int, ...]] = {
+        f"{block}.1.{name}": (scales, shape.features, waves)[: 3 if i < 3 else 2]
+        for block in blocks
+        for i, name in enumerate(_WAVE_PARAMETERS)
+    }
+    if blocks:
+        of_waves |= {f"bijections.{len(blocks)}.{name}": (shape.features,) for name in ("mean", "log_scale")}
+    if sizes != expected | of_waves:
+        return None
+    ends = list(accumulate((math.prod(size) for size in sizes.values()), initial=0))
+    starts = dict(zip(sizes, ends, strict=False))
+    weights, biases = (
+        [tuple(starts[f"{network}{name}.{kind}"] for name in names) for network in networks]
+        for kind in ("weight", "bias")
+    )
+    return Layout(shape, weights, biases, [starts[name] for name in of_waves], ends)
 
 
 class FlowProgram:
     """The op for one chain on one device. Batches are feature-major, (D, B); the context is (C, B)."""
 
-    def __init__(self, chain: Chain, shape: FlowShape, program: Program) -> None:
-        self.shape, self.program = shape, program
+    def __init__(self, chain: Chain, program: Program) -> None:
+        self.program = program
         self._chain = weakref.ref(chain)  # the cache must not keep the chain alive
         self._with_dropout: list[Any] = [module for module in chain.modules() if hasattr(module, "dropout")]
         self._gradients_verified: bool | None = None
@@ -163,7 +146,7 @@ class FlowProgram:
 
     def log_density(self, x: Tensor, context: Tensor | None) -> Tensor:
         """The log-density of every row if z is standard normal, without gradients."""
-        packed = self.program.pack(self.parameters())
+        packed = self.program.pack(self.parameters(), "score")
         return self.program.forward(packed, x, context, keep=False, dropout=self.dropout()).log_density
 
     def nll_gradient(self, x: Tensor, context: Tensor | None, out: Tensor) -> Tensor:
@@ -172,7 +155,7 @@ class FlowProgram:
         ``out`` has the parameters' gradients one after the other, and must have zeros where weights are masked. A CUDA
         graph can capture it.
         """
-        packed, dropout = self.program.pack(self.parameters(), learning=True), self.dropout()
+        packed, dropout = self.program.pack(self.parameters(), "learn"), self.dropout()
         scored = self.program.forward(packed, x, context, keep=True, dropout=dropout)
         assert scored.activations is not None
         self.program.backward(
@@ -182,7 +165,7 @@ class FlowProgram:
 
     def inverse(self, z: Tensor, context: Tensor | None, limit: int) -> Inverse:
         """x, the inverse's log-determinant, and the certificate of every layer; without gradients."""
-        return self.program.inverse(self.program.pack_inverse(self.parameters()), z, context, limit)
+        return self.program.inverse(self.program.pack(self.parameters(), "invert"), z, context, limit)
 
     def has_gradients(self) -> bool:
         """Whether the gradients pass their self-test, which runs at first use."""
@@ -226,28 +209,22 @@ class _Transform(torch.autograd.Function):
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         learning = grad_enabled and any(ctx.needs_input_grad)
-        packed = op.program.pack(parameters, learning)
+        packed = op.program.pack(parameters, "learn" if learning else "score")
         scored = op.program.forward(packed, x, context, keep=learning, dropout=dropout)
         if learning:
             assert scored.activations is not None
             ctx.op, ctx.dropout = op, dropout
-            intermediate = [*packed, *scored.activations]  # freed with the other saved tensors
-            ctx.present = [t is not None for t in intermediate]
-            tensors = [t for t in intermediate if t is not None]
-            ctx.save_for_backward(*tensors, scored.z, x, *([] if context is None else [context]), *parameters)
+            # Kernels' own tensors are freed with the other saved ones.
+            ctx.save_for_backward(*packed, *scored.activations, scored.z, x, context, *parameters)
         return scored.z, scored.ladj
 
     @staticmethod
     def backward(ctx: Any, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Any, ...]:
         op: FlowProgram = ctx.op
-        saved = iter(ctx.saved_tensors)  # PyTorch raises if one of them was changed in place
-        intermediate: list[Any] = [next(saved) if present else None for present in ctx.present]
-        packed, activations = (
-            Packed(*intermediate[: len(Packed._fields)]),
-            Activations(*intermediate[len(Packed._fields) :]),
-        )
-        z, x, *saved = saved
-        context, parameters = (saved[0], saved[1:]) if op.shape.context else (None, saved)
+        saved: list[Any] = list(ctx.saved_tensors)  # PyTorch raises if one of them was changed in place
+        first, second = len(Packed._fields), len(Packed._fields) + len(Activations._fields)
+        packed, activations = Packed(*saved[:first]), Activations(*saved[first:second])
+        z, x, context, *parameters = saved[second:]
         if torch.is_grad_enabled():
             if ctx.dropout:
                 raise ArgumentError(
@@ -296,17 +273,16 @@ def _build(chain: Chain, device: torch.device) -> FlowProgram | None:
     compiled = layout(chain.spec(), chain.named_parameters())
     if compiled is None:
         return None
-    program = Program(*compiled, device, CudaLauncher(compiled.shape, device))
-    op = FlowProgram(chain, compiled.shape, program)
-    return op if program.fits() and passes_selftest(lambda: agrees(op), "the kernels of the flow program") else None
+    op = FlowProgram(chain, Program(compiled, device, CudaLauncher(compiled.shape, device)))
+    return op if op.program.fits() and passes_selftest(lambda: agrees(op), "the kernels of the flow program") else None
 
 
 def _random_rows(op: FlowProgram) -> tuple[Tensor, Tensor | None]:
-    generator = torch.Generator().manual_seed(0)
+    shape, device, generator = op.program.shape, op.program.device, torch.Generator().manual_seed(0)
     with torch.device("cpu"):
-        x = torch.randn((op.shape.features, _ROWS), generator=generator, dtype=torch.float32)
-        context = torch.randn((op.shape.context, _ROWS), generator=generator, dtype=torch.float32)
-    return x.to(op.program.device), context.to(op.program.device) if op.shape.context else None
+        x = torch.randn((shape.features, _ROWS), generator=generator, dtype=torch.float32)
+        context = torch.randn((shape.context, _ROWS), generator=generator, dtype=torch.float32)
+    return x.to(device), context.to(device) if shape.context else None
 
 
 def agrees(op: FlowProgram) -> bool:

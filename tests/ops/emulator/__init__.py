@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from sinuflow.ops.backends.cuda.driver import Shape, arguments_of, files, source
-from sinuflow.ops.backends.cuda.shape import Block
+from sinuflow.ops.backends.cuda.driver import arguments_of, files, source
+from sinuflow.ops.backends.cuda.shape import ANY_BLOCK, Block, Shape
 
 #: Little optimization: most kernels run for less time than it takes to compile them. Jumps between stacks are meant.
 OPTIONS = ["-Og", "-std=c++17", "-U_FORTIFY_SOURCE", "-fPIC", "-w"]
@@ -28,7 +28,13 @@ class EmulatorLauncher:
         self.shared_bytes = 227 * 1024
 
     def launch(
-        self, name: str, block: Block, grid: tuple[int, ...], threads: int, shared: int, values: dict[str, Any]
+        self,
+        name: str,
+        grid: tuple[int, ...],
+        threads: int,
+        values: dict[str, Any],
+        shared: int = 0,
+        block: Block = ANY_BLOCK,
     ) -> None:
         arguments = arguments_of(name)(values)
         library = _library(self._shape, block, files()[name])

@@ -296,10 +296,5 @@ inline void mma_f64(double (&c)[4], const double (&a)[4], const double (&b)[2]) 
     emulator::warp_wait();
 }
 
-inline void new_mma_tf32(float (&c)[4], const float (&a)[4], const float (&b)[2]) {
-    for (float& number : c) number = 0.0f;
-    mma_tf32(c, a, b);
-}
-
 #define EMULATED 1
 #define DYNAMIC_SHARED(name) float* name = reinterpret_cast<float*>(emulator::dynamic_shared)

@@ -26,7 +26,7 @@ struct BackwardArguments {
 };
 
 // The derivative of `squashed`, as a function of its value.
-__device__ __forceinline__ float slope_of_seen(float seen) {
+INLINE float slope_of_seen(float seen) {
     if (SQUASH == 0) return 1.0f;
     const float share = seen * (1.0f / (SQUASH ? SQUASH : 1)), rest = fmaxf(fmaf(-share, share, 1.0f), 0.0f);
     return rest * sqrtf(rest);
@@ -34,30 +34,25 @@ __device__ __forceinline__ float slope_of_seen(float seen) {
 
 // Conditional waves: from the gradients of value and log-determinant to those of x and of the parameters. `get` reads a
 // parameter; `put` takes its gradient, from one lane each.
-template <int LANES, class Get, class Put>
-__device__ __forceinline__ float through_waves(float x, float grad, float grad_ladj, Get get, Put put) {
+template <int LANES, class Get, class Put> INLINE float through_waves(float x, float grad, float grad_ladj, Get get, Put put) {
     const bool leads = threadIdx.x % LANES == 0;
     float inputs[SCALES];
     const float half = tanhf(0.5f * get(1)), scale = expf(2.0f * half);
     float y = fmaf(x, scale, get(0));
-#pragma unroll
-    for (int j = 0; j < SCALES; j++) {
+    UNROLL for (int j = 0; j < SCALES; j++) {
         inputs[j] = y;
         if (j + 1 < SCALES) y = conditional_waves<LANES>(j, get).template at<false>(y).value;
     }
-#pragma unroll
-    for (int j = SCALES - 1; j >= 0; j--) {
+    UNROLL for (int j = SCALES - 1; j >= 0; j--) {
         const FreeWaves<LANES> free = conditional_free<LANES>(j, get);
         const Waves<LANES> waves = free.constrained(0.0f);
         const Value result = waves.at(inputs[j]);
         const float of_slope = grad_ladj / result.slope;
         WaveGradients<LANES> gradients;
-        gradients.clear();
         gradients.add(waves, inputs[j], grad, of_slope);
         FreeGradients<LANES> followed;
         followed.follow(free, gradients);
-#pragma unroll
-        for (int i = 0; i < waves.COUNT; i++) {
+        UNROLL for (int i = 0; i < waves.COUNT; i++) {
             if (!waves.exists(i)) continue;
             const int k = waves.number(i);
             put(output_of(0, j, k), followed.frequency[i]);
@@ -112,8 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
     __syncthreads();
 
     Run run = plan.run(0);
-#pragma unroll 1
-    for (int network = p.upper - 1; network >= p.lower; network--) {
+    NO_UNROLL for (int network = p.upper - 1; network >= p.lower; network--) {
         const bool reverse = is_reversed(network);
 
         // Through the transformers.
@@ -149,14 +143,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
             if (stores) grad[e] = g;
         });
         __syncthreads();
-        if (!CONDITIONAL && network % 2) {  // for the waves below
-            const float4* from = reinterpret_cast<const float4*>(p.waves + network / 2 * WAVE_SIZE);
-            for (int e = threadIdx.x; e < WAVE_SIZE / 4; e += THREADS) copy_async(waves + 4 * e, from + e);
-        }
+        if (!CONDITIONAL && network % 2) copy_floats<WAVE_SIZE>(waves, p.waves + network / 2 * WAVE_SIZE);  // for the waves below
 
         // Through the hidden layers.
-#pragma unroll 1
-        for (int layer = DEPTH - 1; layer >= 0; layer--) {
+        NO_UNROLL for (int layer = DEPTH - 1; layer >= 0; layer--) {
             const int stage = DEPTH - 1 - layer;
             const float* from = stage ? units + (stage - 1) % 2 * operand_size(UNITS) : outputs;
             float* to = units + stage % 2 * operand_size(UNITS);
@@ -166,8 +156,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
             const float scale = may_drop(layer) ? p.keep_scale : 1.0f;
             float saved[4 * COLUMNS];
             auto ask = [&](int, int tile) {  // prefetch whether units were active, which is needed after the product
-#pragma unroll
-                for (int which = 0; which < 4 * COLUMNS; which++) {
+                UNROLL for (int which = 0; which < 4 * COLUMNS; which++) {
                     const int unit = 16 * tile + lane / 4 + which % 4 / 2 * 8, n = which / 4 * 8 + 2 * (lane % 4) + which % 2;
                     saved[which] = first + n < batch ? __ldg(p.saved_hidden + base + n * UNITS + unit) : 0.0f;
                 }
@@ -189,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
             const int n = e % ROWS, place = CONTEXT + flipped(e / ROWS, reverse);
             const long row = first + n < batch ? first + n : 0;
             const float seen = SQUASH == 0 ? 0.0f : p.saved_inputs[(network * rows + row) * INPUTS16 + place];
-            const float sum = Parts(plan, DEPTH, parts, place, n).shared_total<SPREAD>();
+            const float sum = Parts(plan, DEPTH, parts, place, n).total<SPREAD>();
             if (stores) grad[e] = fmaf(sum, slope_of_seen(seen), grad[e]);
         });
         __syncwarp();  // the same lanes use the next network's waves
@@ -199,12 +188,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const Bac
     }
     __syncthreads();
 
-    for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
-        const int n = first + e % ROWS;
-        if (n < batch) p.grad_x[e / ROWS * rows + n] = grad[e];
-    }
-    for (int e = threadIdx.x; e < CONTEXT * ROWS; e += THREADS) {
-        const int n = first + e % ROWS;
-        if (n < batch) p.grad_context[e / ROWS * rows + n] = of_context[e];
-    }
+    each_value<FEATURES>(first, batch, rows, [&](int e, long at) { p.grad_x[at] = grad[e]; });
+    each_value<CONTEXT>(first, batch, rows, [&](int e, long at) { p.grad_context[at] = of_context[e]; });
 }

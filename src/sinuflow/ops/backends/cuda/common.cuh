@@ -23,13 +23,24 @@ constexpr int WAVE_SIZE = CONDITIONAL ? 0 : padded(SCALES * SCALE_SIZE, 4);
 constexpr float ALPHA_LARGEST = 1.0f - 1.0f / 1024.0f;
 constexpr float LEAST_FREQUENCY = 1e-4f;
 
+// Copy so many floats asynchronously, by the threads from `first` on.
+template <int COUNT> INLINE void copy_floats(float* to, const float* from, int first = 0) {
+    const float4* fours = reinterpret_cast<const float4*>(from);
+    for (int e = threadIdx.x - first; e < COUNT / 4; e += THREADS - first) copy_async(to + 4 * e, fours + e);
+}
+// Call `use` for COUNT values of every row of the batch: their place in [COUNT][ROWS], and in [COUNT][rows].
+template <int COUNT, class Use> INLINE void each_value(int first, int batch, long rows, Use use) {
+    for (int e = threadIdx.x; e < COUNT * ROWS; e += THREADS)
+        if (first + e % ROWS < batch) use(e, e / ROWS * rows + first + e % ROWS);
+}
+
 // ---------------------------------------------------------------- scalar functions
 
 // Clamp that propagates NaN.
-__device__ __forceinline__ float clamped(float x, float limit) { return x < -limit ? -limit : x > limit ? limit : x; }
+INLINE float clamped(float x, float limit) { return x < -limit ? -limit : x > limit ? limit : x; }
 
 // Sine and cosine by a polynomial on [-pi/4, pi/4].
-__device__ __forceinline__ void sin_cos(float u, float& sine, float& cosine) {
+INLINE void sin_cos(float u, float& sine, float& cosine) {
     const float quarter = rintf(u * 0.6366197723675814f);
     float r = fmaf(-quarter, 1.5707964f, u);  // pi/2 as the sum of three floats
     r = fmaf(-quarter, -4.371139e-08f, r);
@@ -46,40 +57,26 @@ __device__ __forceinline__ void sin_cos(float u, float& sine, float& cosine) {
     if (turn == 1 || turn == 2) cosine = -cosine;
 }
 
-__device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+INLINE float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
+INLINE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 // The input of a network for a feature.
-__device__ __forceinline__ float squashed(float x) {
+INLINE float squashed(float x) {
     if (SQUASH == 0) return x;
     const float ratio = clamped(x * (1.0f / (SQUASH ? SQUASH : 1)), 1e6f);
     return SQUASH * ratio * rsqrtf(fmaf(ratio, ratio, 1.0f));
 }
 
 // Hash of ops/dropout.py.
-__device__ __forceinline__ unsigned mixed_bits(unsigned x) {
+INLINE unsigned mixed_bits(unsigned x) {
     x = (x ^ x >> 16) * 0x7feb352du;
     x = (x ^ x >> 15) * 0x846ca68bu;
     return x ^ x >> 16;
 }
 
 // Whether a hidden layer has dropout: all, or those inside residual blocks.
-__device__ __forceinline__ bool may_drop(int layer) { return !STREAMS || layer % 2; }
+INLINE bool may_drop(int layer) { return !STREAMS || layer % 2; }
 
 // Features enter every second network in reverse order.
-__device__ __forceinline__ bool is_reversed(int network) { return CONDITIONAL ? network % 2 == 1 : network % 2 == 0; }
-__device__ __forceinline__ int flipped(int i, bool reverse) { return reverse ? FEATURES - 1 - i : i; }
-
-// Reductions over groups of LANES neighbouring lanes; all lanes receive the result.
-template <int LANES>
-__device__ __forceinline__ float lane_sum(float value) {
-#pragma unroll
-    for (int distance = LANES / 2; distance; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
-    return value;
-}
-template <int LANES>
-__device__ __forceinline__ float lane_max(float value) {
-#pragma unroll
-    for (int distance = LANES / 2; distance; distance /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, distance));
-    return value;
-}
+INLINE bool is_reversed(int network) { return CONDITIONAL ? network % 2 == 1 : network % 2 == 0; }
+INLINE int flipped(int i, bool reverse) { return reverse ? FEATURES - 1 - i : i; }

@@ -71,19 +71,12 @@ def find_compiler() -> ctypes.CDLL:
     """The compiler, as a library; or a :class:`CompilerError` that says why there is none."""
     if sys.platform != "linux" or torch.version.cuda is None:
         raise CompilerError("the CUDA kernels need Linux and a PyTorch that was built for CUDA")
-    major = torch.version.cuda.split(".")[0]
-    name = f"libnvrtc.so.{major}"
-    for path in [name, *_places(name)]:
-        try:
-            return ctypes.CDLL(path)
-        except OSError:
-            continue
-    raise CompilerError(f"{name}, the run-time compiler of CUDA, was not found")
-
-
-def _places(name: str) -> list[str]:
-    homes = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), "/usr/local/cuda"]
-    folders = [f"{home}/lib64" for home in homes if home]
+    name = f"libnvrtc.so.{torch.version.cuda.split('.')[0]}"
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    paths = [name, *(f"{home}/lib64/{name}" for home in homes if home)]
     for packages in [*site.getsitepackages(), str(Path(torch.__file__).parents[1])]:
-        folders += glob.glob(f"{packages}/nvidia/*/lib")
-    return [f"{folder}/{name}" for folder in folders if os.path.exists(f"{folder}/{name}")]
+        paths += glob.glob(f"{packages}/nvidia/*/lib/{name}")
+    for path in paths:
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(path)
+    raise CompilerError(f"{name}, the run-time compiler of CUDA, was not found")

@@ -6,26 +6,18 @@ import ctypes
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from .compiler import CompilerError, compiled
-from .shape import Block
+from .shape import ANY_BLOCK, Block, Shape
 
 _FOLDER = Path(__file__).parent
-#: Headers of all kernels for flows, and of all for PixelCNN; then those of some files.
-_COMMON = ("basics.cuh", "common.cuh", "products.cuh", "waves.cuh")
-_PIXELS = ("basics.cuh", "pixels/network.cuh")
-_HEADERS = {
-    "inverse.cu": ("search.cuh", "groups.cuh"),
-    "pixels/forward.cu": ("pixels/float32.cuh",),
-    "pixels/learn.cu": ("pixels/float32.cuh", "pixels/tensor_cores.cuh"),
-    "pixels/float64.cu": ("pixels/tensor_cores.cuh",),
-    "pixels/inverse.cu": ("pixels/inverse.cuh",),
-    "pixels/float64_inverse.cu": ("pixels/inverse.cuh",),
-}
+#: Headers of all kernels for flows, and of all for PixelCNN.
+_FLOWS = ("basics", "common", "products", "waves", "search", "groups")
+_PIXELS = ("basics", "pixels/network", "pixels/float32", "pixels/tensor_cores", "pixels/inverse")
 #: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _SHARED_LIMIT = 8
 
@@ -50,33 +42,29 @@ class Arguments(ctypes.Structure):
 
     def __init__(self, values: dict[str, Any]) -> None:
         declared = {field[0]: values[field[0]] for field in self._fields_}
-        self.tensors = [value for value in declared.values() if isinstance(value, Tensor)]  # alive while in use
-        super().__init__(**{name: self._value(name, value) for name, value in declared.items()})
-
-    def _value(self, name: str, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        assert value.is_contiguous(), name  # kernels take bare memory
-        assert value.dtype == self.dtypes[name], (name, value.dtype)
-        return value.data_ptr()
+        self.tensors = {name: value for name, value in declared.items() if isinstance(value, Tensor)}  # kept alive
+        for name, tensor in self.tensors.items():
+            assert tensor.is_contiguous(), name  # kernels take bare memory
+            assert tensor.dtype == self.dtypes[name], (name, tensor.dtype)
+            declared[name] = tensor.data_ptr()
+        super().__init__(**declared)
 
 
 @lru_cache(maxsize=64)
 def arguments_of(kernel: str) -> type[Arguments]:
     """The structure that a kernel takes, as its source declares it."""
     text = source(files()[kernel])
-    name = _match(rf"\b{kernel}\(const (\w+) p\)", text)[1]
-    template = re.search(rf"using {name} = (\w+)<(\w+)>;", text)
-    body = _match(rf"struct {template[1] if template else name} {{(.*?)\n}};", text)[1]
+    name, number = _match(rf"\b{kernel}\(const (\w+)(?:<(\w+)>)? p\)", text).groups()
+    body = _match(rf"struct {name} {{(.*?)\n}};", text)[1]
     fields: list[tuple[str, Any]] = []
     dtypes: dict[str, torch.dtype] = {}
     for declaration in re.sub(r"//[^\n]*", "", body).split(";")[:-1]:
         kind, pointer, names = _match(r"^\s*(?:const )?(.+?)(\*?) ([\w, ]+)$", declaration).groups()
-        kind = template[2] if template and kind == "Number" else kind
-        for field in names.split(", "):
-            fields.append((field, ctypes.c_void_p if pointer else _SCALARS[kind]))
-            if pointer:
-                dtypes[field] = _DTYPES[kind]
+        kind = number if kind == "Number" else kind
+        fields += [(field, ctypes.c_void_p if pointer else _SCALARS[kind]) for field in names.split(", ")]
+        if pointer:
+            dtypes |= dict.fromkeys(names.split(", "), _DTYPES[kind])
+    name = f"{name}<{number}>" if number else name
     return type(name, (Arguments,), {"name": name, "dtypes": dtypes, "_fields_": fields})
 
 
@@ -84,27 +72,6 @@ def _match(pattern: str, text: str) -> re.Match[str]:
     match = re.search(pattern, text, re.DOTALL)
     assert match is not None, pattern
     return match
-
-
-class Launcher(Protocol):
-    """Runs kernels on a device."""
-
-    processors: int
-    shared_bytes: int  # of a thread block, at most
-
-    def launch(
-        self, name: str, block: Block, grid: tuple[int, ...], threads: int, shared: int, values: dict[str, Any]
-    ) -> None:
-        """Run a kernel on a grid of thread blocks; ``values`` has its arguments, and may have others."""
-
-
-class Shape(Protocol):
-    """What is compiled into kernels."""
-
-    def defines(self, block: Block) -> dict[str, str]:
-        """As the preprocessor takes it."""
-
-    def __hash__(self) -> int: ...
 
 
 class CudaLauncher:
@@ -115,18 +82,24 @@ class CudaLauncher:
         self._functions: dict[tuple[str, Block], ctypes.c_void_p] = {}
         properties = torch.cuda.get_device_properties(device)
         self.processors = properties.multi_processor_count
-        # The default is what every GPU with these tensor cores has.
+        # Of a thread block, at most. The default is what every GPU with these tensor cores has.
         self.shared_bytes = getattr(properties, "shared_memory_per_block_optin", 99 * 1024)
 
     def launch(
-        self, name: str, block: Block, grid: tuple[int, ...], threads: int, shared: int, values: dict[str, Any]
+        self,
+        name: str,
+        grid: tuple[int, ...],
+        threads: int,
+        values: dict[str, Any],
+        shared: int = 0,
+        block: Block = ANY_BLOCK,
     ) -> None:
-        """Run a kernel on the current stream."""
+        """Run a kernel on the current stream; ``values`` has its arguments, and may have others."""
         arguments = arguments_of(name)(values)
         with torch.cuda.device(self._device):
             function = self._functions.get((name, block))
             if function is None:
-                function = self._load(name, block, shared)
+                function = self._functions[name, block] = self._load(name, block, shared)
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
             pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
             sizes = [*grid, 1, 1][:3]
@@ -138,7 +111,6 @@ class CudaLauncher:
         function = ctypes.c_void_p()
         _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()), name)
         _check(_driver().cuFuncSetAttribute(function, _SHARED_LIMIT, shared), name)
-        self._functions[name, block] = function
         return function
 
 
@@ -154,16 +126,16 @@ def _module(shape: Shape, block: Block, file: str, device: int) -> ctypes.c_void
 @lru_cache(maxsize=1)
 def files() -> dict[str, str]:
     """The file that defines each kernel."""
-    kernel = re.compile(r"__global__ [^;{]*?(\w+)\(const \w+ p\)")
+    kernel = re.compile(r"__global__ [^;{]*?(\w+)\(const [\w<>]+ p\)")
     paths = sorted(_FOLDER.glob("**/*.cu"))
     return {name: path.relative_to(_FOLDER).as_posix() for path in paths for name in kernel.findall(path.read_text())}
 
 
 @lru_cache(maxsize=16)
 def source(file: str) -> str:
-    """A file of kernels after the headers that it needs, as one text."""
-    headers = _PIXELS if file.startswith("pixels/") else _COMMON
-    return "\n".join((_FOLDER / name).read_text() for name in (*headers, *_HEADERS.get(file, ()), file))
+    """A file of kernels after its headers, as one text."""
+    headers = [f"{name}.cuh" for name in (_PIXELS if file.startswith("pixels/") else _FLOWS)]
+    return "\n".join((_FOLDER / name).read_text() for name in (*headers, file))
 
 
 @lru_cache(maxsize=1)

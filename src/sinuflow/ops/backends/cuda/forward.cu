@@ -25,12 +25,9 @@ struct ForwardArguments {
 // Biases and waves of one network.
 constexpr int CONSTANTS = BIASES + WAVE_SIZE;
 
-__device__ __forceinline__ void fetch_constants(const float* biases, const float* waves, int network, float* to) {
-    const float4* from = reinterpret_cast<const float4*>(biases + network * BIASES);
-    for (int e = threadIdx.x; e < BIASES / 4; e += THREADS) copy_async(to + 4 * e, from + e);
-    if (CONDITIONAL || network % 2) return;
-    from = reinterpret_cast<const float4*>(waves + network / 2 * WAVE_SIZE);
-    for (int e = threadIdx.x; e < WAVE_SIZE / 4; e += THREADS) copy_async(to + BIASES + 4 * e, from + e);
+INLINE void fetch_constants(const float* biases, const float* waves, int network, float* to) {
+    copy_floats<BIASES>(to, biases + network * BIASES);
+    if (!CONDITIONAL && network % 2 == 0) copy_floats<WAVE_SIZE>(to + BIASES, waves + network / 2 * WAVE_SIZE);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const ForwardArguments p) {
@@ -78,8 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
     __syncthreads();
 
     Run run = plan.run(0);
-#pragma unroll 1
-    for (int network = 0; network < NETWORKS; network++) {
+    NO_UNROLL for (int network = 0; network < NETWORKS; network++) {
         const float* bias = constants + network % 2 * CONSTANTS;
         const float* waves = bias + BIASES;
         if (network + 1 < NETWORKS) fetch_constants(p.biases, p.waves, network + 1, constants + (network + 1) % 2 * CONSTANTS);
@@ -88,8 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
                 const int i = e / ROWS, n = first + e % ROWS;
                 if (n < batch) p.saved_inputs[(network * rows + n) * INPUTS16 + i] = p.context[i * rows + n];
             }
-#pragma unroll 1
-        for (int layer = 0; layer < DEPTH; layer++) {
+        NO_UNROLL for (int layer = 0; layer < DEPTH; layer++) {
             // Residual layers add the units of two layers before: these are stored before the rectifier.
             float* to = units + layer % 2 * operand_size(UNITS);
             float* saved = p.saved_hidden + ((static_cast<long>(network) * DEPTH + layer) * rows + first) * UNITS;
@@ -131,14 +126,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
                 auto output = [&](int o) { return out[(place * OUTPUTS + o) * ROWS + n]; };
                 change = log_scale_from(output(1));
                 y = fmaf(y, expf(change), output(0));
-#pragma unroll 1
-                for (int scale = 0; scale < SCALES; scale++) {
+                NO_UNROLL for (int scale = 0; scale < SCALES; scale++) {
                     const Value result = conditional_waves<SPREAD>(scale, output).template at<false>(y);
                     y = result.value;
                     change += logf(result.slope);
                 }
             } else {
-                y += Parts(plan, DEPTH, out, place, n).shared_total<SPREAD>() + bias[place];
+                y += Parts(plan, DEPTH, out, place, n).total<SPREAD>() + bias[place];
                 if (network % 2 == 0) {
                     float slope = 1.0f;
 #pragma unroll SCALES <= 4 ? SCALES : 1
@@ -169,10 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const Forw
         __syncthreads();
     }
 
-    for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
-        const int n = first + e % ROWS;
-        if (n < batch) p.z[e / ROWS * rows + n] = x[e];
-    }
+    each_value<FEATURES>(first, batch, rows, [&](int e, long at) { p.z[at] = x[e]; });
     for (int n = threadIdx.x; n < ROWS; n += THREADS) {
         float total = 0.0f, squares = 0.0f;
         for (int i = 0; i < FEATURES; i++) {

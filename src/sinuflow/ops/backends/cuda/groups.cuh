@@ -24,26 +24,21 @@ constexpr int STAGES = GROUPED ? 2 * GROUPS - 1 : GROUPS * PRODUCTS;
 constexpr int MATRICES = GROUPED ? STAGES * (DEPTH + 1) : STAGES;
 
 // Load a lane's weights, vectorized.
-template <int COUNT>
-__device__ __forceinline__ void load_mine(float (&to)[COUNT], const float* from) {
+template <int COUNT> INLINE void load_mine(float (&to)[COUNT], const float* from) {
     if (COUNT % 4 == 0) {
-#pragma unroll
-        for (int r = 0; r < COUNT / 4 * 4; r += 4) {
+        UNROLL for (int r = 0; r < COUNT / 4 * 4; r += 4) {
             const float4 four = *reinterpret_cast<const float4*>(from + r);
             to[r] = four.x, to[r + 1] = four.y, to[r + 2] = four.z, to[r + 3] = four.w;
         }
     } else {
-#pragma unroll
-        for (int r = 0; r < COUNT; r++) to[r] = from[r];
+        UNROLL for (int r = 0; r < COUNT; r++) to[r] = from[r];
     }
 }
 
 // from[which] without dynamic indexing.
-template <int COUNT>
-__device__ __forceinline__ float chosen(const float (&from)[COUNT], int which) {
+template <int COUNT> INLINE float chosen(const float (&from)[COUNT], int which) {
     float result = from[0];
-#pragma unroll
-    for (int r = 1; r < COUNT; r++) result = which == r ? from[r] : result;
+    UNROLL for (int r = 1; r < COUNT; r++) result = which == r ? from[r] : result;
     return result;
 }
 
@@ -54,14 +49,12 @@ struct DegreeUnits {
     float of[UNITS_AT_ONCE];
 
     // Collect `value` of the lanes from `low` on.
-    __device__ __forceinline__ void gather(float value, int low) {
-#pragma unroll
-        for (int i = 0; i < UNITS_AT_ONCE; i++) of[i] = __shfl_sync(~0u, value, low + i);
+    INLINE void gather(float value, int low) {
+        UNROLL for (int i = 0; i < UNITS_AT_ONCE; i++) of[i] = __shfl_sync(~0u, value, low + i);
     }
-    __device__ __forceinline__ float times(const DegreeUnits& weights) const {
+    INLINE float times(const DegreeUnits& weights) const {
         float even = 0.0f, odd = 0.0f;  // two sums for instruction-level parallelism
-#pragma unroll
-        for (int i = 0; i < UNITS_AT_ONCE; i++) {
+        UNROLL for (int i = 0; i < UNITS_AT_ONCE; i++) {
             float& sum = i % 2 ? odd : even;
             sum = fmaf(weights.of[i], of[i], sum);
         }
@@ -74,18 +67,15 @@ template <int COUNT>
 struct UnitWeights {
     float of[UNITS_AT_ONCE][COUNT];
 
-    __device__ __forceinline__ void load(const float* from) {
-#pragma unroll
-        for (int i = 0; i < UNITS_AT_ONCE; i++) load_mine(of[i], from + i * (32 * COUNT));
+    INLINE void load(const float* from) {
+        UNROLL for (int i = 0; i < UNITS_AT_ONCE; i++) load_mine(of[i], from + i * (32 * COUNT));
     }
-    __device__ __forceinline__ DegreeUnits to(int which) const {
+    INLINE DegreeUnits to(int which) const {
         DegreeUnits result;
-#pragma unroll
-        for (int i = 0; i < UNITS_AT_ONCE; i++) result.of[i] = chosen(of[i], which);
+        UNROLL for (int i = 0; i < UNITS_AT_ONCE; i++) result.of[i] = chosen(of[i], which);
         return result;
     }
-    __device__ __forceinline__ void add(float (&sums)[COUNT], const DegreeUnits& units) const {
-#pragma unroll
-        for (int r = 0; r < COUNT; r++) sums[r] += units.times(to(r));
+    INLINE void add(float (&sums)[COUNT], const DegreeUnits& units) const {
+        UNROLL for (int r = 0; r < COUNT; r++) sums[r] += units.times(to(r));
     }
 };

@@ -28,7 +28,7 @@ struct InverseArguments {
 };
 
 // Whether float32 resolves an affine map, as defined in bijections/affine.py.
-__device__ __forceinline__ bool is_resolved(float mean, float log_scale, float scale) {
+INLINE bool is_resolved(float mean, float log_scale, float scale) {
     return fabsf(log_scale) <= 87.33654f && mean + 8.0f * scale > mean - 8.0f * scale;
 }
 
@@ -55,19 +55,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     const long rows = p.batch;
 
     auto fetch_biases = [&](int network) {
-        const float4* from = reinterpret_cast<const float4*>(p.biases + network * BIASES);
-        for (int e = threadIdx.x; e < BIASES / 4; e += THREADS) copy_async(biases + network % 2 * BIASES + 4 * e, from + e);
-        if (CONDITIONAL || network % 2 == 0) return;  // the waves precede it in the inverse
-        from = reinterpret_cast<const float4*>(p.waves + network / 2 * WAVE_SIZE);
-        for (int e = threadIdx.x; e < WAVE_SIZE / 4; e += THREADS) copy_async(waves + 4 * e, from + e);
+        copy_floats<BIASES>(biases + network % 2 * BIASES, p.biases + network * BIASES);
+        if (!CONDITIONAL && network % 2)  // the waves follow it in the inverse
+            copy_floats<WAVE_SIZE>(waves, p.waves + network / 2 * WAVE_SIZE);
     };
     auto fetch_inner = [&](int network, int group) {
         if (group == GROUPS) network--, group = 0;
         if (INNER == 0 || network < 0) return;
         const int index = GROUPED ? network * GROUPS + group : network;
-        const float4* from = reinterpret_cast<const float4*>(p.inner + static_cast<long>(index) * INNER);
-        float* to = inner + index % 2 * INNER;
-        for (int e = threadIdx.x - 32 * FAR_WARP; e < INNER / 4; e += THREADS - 32 * FAR_WARP) copy_async(to + 4 * e, from + e);
+        copy_floats<INNER>(inner + index % 2 * INNER, p.inner + static_cast<long>(index) * INNER, 32 * FAR_WARP);
     };
     const Plan plan = load_plan(p.tables, STAGES, MATRICES, p.tiles, tables);
     fetch_biases(NETWORKS - 1);
@@ -131,8 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         int evaluations = 0;
         bool good = true;
         const float scale = expf(-change);
-#pragma unroll 1
-        for (int j = SCALES - 1; j >= 0; j--) {
+        NO_UNROLL for (int j = SCALES - 1; j >= 0; j--) {
             Search search;
             find(search, conditional_waves<TOGETHER>(j, [&](int o) { return mine[o]; }), y, p.limit);
             y = search.x;
@@ -180,15 +175,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         const float* weights = inner + (network * GROUPS + group) % 2 * INNER;
         float before[DEPTH][MINE], outputs[MY_OUTPUTS];
         const float *half = known + (group % KNOWN_AT_ONCE * 2 * ROWS + n) * KNOWN + lane, *other_half = half + ROWS * KNOWN;
-#pragma unroll
-        for (int layer = 0; layer < DEPTH; layer++)
-#pragma unroll
-            for (int r = 0; r < MINE; r++) {
+        UNROLL for (int layer = 0; layer < DEPTH; layer++)
+            UNROLL for (int r = 0; r < MINE; r++) {
                 const int at = layer * UNIT_STRIDE + 32 * r;
                 before[layer][r] = half[at] + other_half[at];
             }
-#pragma unroll
-        for (int r = 0; r < MY_OUTPUTS; r++) {
+        UNROLL for (int r = 0; r < MY_OUTPUTS; r++) {
             const int at = DEPTH * UNIT_STRIDE + 32 * r;
             outputs[r] = half[at] + other_half[at];
         }
@@ -206,22 +198,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         int which = (low + 31 - lane) / 32;
         float entering[DEPTH];
         entering[0] = chosen(before[0], which);
-#pragma unroll 1
-        for (int m = begin; m < end; m++) {
+        NO_UNROLL for (int m = begin; m < end; m++) {
             const int next = ends[min(m + 1, FEATURES - 1)] - row;
             const unsigned has_one = lane + 32 * which < high ? ~0u : 0u;
             float weight[MINE], seen, goal = 0.0f, shift = 0.0f;
             DegreeUnits to_shift;
             if (!CONDITIONAL) goal = __shfl_sync(~0u, target, m - begin), shift = __shfl_sync(~0u, outputs[0], m - begin);
-#pragma unroll
-            for (int layer = 0; layer < DEPTH; layer++) {
+            UNROLL for (int layer = 0; layer < DEPTH; layer++) {
                 const int after = layer + 1 < DEPTH ? layer + 1 : 0, stream = layer >= 1 ? layer - 1 : 0;
                 DegreeUnits units;
                 units.gather(__uint_as_float(__float_as_uint(rectified(entering[layer])) & has_one), low);  // branchless
                 if (layer == max(0, DEPTH - 2)) {  // while the shuffles are in flight
                     load_mine(weight, of_feature + (m - begin) * UNIT_STRIDE);
-#pragma unroll
-                    for (int i = 0; i < (CONDITIONAL ? 0 : UNITS_AT_ONCE); i++) to_shift.of[i] = of_shifts[(low + i) * OUTPUT_STRIDE + (m - begin) * MY_OUTPUTS];
+                    UNROLL for (int i = 0; i < (CONDITIONAL ? 0 : UNITS_AT_ONCE); i++) to_shift.of[i] = of_shifts[(low + i) * OUTPUT_STRIDE + (m - begin) * MY_OUTPUTS];
                 }
                 if (layer == DEPTH - 1) {
                     if (!CONDITIONAL) shift += units.times(to_shift);
@@ -235,14 +224,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                 entering[after] = chosen(before[after], which) + units.times(to_next.to(which));
                 if (joined) entering[after] += entering[stream];
                 to_next.add(before[after], units);
-#pragma unroll
-                for (int r = 0; r < (joined ? MINE : 0); r++) before[after][r] += which == r && has_one ? entering[stream] : 0.0f;
+                UNROLL for (int r = 0; r < (joined ? MINE : 0); r++) before[after][r] += which == r && has_one ? entering[stream] : 0.0f;
             }
             low = high, high = next;
             which = (low + 31 - lane) / 32;
             if (CONDITIONAL) {
-#pragma unroll
-                for (int r = 0; r < MY_OUTPUTS; r++) {
+                UNROLL for (int r = 0; r < MY_OUTPUTS; r++) {
                     const int o = lane + 32 * r - (m - begin) * OUTPUTS;
                     if (o >= 0 && o < OUTPUTS) out[n * OUTPUTS + o] = outputs[r];
                 }
@@ -253,16 +240,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
             }
             entering[0] = fmaf(chosen(weight, which), seen, chosen(before[0], which));
             if (DEPTH > 1) to_second.load(of_units + low * UNIT_STRIDE);
-#pragma unroll
-            for (int r = 0; r < MINE; r++) before[0][r] = fmaf(weight[r], seen, before[0][r]);
+            UNROLL for (int r = 0; r < MINE; r++) before[0][r] = fmaf(weight[r], seen, before[0][r]);
         }
         const int count = ends[end - 1] - row;
-#pragma unroll
-        for (int r = 0; r < MINE; r++) {
+        UNROLL for (int r = 0; r < MINE; r++) {
             const int i = lane + 32 * r;
             if (i >= count) continue;
-#pragma unroll
-            for (int layer = 0; layer < DEPTH; layer++) store_one(units + layer * operand_size(UNITS), row + i, n, rectified(before[layer][r]));
+            UNROLL for (int layer = 0; layer < DEPTH; layer++) store_one(units + layer * operand_size(UNITS), row + i, n, rectified(before[layer][r]));
         }
         if (!CONDITIONAL && lane < end - begin) store_shift(network, begin + lane, n, outputs[0]);
     };
@@ -325,13 +309,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
     wait_for_all();
     __syncthreads();
 
-#pragma unroll 1
-    for (int network = NETWORKS - 1; network >= 0; network--) {
+    NO_UNROLL for (int network = NETWORKS - 1; network >= 0; network--) {
         const float* bias = biases + network % 2 * BIASES;
         if (network) fetch_biases(network - 1);
         if (!GROUPED && warp >= FAR_WARP) fetch_inner(network - 1, 0);
-#pragma unroll 1
-        for (int group = 0; group < GROUPS; group++) {
+        NO_UNROLL for (int group = 0; group < GROUPS; group++) {
             if (GROUPED) {
                 multiply_known(network, group, true);
                 __syncthreads();
@@ -381,8 +363,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
                 float y = x[e], gap = 0.0f, slope = 1.0f, change = 0.0f;
                 int evaluations = 0;
                 bool good = true;
-#pragma unroll 1
-                for (int j = SCALES - 1; j >= 0; j--) {
+                NO_UNROLL for (int j = SCALES - 1; j >= 0; j--) {
                     Search search;
                     find(search, shared_waves<LIVE_SPREAD>(waves, j, e / ROWS), y, p.limit);
                     y = search.x;
@@ -405,10 +386,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const Inve
         }
     }
 
-    for (int e = threadIdx.x; e < FEATURES * ROWS; e += THREADS) {
-        const int n = first + e % ROWS;
-        if (n < batch) p.x[e / ROWS * rows + n] = x[e];
-    }
+    each_value<FEATURES>(first, batch, rows, [&](int e, long at) { p.x[at] = x[e]; });
     for (int n = threadIdx.x; n < ROWS; n += THREADS) {
         float total = 0.0f;
         for (int i = 0; i < FEATURES; i++) total += ladj[i * ROWS + n];

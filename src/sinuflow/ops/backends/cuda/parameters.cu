@@ -23,17 +23,16 @@ struct Chunks {
     int width, left;  // rows of the batch, from this thread's first one
     bool exists;
 
-    __device__ __forceinline__ Chunks(const float* __restrict__ operand, int width, int column, int batch) : width(width) {
+    INLINE Chunks(const float* __restrict__ operand, int width, int column, int batch) : width(width) {
         const int n = threadIdx.x / (TILE / 4), c = threadIdx.x % (TILE / 4) * 4;
         exists = column + c < width;
         from = operand + static_cast<long>(n) * width + (exists ? column + c : 0);
         left = batch - n;
     }
-    __device__ __forceinline__ void fetch(float* to) {
+    INLINE void fetch(float* to) {
         float* mine = to + threadIdx.x / (TILE / 4) * CHUNK_STRIDE + threadIdx.x % (TILE / 4) * 4;
         const float* at = from;
-#pragma unroll
-        for (int n = 0; n < CHUNK; n += STRIDE, at += STRIDE * width) {
+        UNROLL for (int n = 0; n < CHUNK; n += STRIDE, at += STRIDE * width) {
             const bool copies = exists && n < left;
             copy_or_zero(mine + n * CHUNK_STRIDE, reinterpret_cast<const float4*>(copies ? at : from), copies);
         }
@@ -79,26 +78,20 @@ extern "C" __global__ void __launch_bounds__(32 * WEIGHT_WARPS, 3) weight_gradie
         if (column == 0)
 #pragma unroll 8
             for (int k = threadIdx.x / TILE; k < CHUNK; k += 2) of_bias += a[k * CHUNK_STRIDE + threadIdx.x % TILE];
-#pragma unroll
-        for (int k = 0; k < CHUNK; k += 8) {
+        UNROLL for (int k = 0; k < CHUNK; k += 8) {
             float high[4][2], low[4][2];
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
+            UNROLL for (int j = 0; j < 4; j++)
+                UNROLL for (int half = 0; half < 2; half++) {
                     high[j][half] = b[(k + member + 4 * half) * CHUNK_STRIDE + side + 8 * j + group];
                     low[j][half] = tf32_remainder(high[j][half]);
                 }
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
+            UNROLL for (int i = 0; i < 2; i++) {
                 float above[4], below[4];
-#pragma unroll
-                for (int c = 0; c < 4; c++) {
+                UNROLL for (int c = 0; c < 4; c++) {
                     above[c] = a[(k + member + 4 * (c / 2)) * CHUNK_STRIDE + top + 16 * i + group + 8 * (c % 2)];
                     below[c] = tf32_remainder(above[c]);
                 }
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
+                UNROLL for (int j = 0; j < 4; j++) {
                     if (k == 0)
                         new_mma_tf32(fresh[i][j], above, high[j]);
                     else
@@ -108,22 +101,16 @@ extern "C" __global__ void __launch_bounds__(32 * WEIGHT_WARPS, 3) weight_gradie
                 }
             }
         }
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-#pragma unroll
-                for (int c = 0; c < 4; c++) sum[i][j][c] += fresh[i][j][c];
+        UNROLL for (int i = 0; i < 2; i++)
+            UNROLL for (int j = 0; j < 4; j++)
+                UNROLL for (int c = 0; c < 4; c++) sum[i][j][c] += fresh[i][j][c];
         __syncthreads();
     }
     const int* reach = p.reach + layer * HIDDEN;
     float* out = p.gradient + p.weight_offsets[network * (DEPTH + 1) + layer];
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
+    UNROLL for (int i = 0; i < 2; i++)
+        UNROLL for (int j = 0; j < 4; j++)
+            UNROLL for (int c = 0; c < 4; c++) {
                 const int u = row + top + 16 * i + group + 8 * (c / 2), k = column + side + 8 * j + 2 * member + c % 2;
                 if (u < rows && k < reach[u]) out[static_cast<long>(u) * columns + k] = sum[i][j][c] + cross[i][j][c];
             }
@@ -149,16 +136,9 @@ struct WaveArguments {
     int batch;
 };
 
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-    for (int distance = 16; distance; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
-    return value;
-}
-
 // The unconstrained parameters of a block's transformer, indexed by scale and feature. `part` returns all frequencies
 // (0), phases (1), weights (2) or strengths (3).
-template <class Part>
-__device__ __forceinline__ FreeWaves<1> free_waves(int transformer, Part part) {
+template <class Part> INLINE FreeWaves<1> free_waves(int transformer, Part part) {
     FreeWaves<1> free;
     free.load([&](int kind, int k) { return part(kind)[transformer * WAVES + k]; }, part(3)[transformer]);
     return free;
@@ -174,7 +154,6 @@ extern "C" __global__ void __launch_bounds__(128) wave_gradients(const WaveArgum
         const int feature = job % FEATURES, scale = job / FEATURES % SCALES, block = job / FEATURES / SCALES;
         const Waves<1> waves = shared_waves<1>(p.waves + block * WAVE_SIZE, scale, feature);
         WaveGradients<1> sums;
-        sums.clear();
         float of_shift = 0.0f;
         for (long n = lane; n < batch; n += 32) {
             const float x = p.saved_x[job * batch + n], grad = p.grad_values[job * batch + n];
@@ -182,12 +161,11 @@ extern "C" __global__ void __launch_bounds__(128) wave_gradients(const WaveArgum
             sums.add(waves, x, grad, of_ladj / waves.at(x).slope);
             of_shift += grad;
         }
-        of_shift = warp_sum(of_shift);
-#pragma unroll
-        for (int k = 0; k < WAVES; k++) {
-            sums.a[k] = warp_sum(sums.a[k]);
-            sums.p[k] = warp_sum(sums.p[k]);
-            sums.q[k] = warp_sum(sums.q[k]);
+        of_shift = lane_sum<32>(of_shift);
+        UNROLL for (int k = 0; k < WAVES; k++) {
+            sums.a[k] = lane_sum<32>(sums.a[k]);
+            sums.p[k] = lane_sum<32>(sums.p[k]);
+            sums.q[k] = lane_sum<32>(sums.q[k]);
         }
         if (lane == 0) {
             const int* offset = p.offsets + 5 * block;
@@ -195,8 +173,7 @@ extern "C" __global__ void __launch_bounds__(128) wave_gradients(const WaveArgum
             const FreeWaves<1> free = free_waves(at, [&](int kind) { return p.free + block * FREE_PARAMETERS + kind * (SCALES * FEATURES * WAVES); });
             FreeGradients<1> of;
             of.follow(free, sums);
-#pragma unroll
-            for (int k = 0; k < WAVES; k++) {
+            UNROLL for (int k = 0; k < WAVES; k++) {
                 p.gradient[offset[0] + at * WAVES + k] = of.frequency[k];
                 p.gradient[offset[1] + at * WAVES + k] = of.phase[k];
                 p.gradient[offset[2] + at * WAVES + k] = of.weight[k];
@@ -213,9 +190,9 @@ extern "C" __global__ void __launch_bounds__(128) wave_gradients(const WaveArgum
             product = fmaf(grad, z, product);
             of_ladj += p.grad_ladj ? p.grad_ladj[n] : -p.nll_scale;
         }
-        sum = warp_sum(sum);
-        product = warp_sum(product);
-        of_ladj = warp_sum(of_ladj);
+        sum = lane_sum<32>(sum);
+        product = lane_sum<32>(product);
+        of_ladj = lane_sum<32>(of_ladj);
         if (lane == 0) {
             const int* offset = p.offsets + 5 * BLOCKS;
             p.gradient[offset[0] + i] = -sum * expf(-p.affine[FEATURES + i]);

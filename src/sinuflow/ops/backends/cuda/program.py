@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -11,10 +10,10 @@ from torch import Tensor
 
 from ...degrees import Layer
 from ...dropout import Dropout
-from .driver import Launcher
-from .packing import Offsets, Packed, Packer
-from .shape import ANY_BLOCK, LANES, WARPS, Block, FlowShape
-from .streams import NetworkOffsets, Stage, Streams, backward_stages, forward_stages, inverse_stages, streams
+from .driver import CudaLauncher
+from .packing import Layout, Packed, Packer
+from .shape import LANES, TILE, WARPS, Block
+from .streams import LayerOffsets, Stage, Streams, backward_stages, forward_stages, inverse_stages, streams
 
 #: Rows and columns of the part of a weight gradient that one thread block computes, and threads of the kernels.
 _GRADIENT_TILE, _GRADIENT_THREADS = 64, 128
@@ -62,71 +61,69 @@ class ExecutionPlan(NamedTuple):
     """The streams of tiles in one direction through the flow, and the shared memory that they take."""
 
     streams: Streams
-    shared_bytes: Callable[[Block, int, int], int]
+    floats: Callable[[Block, int], int]  # besides tables and prefetched tiles
     few_rows: int = 0  # of a thread block for small batches, if that is faster
 
     def shared(self, block: Block) -> int:
         """Bytes of shared memory."""
-        return self.shared_bytes(block, self.streams.tiles, self.streams.parts)
+        ring = WARPS * block.slots * TILE * TILE
+        return 4 * (ring + self.floats(block, self.streams.parts) + len(self.streams.tables))
 
 
 class Program:
     """A flow's kernels, and the tables that they read. Batches are feature-major."""
 
-    def __init__(self, shape: FlowShape, offsets: Offsets, device: torch.device, launcher: Launcher) -> None:
-        self._shape, self._launcher, self.device = shape, launcher, device
-        self._total = offsets.parameters[-1]
+    def __init__(self, layout: Layout, device: torch.device, launcher: CudaLauncher) -> None:
+        shape = self.shape = layout.shape
+        self._launcher, self.device, self._total = launcher, device, layout.parameters[-1]
         # Inside a group, warps are busy with their rows; otherwise a block takes as long for four rows as for eight.
         few_rows = 4 if shape.group.degrees > 1 else 0
-        networks, reverse = offsets.networks, offsets.networks[::-1]
-        self._forward = self._plan(forward_stages(shape), networks, shape.forward_shared)
+        reverse = layout.weights[::-1]
+        self._forward = self._plan(forward_stages(shape), layout.weights, shape.forward_shared)
         self._backward = self._plan(backward_stages(shape), reverse, shape.backward_shared)
         self._inverse = self._plan(inverse_stages(shape), reverse, shape.inverse_shared)._replace(few_rows=few_rows)
-        plans = (self._forward, self._backward, self._inverse)
-        self._packer = Packer(shape, offsets, [plan.streams for plan in plans], device, launcher)
-        self.pack, self.pack_inverse = self._packer.pack, self._packer.pack_inverse
+        self._plans = (self._forward, self._backward, self._inverse)
+        self._packer = Packer(layout, [plan.streams for plan in self._plans], device, launcher)
+        self.pack = self._packer.pack
         layers = shape.plan.layers
         tables: dict[str, Any] = {
             "jobs": gradient_jobs(layers),
             "reach": [reach for layer in layers for reach in layer.reach],
             "ends": layers[0].rows[: shape.features],  # all hidden layers have the same degrees
-            "offsets": offsets.waves,
-            "weight_offsets": [n.weights for n in networks],
-            "bias_offsets": [n.biases for n in networks],
+            "offsets": layout.waves,
+            "weight_offsets": layout.weights,
+            "bias_offsets": layout.biases,
         }
         self._tables = {name: torch.tensor(t, dtype=torch.int32, device=device) for name, t in tables.items()}
 
-    def _plan(
-        self, stages: list[Stage], networks: list[NetworkOffsets], shared_bytes: Callable[[Block, int, int], int]
-    ) -> ExecutionPlan:
-        assigned = streams(stages, networks, zero=self._total)
-        tables = {name: getattr(assigned, name).to(self.device) for name in ("gather", "starts", "tables")}
-        return ExecutionPlan(assigned._replace(**tables), shared_bytes)
+    def _plan(self, stages: list[Stage], weights: LayerOffsets, floats: Callable[[Block, int], int]) -> ExecutionPlan:
+        found = streams(stages, weights, zero=self._total)
+        return ExecutionPlan(
+            found._replace(starts=found.starts.to(self.device), tables=found.tables.to(self.device)), floats
+        )
 
-    def _empty(self, *shape: int) -> Tensor:
-        return torch.empty(shape, device=self.device, dtype=torch.float32)
+    def _empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, device=self.device, dtype=dtype)
 
     # ---------------------------------------------------------------- launch configuration
 
     def fits(self) -> bool:
         """Whether the kernels support this flow on this GPU."""
-        plans = (self._forward, self._backward, self._inverse)
-        return self._packer.fits() and all(self._block(plan, 8) is not None for plan in plans)
+        return self._packer.fits() and all(self._block(plan, 8) is not None for plan in self._plans)
 
     def _run(self, name: str, plan: ExecutionPlan, batch: int, values: dict[str, Any]) -> None:
-        if not batch:
-            return
-        block = self._block_for(plan, batch)
-        grid = (-(-batch // (block.live or block.rows)),)
-        values = {**plan.streams._asdict(), "batch": batch, **values}
-        self._launcher.launch(name, block, grid, LANES * WARPS, plan.shared(block), values)
+        if batch:
+            block = self._block_for(plan, batch)
+            grid = (-(-batch // (block.live or block.rows)),)
+            values = {**plan.streams._asdict(), "batch": batch, **values}
+            self._launcher.launch(name, grid, LANES * WARPS, values, plan.shared(block), block)
 
     def _block_for(self, plan: ExecutionPlan, batch: int) -> Block:
         """Few rows to a block while there are idle multiprocessors, more when weights are read too often."""
         block = self._block(plan, 8)
         assert block is not None
         if plan.few_rows and batch <= plan.few_rows * self._launcher.processors:
-            return replace(block, live=plan.few_rows)
+            return block._replace(live=plan.few_rows)
         for rows in (16, 32):
             larger = self._block(plan, rows)
             if larger is None or batch <= block.rows * self._launcher.processors:
@@ -137,7 +134,7 @@ class Program:
     def _block(self, plan: ExecutionPlan, rows: int) -> Block | None:
         """The fastest block of so many rows that fits in shared memory."""
         # Splitting stored activations costs memory traffic, and saves work only where they are rectified when loaded.
-        splits = (True, False) if self._shape.streams else (False,)
+        splits = (True, False) if self.shape.streams else (False,)
         blocks = [Block(rows, split, slots) for slots in (4, 3, 2) for split in splits]
         return next((block for block in blocks if plan.shared(block) <= self._launcher.shared_bytes), None)
 
@@ -155,7 +152,7 @@ class Program:
             **scored._asdict(),
             **(activations._asdict() if activations else dict.fromkeys(Activations._fields)),
             "x": x,
-            "context": context if context is None else context.contiguous(),
+            "context": _contiguous(context),
             "seed": dropout and dropout.seed,
             "drop_below": dropout.threshold if dropout else 0,
             "keep_scale": dropout.scale if dropout else 1.0,
@@ -164,11 +161,10 @@ class Program:
         return scored
 
     def _activations(self, batch: int) -> Activations:
-        shape = self._shape
-        networks, depth = shape.networks, len(shape.hidden)
+        shape, networks = self.shape, self.shape.networks
         return Activations(
             self._empty(networks, batch, shape.inputs),
-            self._empty(networks, depth, batch, shape.units),
+            self._empty(networks, shape.depth, batch, shape.units),
             self._empty(networks, batch, shape.head) if shape.conditional else None,
             self._empty(networks if shape.conditional else shape.blocks * shape.scales, shape.features, batch),
         )
@@ -189,9 +185,9 @@ class Program:
         Without ``grad_z`` and ``grad_ladj``, of minus the sum of log-densities, times ``nll_scale``. The gradient of
         the parameters is written to ``out``, if given: it must have zeros where weights are masked.
         """
-        shape, batch, parts = self._shape, z.shape[-1], self._backward_parts(z.shape[-1])
+        shape, batch, parts = self.shape, z.shape[-1], self._backward_parts(z.shape[-1])
         most = max(upper - lower for lower, upper in parts)
-        gradient = torch.zeros(self._total, device=self.device, dtype=torch.float32) if out is None else out
+        gradient = self._empty(self._total).zero_() if out is None else out
         grads = Gradients(torch.empty_like(z), self._empty(shape.context, batch) if shape.context else None, gradient)
         values = {
             **self._tables,
@@ -199,49 +195,47 @@ class Program:
             **activations._asdict(),
             "weights": packed.transposed,
             "z": z,
-            "grad_z": grad_z if grad_z is None else grad_z.contiguous(),
-            "grad_ladj": grad_ladj if grad_ladj is None else grad_ladj.contiguous(),
+            "grad_z": _contiguous(grad_z),
+            "grad_ladj": _contiguous(grad_ladj),
             "nll_scale": nll_scale,
             "keep_scale": dropout.scale if dropout else 1.0,
             "grad_x": grads.x,
             "grad_context": grads.context,
             "grad_outputs": self._empty(most, batch, shape.head),
-            "grad_hidden": self._empty(most, len(shape.hidden), batch, shape.units),
+            "grad_hidden": self._empty(most, shape.depth, batch, shape.units),
             "grad_values": None if shape.conditional else torch.empty_like(activations.saved_x),
             "gradient": gradient,
             "batch": batch,
         }
-        jobs = len(self._tables["jobs"])
         for lower, upper in parts:
             values |= {"lower": lower, "upper": upper}
             self._run("flow_backward", self._backward, batch, values)
-            self._launcher.launch("weight_gradients", ANY_BLOCK, (jobs, upper - lower), _GRADIENT_THREADS, 0, values)
+            jobs = (len(self._tables["jobs"]), upper - lower)
+            self._launcher.launch("weight_gradients", jobs, _GRADIENT_THREADS, values)
         if not shape.conditional:
             grid = (-(-(shape.blocks * shape.scales + 1) * shape.features // 4),)
-            self._launcher.launch("wave_gradients", ANY_BLOCK, grid, _GRADIENT_THREADS, 0, values)
+            self._launcher.launch("wave_gradients", grid, _GRADIENT_THREADS, values)
         return grads
 
     def _backward_parts(self, batch: int) -> list[tuple[int, int]]:
         """Networks that go together; with many rows, in two parts, which take half the memory."""
-        networks = self._shape.networks
+        networks = self.shape.networks
         half = networks // 4 * 2  # whole blocks of an upper and a lower shift
         return [(half, networks), (0, half)] if batch >= _MANY_ROWS and half else [(0, networks)]
 
     def inverse(self, packed: Packed, z: Tensor, context: Tensor | None, limit: int) -> Inverse:
         """The inverse, with a certificate for every layer."""
-        shape, batch, z = self._shape, z.shape[-1], z.contiguous()
-        context = context if context is None else context.contiguous()
+        shape, batch, z = self.shape, z.shape[-1], z.contiguous()
         layers = shape.networks if shape.conditional else 3 * shape.blocks + 1
-        result = Inverse(
-            torch.empty_like(z),
-            self._empty(batch),
-            torch.empty((layers, batch), dtype=torch.int32, device=self.device),
-            self._empty(layers, batch),
-            torch.empty((layers, batch), dtype=torch.bool, device=self.device),
-        )
-        values = {**self._tables, **packed._asdict(), **result._asdict(), "z": z, "context": context, "limit": limit}
-        self._run("flow_inverse", self._inverse, batch, values)
+        certificate = [self._empty(layers, batch, dtype=d) for d in (torch.int32, torch.float32, torch.bool)]
+        result = Inverse(torch.empty_like(z), self._empty(batch), *certificate)
+        values = {**self._tables, **packed._asdict(), **result._asdict(), "z": z, "context": _contiguous(context)}
+        self._run("flow_inverse", self._inverse, batch, {**values, "limit": limit})
         return result
+
+
+def _contiguous(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
 
 
 def gradient_jobs(layers: tuple[Layer, ...]) -> list[list[int]]:

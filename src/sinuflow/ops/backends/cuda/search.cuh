@@ -9,7 +9,7 @@ struct Search {
     bool done;
 
     // tau(x) - x is within centre +- radius; `tilt` is the slope of the slow waves at 0.
-    __device__ __forceinline__ void begin(float goal, float shift, float centre, float radius, float tilt, float least) {
+    INLINE void begin(float goal, float shift, float centre, float radius, float tilt, float least) {
         target = goal;
         const float middle = goal - centre, slack = 16.0f * EPSILON * (fabsf(middle) + fabsf(goal) + radius);
         low = middle - radius - slack;
@@ -22,7 +22,7 @@ struct Search {
         done = false;
     }
     // Update by the value at x; false when finished.
-    __device__ __forceinline__ bool step(const Value& result, int limit) {
+    INLINE bool step(const Value& result, int limit) {
         const float gap = result.value - target;
         used++;
         residual = fabsf(gap);
@@ -42,11 +42,9 @@ struct Search {
 };
 
 // Invert one transformer. The groups of a warp iterate until the last of them has finished.
-template <int LANES>
-__device__ __forceinline__ void find(Search& search, const Waves<LANES>& waves, float target, int limit) {
+template <int LANES> INLINE void find(Search& search, const Waves<LANES>& waves, float target, int limit) {
     float centre = 0.0f, radius = 0.0f, tilt = 0.0f, spread = 0.0f;
-#pragma unroll
-    for (int i = 0; i < waves.COUNT; i++) {
+    UNROLL for (int i = 0; i < waves.COUNT; i++) {
         const float size = sqrtf(fmaf(waves.p[i], waves.p[i], waves.q[i] * waves.q[i])), half = 0.5f * waves.inverse[i];
         const float slowness = waves.a[i] * waves.a[i] / (SLOW * SLOW);
         centre = fmaf(half, waves.q[i], centre);

@@ -14,8 +14,7 @@ static_assert(WAVES <= 32, "a lane for every wave");
 
 // Call `use` for all features of all rows (or the first TAKEN), by a group of lanes each, with the element and whether
 // this lane stores its results. Whole warps participate in the reductions.
-template <int LANES, int TAKEN = ROWS, class Use>
-__device__ __forceinline__ void each_element(Use use) {
+template <int LANES, int TAKEN = ROWS, class Use> INLINE void each_element(Use use) {
     constexpr int COUNT = FEATURES * TAKEN;
     for (int t = threadIdx.x; t < padded(COUNT * LANES, 32); t += THREADS) {
         const int e = min(t / LANES, COUNT - 1);
@@ -34,14 +33,12 @@ struct Waves {
     float a[COUNT], inverse[COUNT], p[COUNT], q[COUNT], shift;
 
     // The index of a lane's i-th wave, and whether it exists.
-    static __device__ __forceinline__ int number(int i) { return threadIdx.x % LANES + LANES * i; }
-    static __device__ __forceinline__ bool exists(int i) { return WAVES % LANES == 0 || number(i) < WAVES; }
+    static INLINE int number(int i) { return threadIdx.x % LANES + LANES * i; }
+    static INLINE bool exists(int i) { return WAVES % LANES == 0 || number(i) < WAVES; }
 
-    template <bool CURVED = true>
-    __device__ __forceinline__ Value at(float x) const {
+    template <bool CURVED = true> INLINE Value at(float x) const {
         float rise = 0.0f, slope = 0.0f, curvature = 0.0f;
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
+        UNROLL for (int i = 0; i < COUNT; i++) {
             float sine, cosine;
             sin_cos(a[i] * x, sine, cosine);
             const float square = sine * sine, product = sine * cosine, turn = fmaf(-2.0f, square, 1.0f);
@@ -54,12 +51,10 @@ struct Waves {
 };
 
 // Shared waves, stored as [scale][a_1.. 1 / a_1.. p_1.. q_1.. d][feature].
-template <int LANES>
-__device__ __forceinline__ Waves<LANES> shared_waves(const float* waves, int scale, int feature) {
+template <int LANES> INLINE Waves<LANES> shared_waves(const float* waves, int scale, int feature) {
     Waves<LANES> result;
     const float* at = waves + scale * SCALE_SIZE + feature;
-#pragma unroll
-    for (int i = 0; i < result.COUNT; i++) {
+    UNROLL for (int i = 0; i < result.COUNT; i++) {
         const bool exists = result.exists(i);
         const float* mine = at + (exists ? result.number(i) : 0) * FEATURES;
         result.a[i] = mine[0];
@@ -70,7 +65,7 @@ __device__ __forceinline__ Waves<LANES> shared_waves(const float* waves, int sca
     result.shift = at[4 * WAVES * FEATURES];
     return result;
 }
-__device__ __forceinline__ void store_waves(float* waves, int scale, int feature, const Waves<1>& from) {
+INLINE void store_waves(float* waves, int scale, int feature, const Waves<1>& from) {
     float* at = waves + scale * SCALE_SIZE + feature;
     for (int k = 0; k < WAVES; k++) {
         at[k * FEATURES] = from.a[k];
@@ -88,12 +83,10 @@ struct FreeWaves {
     float frequency[COUNT], share[COUNT], sine[COUNT], cosine[COUNT], strength;  // share: softmax of the weights; strength: after tanh
 
     // `get` returns the frequency (0), phase (1) or weight (2) of a wave.
-    template <class Get>
-    __device__ __forceinline__ void load(Get get, float free_strength) {
+    template <class Get> INLINE void load(Get get, float free_strength) {
         strength = tanhf(free_strength);
         float largest = -INFINITY, total = 0.0f;
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
+        UNROLL for (int i = 0; i < COUNT; i++) {
             const bool exists = Waves<LANES>::exists(i);
             const int k = exists ? Waves<LANES>::number(i) : 0;
             frequency[i] = get(0, k);
@@ -102,17 +95,14 @@ struct FreeWaves {
             largest = fmaxf(largest, share[i]);
         }
         largest = lane_max<LANES>(largest);
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) total += share[i] = expf(share[i] - largest);
+        UNROLL for (int i = 0; i < COUNT; i++) total += share[i] = expf(share[i] - largest);
         total = lane_sum<LANES>(total);
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) share[i] /= total;
+        UNROLL for (int i = 0; i < COUNT; i++) share[i] /= total;
     }
 
-    __device__ __forceinline__ Waves<LANES> constrained(float shift) const {
+    INLINE Waves<LANES> constrained(float shift) const {
         Waves<LANES> result;
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
+        UNROLL for (int i = 0; i < COUNT; i++) {
             const float size = ALPHA_LARGEST * strength * share[i];
             result.a[i] = softplus(frequency[i]) + LEAST_FREQUENCY;
             result.inverse[i] = 1.0f / result.a[i];
@@ -125,31 +115,28 @@ struct FreeWaves {
 };
 
 // Outputs of a network for a feature: d, s, all frequencies, phases, weights, strengths.
-__device__ __forceinline__ constexpr int output_of(int kind, int scale, int k) { return 2 + (kind * SCALES + scale) * WAVES + k; }
-__device__ __forceinline__ constexpr int strength_of(int scale) { return 2 + 3 * SCALES * WAVES + scale; }
+INLINE constexpr int output_of(int kind, int scale, int k) { return 2 + (kind * SCALES + scale) * WAVES + k; }
+INLINE constexpr int strength_of(int scale) { return 2 + 3 * SCALES * WAVES + scale; }
 
 // `get` reads an output.
-template <int LANES, class Get>
-__device__ __forceinline__ FreeWaves<LANES> conditional_free(int scale, Get get) {
+template <int LANES, class Get> INLINE FreeWaves<LANES> conditional_free(int scale, Get get) {
     FreeWaves<LANES> free;
     free.load([&](int kind, int k) { return get(output_of(kind, scale, k)); }, get(strength_of(scale)));
     return free;
 }
-template <int LANES, class Get>
-__device__ __forceinline__ Waves<LANES> conditional_waves(int scale, Get get) {
+template <int LANES, class Get> INLINE Waves<LANES> conditional_waves(int scale, Get get) {
     return conditional_free<LANES>(scale, get).constrained(0.0f);
 }
-__device__ __forceinline__ float log_scale_from(float output) { return 2.0f * tanhf(0.5f * output); }
+INLINE float log_scale_from(float output) { return 2.0f * tanhf(0.5f * output); }
 
 // Gradients of constrained parameters at x, given those of value and slope.
 template <int LANES>
 struct WaveGradients {
     static constexpr int COUNT = Waves<LANES>::COUNT;
-    float a[COUNT], p[COUNT], q[COUNT];
+    float a[COUNT] = {}, p[COUNT] = {}, q[COUNT] = {};
 
-    __device__ __forceinline__ void add(const Waves<LANES>& waves, float x, float of_value, float of_slope) {
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
+    INLINE void add(const Waves<LANES>& waves, float x, float of_value, float of_slope) {
+        UNROLL for (int i = 0; i < COUNT; i++) {
             float sine, cosine;
             const float frequency = waves.a[i], inverse = waves.inverse[i];
             sin_cos(frequency * x, sine, cosine);
@@ -162,10 +149,6 @@ struct WaveGradients {
             q[i] += fmaf(of_value * inverse, square, 2.0f * of_slope * product);
         }
     }
-    __device__ __forceinline__ void clear() {
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) a[i] = p[i] = q[i] = 0.0f;
-    }
 };
 
 // From the gradients of constrained parameters to those of unconstrained ones.
@@ -174,17 +157,15 @@ struct FreeGradients {
     static constexpr int COUNT = Waves<LANES>::COUNT;
     float frequency[COUNT], phase[COUNT], weight[COUNT], strength;
 
-    __device__ __forceinline__ void follow(const FreeWaves<LANES>& free, const WaveGradients<LANES>& of) {
+    INLINE void follow(const FreeWaves<LANES>& free, const WaveGradients<LANES>& of) {
         const float alpha = ALPHA_LARGEST * free.strength;
         float total = 0.0f, along[COUNT];
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
+        UNROLL for (int i = 0; i < COUNT; i++) {
             along[i] = fmaf(of.p[i], free.cosine[i], of.q[i] * free.sine[i]);
             total = fmaf(free.share[i], along[i], total);
         }
         total = lane_sum<LANES>(total);
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
+        UNROLL for (int i = 0; i < COUNT; i++) {
             const float size = alpha * free.share[i];
             frequency[i] = of.a[i] * sigmoid(free.frequency[i]);
             phase[i] = 2.0f * size * (of.q[i] * free.cosine[i] - of.p[i] * free.sine[i]);

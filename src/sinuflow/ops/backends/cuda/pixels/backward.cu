@@ -13,7 +13,7 @@ struct PixelBackwardArguments {
 
 // With TF32, gradients are rounded when stored, as activations are.
 constexpr Precision GRADIENTS = TF32 ? TF32_PRODUCTS : FLOAT32_PRODUCTS;
-__device__ __forceinline__ float stored(float x) { return TF32 ? to_tf32(x) : x; }
+INLINE float stored(float x) { return TF32 ? to_tf32(x) : x; }
 
 // Transpose of the first convolution, one kernel row at a time: [column][channel], then gathered by pixel.
 constexpr int SEEN = FAR_SIDE * CHANNELS, STRIPE = padded(SEEN, 16), STRIPE_ROW = WIDTH + 2 * FAR;
@@ -22,7 +22,7 @@ constexpr int ROW_TILES = (WIDTH + 7) / 8;
 constexpr int ALL_NARROW = NARROW * NARROW_PLANE, ALL_STRIPES = WARPS * padded(SEEN * STRIPE_ROW, 2);
 constexpr int NARROW_ROOM = ALL_NARROW > ALL_STRIPES ? ALL_NARROW : ALL_STRIPES;
 // The transposed 3x3 convolution looks down and to the right, where the zero padding is needed.
-__device__ __forceinline__ int mirrored_place(int pixel) { return pixel / WIDTH * NARROW_ROW + pixel % WIDTH + 1; }
+INLINE int mirrored_place(int pixel) { return pixel / WIDTH * NARROW_ROW + pixel % WIDTH + 1; }
 
 // An image's contribution: a matrix per layer (first, residual blocks, head), then the sums of the biases.
 constexpr int FIRST_PART = WIDE * 8 * FIRST_STEPS, SHRINK_PART = NARROW * WIDE, LOOK_PART = NARROW * NEAR_PLACES * NARROW, GROW_PART = WIDE * NARROW;
@@ -35,22 +35,19 @@ constexpr int BIAS_BLOCK = 2 * NARROW + WIDE, PARTS = WEIGHT_PARTS + WIDE + BLOC
 constexpr int TURNS = 4, GROUPS = WARPS / TURNS;
 
 // Add the products of rows and columns over the pixels of a tile.
-template <int TALL>
-__device__ __forceinline__ void add_products(float (&sum)[TALL][4], const float (&rows)[TALL][4], float2 columns) {
+template <int TALL> INLINE void add_products(float (&sum)[TALL][4], const float (&rows)[TALL][4], float2 columns) {
     const float all[2] = {columns.x, columns.y};
     float high[2] = {all[0], all[1]}, low[2];
     if (!TF32) {
         split(all[0], high[0], low[0]);
         split(all[1], high[1], low[1]);
     }
-#pragma unroll
-    for (int m = 0; m < TALL; m++) {
+    UNROLL for (int m = 0; m < TALL; m++) {
         if (TF32) {
             mma_tf32(sum[m], rows[m], high);
         } else {
             float above[4], below[4];
-#pragma unroll
-            for (int c = 0; c < 4; c++) split(rows[m][c], above[c], below[c]);
+            UNROLL for (int c = 0; c < 4; c++) split(rows[m][c], above[c], below[c]);
             mma_tf32(sum[m], above, low);
             mma_tf32(sum[m], below, high);
             mma_tf32(sum[m], above, high);
@@ -63,101 +60,73 @@ template <int TALL>
 struct Rows {
     float value[TALL][4], sum[TALL][2];
 
-    __device__ __forceinline__ Rows() : sum{} {}
-    template <class Left>
-    __device__ __forceinline__ void load(Left left, int pixel) {
-        const int row = threadIdx.x % 32 / 4;
-#pragma unroll
-        for (int m = 0; m < TALL; m++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const float2 pair = left(16 * m + 8 * h + row, pixel);
-                value[m][h] = pair.x, value[m][2 + h] = pair.y;
-            }
+    INLINE Rows() : sum{} {}
+    template <class Left> INLINE void load(Left left, int pixel) {
+        each_row<TALL>([&](int m, int h, int row) {
+            const float2 pair = left(row, pixel);
+            value[m][h] = pair.x, value[m][2 + h] = pair.y;
+        });
     }
-    __device__ __forceinline__ void add() {
-#pragma unroll
-        for (int m = 0; m < TALL; m++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) sum[m][h] += value[m][h] + value[m][2 + h];
+    INLINE void add() {
+        each_row<TALL>([&](int m, int h, int) { sum[m][h] += value[m][h] + value[m][2 + h]; });
     }
-    __device__ __forceinline__ void store(float* to) {
-#pragma unroll
-        for (int m = 0; m < TALL; m++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                float all = sum[m][h];
-                all += __shfl_xor_sync(~0u, all, 1);
-                all += __shfl_xor_sync(~0u, all, 2);
-                if (threadIdx.x % 4 == 0) to[16 * m + 8 * h + threadIdx.x % 32 / 4] = all;
-            }
+    INLINE void store(float* to) {
+        each_row<TALL>([&](int m, int h, int row) {
+            float all = sum[m][h];
+            all += __shfl_xor_sync(~0u, all, 1);
+            all += __shfl_xor_sync(~0u, all, 2);
+            if (threadIdx.x % 4 == 0) to[row] = all;
+        });
     }
 };
 
-template <int TALL>
-__device__ __forceinline__ void store_tile(float* to, int columns, int first, const float (&sum)[TALL][4]) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int m = 0; m < TALL; m++)
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            *reinterpret_cast<float2*>(to + (16 * m + 8 * h + lane / 4) * columns + first + 2 * (lane % 4)) = make_float2(sum[m][2 * h], sum[m][2 * h + 1]);
+template <int TALL> INLINE void store_tile(float* to, int columns, int first, const float (&sum)[TALL][4]) {
+    float* mine = to + first + 2 * (threadIdx.x % 4);
+    each_row<TALL>([&](int m, int h, int row) { *reinterpret_cast<float2*>(mine + row * columns) = make_float2(sum[m][2 * h], sum[m][2 * h + 1]); });
 }
 
 // Call `use` for all sets of a warp's turn with the set and its index among AHEAD that are prefetched.
-template <int AHEAD, class Use>
-__device__ __forceinline__ void each_of_turn(int turn, Use use) {
+template <int AHEAD, class Use> INLINE void each_of_turn(int turn, Use use) {
     static_assert(SETS % (TURNS * AHEAD) == 0, "no set is left over");
-#pragma unroll 1
-    for (int set = turn; set < SETS; set += TURNS * AHEAD)
-#pragma unroll
-        for (int d = 0; d < AHEAD; d++) use(set + TURNS * d, d);
+    NO_UNROLL for (int set = turn; set < SETS; set += TURNS * AHEAD)
+        UNROLL for (int d = 0; d < AHEAD; d++) use(set + TURNS * d, d);
 }
 
 // Call `use` for the existing tiles of a set with the first of a lane's two pixels, and the index of the tile.
-template <class Use>
-__device__ __forceinline__ void each_tile(int set, Use use) {
+template <class Use> INLINE void each_tile(int set, Use use) {
     const int first = set / WARPS * (WARPS * AT_ONCE) + set % WARPS;
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; i++)
+    UNROLL for (int i = 0; i < AT_ONCE; i++)
         if (REGULAR || first + WARPS * i < TILES) use(8 * (first + WARPS * i) + 2 * (static_cast<int>(threadIdx.x) % 4), i);
 }
 
 // A matrix of [TALL * 16] by [COLUMNS8 * 8], and the sums of its rows. `begin` returns a column's pointer, `ask`
 // prefetches from it AHEAD sets early, and `pair` reads the values at two pixels: (prefetched, tile, first pixel).
 template <int TALL, int COLUMNS8, int AHEAD, class Left, class Begin, class Ask, class Pair>
-__device__ __forceinline__ void add_up(float* to, float* sums, Left left, Begin begin, Ask ask, Pair pair) {
+INLINE void add_up(float* to, float* sums, Left left, Begin begin, Ask ask, Pair pair) {
     constexpr int EACH = (COLUMNS8 + GROUPS - 1) / GROUPS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, turn = warp / GROUPS, group = warp % GROUPS;
     float sum[EACH][TALL][4] = {};
     Rows<TALL> rows;
     decltype(begin(0)) column[EACH];
-#pragma unroll
-    for (int e = 0; e < EACH; e++) column[e] = begin(8 * min(group + GROUPS * e, COLUMNS8 - 1) + lane / 4);
+    UNROLL for (int e = 0; e < EACH; e++) column[e] = begin(8 * min(group + GROUPS * e, COLUMNS8 - 1) + lane / 4);
     decltype(ask(begin(0), 0)) ahead[AHEAD][EACH];
-#pragma unroll
-    for (int d = 0; d < AHEAD; d++)
-#pragma unroll
-        for (int e = 0; e < EACH; e++) ahead[d][e] = ask(column[e], turn + TURNS * d);
+    UNROLL for (int d = 0; d < AHEAD; d++)
+        UNROLL for (int e = 0; e < EACH; e++) ahead[d][e] = ask(column[e], turn + TURNS * d);
     each_of_turn<AHEAD>(turn, [&](int set, int d) {
         each_tile(set, [&](int pixel, int i) {
             rows.load(left, pixel);
             rows.add();
-#pragma unroll
-            for (int e = 0; e < EACH; e++) add_products(sum[e], rows.value, pair(ahead[d][e], i, pixel));
+            UNROLL for (int e = 0; e < EACH; e++) add_products(sum[e], rows.value, pair(ahead[d][e], i, pixel));
         });
-#pragma unroll
-        for (int e = 0; e < EACH; e++) ahead[d][e] = ask(column[e], min(set + TURNS * AHEAD, SETS - 1));
+        UNROLL for (int e = 0; e < EACH; e++) ahead[d][e] = ask(column[e], min(set + TURNS * AHEAD, SETS - 1));
     });
-#pragma unroll
-    for (int e = 0; e < EACH; e++)
+    UNROLL for (int e = 0; e < EACH; e++)
         if (group + GROUPS * e < COLUMNS8) store_tile(to, 8 * COLUMNS8, 8 * (group + GROUPS * e), sum[e]);
     if (group == 0) rows.store(sums);
 }
 
 // The same with columns from saved activations, from the map `first` on.
-template <int TALL, int COLUMNS8, class Left>
-__device__ __forceinline__ void add_up_saved(float* to, float* sums, Left left, const Activation* first) {
+template <int TALL, int COLUMNS8, class Left> INLINE void add_up_saved(float* to, float* sums, Left left, const Activation* first) {
     add_up<TALL, COLUMNS8, 2>(
         to, sums, left, [&](int map) { return first + map * SAVED_PLANE; }, [](const Activation* map, int set) { return saved_at(map, set); },
         [](const Activation& part, int i, int) { return part.pair(i); });
@@ -165,23 +134,19 @@ __device__ __forceinline__ void add_up_saved(float* to, float* sums, Left left, 
 
 // The same for a 3x3 convolution, with columns [place][map] and zero padding. Groups take half of the maps, and the ODD
 // or even places; the last even place is the centre, whose row sums are gradients of biases.
-template <int ODD, class Left>
-__device__ __forceinline__ void add_up_looks(float* to, float* sums, Left left, const Activation* seen) {
+template <int ODD, class Left> INLINE void add_up_looks(float* to, float* sums, Left left, const Activation* seen) {
     constexpr int TALL = NARROW / 16, HALF = (NEAR_PLACES + 1 - ODD) / 2, MAPS8 = NARROW / 8, AHEAD = 2;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, turn = warp / GROUPS;
-#pragma unroll 1
-    for (int maps = warp % 2; maps < MAPS8; maps += 2) {
+    NO_UNROLL for (int maps = warp % 2; maps < MAPS8; maps += 2) {
         float sum[HALF][TALL][4] = {};
         Rows<TALL> rows;
         const Activation* map = seen + (8 * maps + lane / 4) * SAVED_PLANE;
         Activation ahead[AHEAD];
-#pragma unroll
-        for (int d = 0; d < AHEAD; d++) ahead[d] = saved_at(map, turn + TURNS * d);
+        UNROLL for (int d = 0; d < AHEAD; d++) ahead[d] = saved_at(map, turn + TURNS * d);
         each_of_turn<AHEAD>(turn, [&](int set, int d) {
             each_tile(set, [&](int pixel, int i) {
                 const float2 column = ahead[d].pair(i);
-#pragma unroll
-                for (int k = 0; k < HALF; k++) {
+                UNROLL for (int k = 0; k < HALF; k++) {
                     rows.load([&](int row, int pixel) { return left(2 * k + ODD, row, pixel); }, pixel);
                     add_products(sum[k], rows.value, column);
                 }
@@ -189,8 +154,7 @@ __device__ __forceinline__ void add_up_looks(float* to, float* sums, Left left, 
             });
             ahead[d] = saved_at(map, min(set + TURNS * AHEAD, SETS - 1));
         });
-#pragma unroll
-        for (int k = 0; k < HALF; k++) store_tile(to, NEAR_PLACES * NARROW, (2 * k + ODD) * NARROW + 8 * maps, sum[k]);
+        UNROLL for (int k = 0; k < HALF; k++) store_tile(to, NEAR_PLACES * NARROW, (2 * k + ODD) * NARROW + 8 * maps, sum[k]);
         if (!ODD && maps == 0) rows.store(sums);
     }
 }
@@ -200,26 +164,34 @@ template <int TALL>
 struct Activity {
     Activation saved[TALL][2];
 
-    __device__ __forceinline__ Activity(const Tiles& tiles, const Activation* maps) {
-#pragma unroll
-        for (int m = 0; m < TALL; m++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) saved[m][h] = saved_at(maps + (16 * m + 8 * h + static_cast<int>(threadIdx.x) % 32 / 4) * SAVED_PLANE, tiles.set);
+    INLINE Activity(const Tiles& tiles, const Activation* maps) {
+        each_row<TALL>([&](int m, int h, int row) { saved[m][h] = saved_at(maps + row * SAVED_PLANE, tiles.set); });
     }
-    __device__ __forceinline__ void apply(float (&sum)[AT_ONCE][TALL][4]) const {
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++)
-#pragma unroll
-            for (int m = 0; m < TALL; m++)
-#pragma unroll
-                for (int c = 0; c < 4; c++)
+    INLINE void apply(float (&sum)[AT_ONCE][TALL][4]) const {
+        UNROLL for (int i = 0; i < AT_ONCE; i++)
+            UNROLL for (int m = 0; m < TALL; m++)
+                UNROLL for (int c = 0; c < 4; c++)
                     if (!saved[m][c / 2].active(i, c % 2)) sum[i][m][c] = 0.0f;
     }
 };
 
+// The gradient of the maps before a layer in chunks of tiles: call `use` as each_pair does; `load` returns the gradient
+// of the layer (row, tiles, tile).
+template <int TALL, int STEPS, class Load, class Use>
+INLINE void each_chunk_back(const float* weights, const Activation* maps, Load load, Use use) {
+    const int member = static_cast<int>(threadIdx.x) % 4;
+    NO_UNROLL for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        const Tiles tiles(chunk);
+        const Activity<TALL> active(tiles, maps);
+        float sum[AT_ONCE][TALL][4] = {};
+        multiply<TALL, STEPS, GRADIENTS>(sum, weights, [&](int step, int half, int i) { return load(8 * step + half + member, tiles, i); });
+        active.apply(sum);
+        each_pair(tiles, sum, use);
+    }
+}
+
 // A map's values at two neighbouring pixels, of which the first is even; zeros beyond the last pixel.
-template <class Place>
-__device__ __forceinline__ float2 pair_at(const float* map, int pixel, Place place) {
+template <class Place> INLINE float2 pair_at(const float* map, int pixel, Place place) {
     if (WIDTH % 2 == 0) {
         const float* at = map + place(PIXELS % 8 ? min(pixel, PIXELS - 2) : pixel);
         return PIXELS % 8 == 0 || pixel < PIXELS ? make_float2(at[0], at[1]) : make_float2(0.0f, 0.0f);
@@ -269,25 +241,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
     const float* weights = p.weights;
     if (BLOCKS) call(last - SAVED_BLOCK, SAVED_BLOCK);
     add_up_saved<HEAD / 16, WIDE / 8>(parts + WEIGHT_PARTS - HEAD_PART, of_biases + WIDE + BLOCKS * BIAS_BLOCK, outputs, saved + last * SAVED_PLANE);
-#pragma unroll 1
-    for (int chunk = 0; chunk < CHUNKS; chunk++) {
-        const Tiles tiles(chunk);
-        const Activity<WIDE / 16> active(tiles, saved + last * SAVED_PLANE);
-        float sum[AT_ONCE][WIDE / 16][4] = {};
-        multiply<WIDE / 16, padded(HEADS, 8) / 8, GRADIENTS>(sum, weights, [&](int step, int half, int i) { return of_output(8 * step + half + member, tiles.loaded(i)); });
-        active.apply(sum);
-        each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
+    each_chunk_back<WIDE / 16, padded(HEADS, 8) / 8>(
+        weights, saved + last * SAVED_PLANE, [&](int head, const Tiles& tiles, int i) { return of_output(head, tiles.loaded(i)); },
+        [&](int map, int pixel, float one, float two) {
             *reinterpret_cast<float2*>(wide + map * WIDE_PLANE + pixel) = make_float2(stored(one), stored(two));
         });
-    }
     weights += padded(HEADS, 8) * WIDE;
     __syncthreads();
     // The image replaces the head's gradient, loaded asynchronously.
     each_feature(p.x, p.batch, image, p.reverse, [&](int place, const float* from) { copy_async(x + place, from); });
     end_group();
 
-#pragma unroll 1
-    for (int block = BLOCKS - 1; block >= 0; block--) {
+    NO_UNROLL for (int block = BLOCKS - 1; block >= 0; block--) {
         const int first = block * SAVED_BLOCK;  // saved maps of this block: wide, small, inner
         float* matrices = parts + FIRST_PART + block * BLOCK_PART;
         float* sums = of_biases + WIDE + block * BIAS_BLOCK;
@@ -295,15 +260,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
 
         // Through the 1x1 convolution back to the inner narrow maps.
         add_up_saved<WIDE / 16, NARROW / 8>(matrices + SHRINK_PART + LOOK_PART, sums + 2 * NARROW, wides, saved + (first + WIDE + NARROW) * SAVED_PLANE);
-#pragma unroll 1
-        for (int chunk = 0; chunk < CHUNKS; chunk++) {
-            const Tiles tiles(chunk);
-            const Activity<NARROW / 16> active(tiles, saved + (first + WIDE + NARROW) * SAVED_PLANE);
-            float sum[AT_ONCE][NARROW / 16][4] = {};
-            multiply<NARROW / 16, WIDE / 8, GRADIENTS>(sum, weights, [&](int step, int half, int i) { return of_wide(8 * step + half + member, tiles.loaded(i)); });
-            active.apply(sum);
-            each_pair(tiles, sum, store_narrow);
-        }
+        each_chunk_back<NARROW / 16, WIDE / 8>(
+            weights, saved + (first + WIDE + NARROW) * SAVED_PLANE,
+            [&](int map, const Tiles& tiles, int i) { return of_wide(map, tiles.loaded(i)); }, store_narrow);
         weights += NARROW * WIDE;
         __syncthreads();
 
@@ -315,13 +274,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
         else
             add_up_looks<1>(matrices + SHRINK_PART, sums + NARROW, seen_from, looked_at);
         float seen[CHUNKS][AT_ONCE][NARROW / 16][4] = {};
-#pragma unroll
-        for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        UNROLL for (int chunk = 0; chunk < CHUNKS; chunk++) {
             const Tiles tiles(chunk);
             const Activity<NARROW / 16> active(tiles, looked_at);
             int place[AT_ONCE];
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) place[i] = tiles.at(i, NARROW_ROW, mirrored_place) + member * NARROW_PLANE;
+            UNROLL for (int i = 0; i < AT_ONCE; i++) place[i] = tiles.at(i, NARROW_ROW, mirrored_place) + member * NARROW_PLANE;
             multiply<NARROW / 16, LOOK_STEPS, GRADIENTS>(seen[chunk], weights, [&](int step, int half, int i) {
                 return narrow[(8 * step % NARROW + half) * NARROW_PLANE - near_offset(8 * step / NARROW) + place[i]];
             });
@@ -329,25 +286,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
         }
         weights += LOOK_STEPS * NARROW * 8;
         __syncthreads();
-#pragma unroll
-        for (int chunk = 0; chunk < CHUNKS; chunk++) each_pair(Tiles(chunk), seen[chunk], store_narrow);
+        UNROLL for (int chunk = 0; chunk < CHUNKS; chunk++) each_pair(Tiles(chunk), seen[chunk], store_narrow);
         __syncwarp();
 
         // Through the 1x1 convolution back to the wide maps, added to the skip connection's gradient.
-#pragma unroll 1
-        for (int chunk = 0; chunk < CHUNKS; chunk++) {
-            const Tiles tiles(chunk);
-            const Activity<WIDE / 16> active(tiles, saved + first * SAVED_PLANE);
-            float sum[AT_ONCE][WIDE / 16][4] = {};
-            multiply<WIDE / 16, NARROW / 8, GRADIENTS>(sum, weights, [&](int step, int half, int i) {
-                return narrow[(8 * step + half + member) * NARROW_PLANE + tiles.at(i, NARROW_ROW, mirrored_place)];
-            });
-            active.apply(sum);
-            each_pair(tiles, sum, [&](int map, int pixel, float one, float two) {
+        each_chunk_back<WIDE / 16, NARROW / 8>(
+            weights, saved + first * SAVED_PLANE,
+            [&](int map, const Tiles& tiles, int i) { return narrow[map * NARROW_PLANE + tiles.at(i, NARROW_ROW, mirrored_place)]; },
+            [&](int map, int pixel, float one, float two) {
                 float2* at = reinterpret_cast<float2*>(wide + map * WIDE_PLANE + pixel);
                 *at = make_float2(stored(at->x + one), stored(at->y + two));
             });
-        }
         weights += NARROW * WIDE;
         __syncthreads();
         add_up_saved<NARROW / 16, WIDE / 8>(matrices, sums, narrows, saved + first * SAVED_PLANE);
@@ -366,53 +315,40 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const Pi
     float* stripe = narrow + warp * padded(SEEN * STRIPE_ROW, 2);
     for (int e = lane; e < SEEN * STRIPE_ROW; e += 32) stripe[e] = 0.0f;
     __syncwarp();
-#pragma unroll 1
-    for (int row = warp; row < HEIGHT; row += WARPS) {
+    NO_UNROLL for (int row = warp; row < HEIGHT; row += WARPS) {
         constexpr int WIDTHS = (WIDTH + 31) / 32;
         // Prefetch the direct gradient.
         float gathered[CHANNELS][WIDTHS];
-#pragma unroll
-        for (int w = 0; w < WIDTHS; w++)
-#pragma unroll
-            for (int channel = 0; channel < CHANNELS; channel++)
+        UNROLL for (int w = 0; w < WIDTHS; w++)
+            UNROLL for (int channel = 0; channel < CHANNELS; channel++)
                 gathered[channel][w] = lane + 32 * w < WIDTH ? p.grad[feature_index(channel, row * WIDTH + lane + 32 * w, p.reverse) * p.batch + image] : 0.0f;
-#pragma unroll 1
-        for (int down = 0; down <= FAR && row + down < HEIGHT; down++) {
+        NO_UNROLL for (int down = 0; down <= FAR && row + down < HEIGHT; down++) {
             const int begin = (row + down) * WIDTH;
             float sum[ROW_TILES][STRIPE / 16][4] = {};
             multiply<STRIPE / 16, WIDE / 8, GRADIENTS>(sum, weights + down * STRIPE * WIDE, [&](int step, int half, int tile) {
                 return of_wide(8 * step + half + member, begin + (WIDTH % 8 ? min(8 * tile + lane / 4, WIDTH - 1) : 8 * tile + lane / 4));
             });
-#pragma unroll
-            for (int tile = 0; tile < ROW_TILES; tile++)
-#pragma unroll
-                for (int m = 0; m < STRIPE / 16; m++)
-#pragma unroll
-                    for (int c = 0; c < 4; c++) {
+            UNROLL for (int tile = 0; tile < ROW_TILES; tile++)
+                UNROLL for (int m = 0; m < STRIPE / 16; m++)
+                    UNROLL for (int c = 0; c < 4; c++) {
                         const int i = 16 * m + 8 * (c / 2) + lane / 4, j = 8 * tile + 2 * member + c % 2;
                         if (i < SEEN && j < WIDTH) stripe[i * STRIPE_ROW + FAR + j] = sum[tile][m][c];
                     }
             __syncwarp();
-#pragma unroll
-            for (int w = 0; w < WIDTHS; w++) {
+            UNROLL for (int w = 0; w < WIDTHS; w++) {
                 const int column = lane + 32 * w;
                 if (column >= WIDTH) continue;
-#pragma unroll
-                for (int side = 0; side < FAR_SIDE; side++)  // mirrored
-#pragma unroll
-                    for (int channel = 0; channel < CHANNELS; channel++)
+                UNROLL for (int side = 0; side < FAR_SIDE; side++)  // mirrored
+                    UNROLL for (int channel = 0; channel < CHANNELS; channel++)
                         gathered[channel][w] += stripe[(side * CHANNELS + channel) * STRIPE_ROW + column + 2 * FAR - side];
             }
             __syncwarp();
         }
-#pragma unroll
-        for (int w = 0; w < WIDTHS; w++) {
+        UNROLL for (int w = 0; w < WIDTHS; w++) {
             const int column = lane + 32 * w;
             if (column >= WIDTH) continue;
-#pragma unroll
-            for (int channel = 0; channel < CHANNELS; channel++) {
+            UNROLL for (int channel = 0; channel < CHANNELS; channel++)
                 p.grad_x[feature_index(channel, row * WIDTH + column, p.reverse) * p.batch + image] = gathered[channel][w];
-            }
         }
     }
 }

@@ -10,38 +10,57 @@ struct Two {
     int pixel[2];
     bool both;
 
-    __device__ __forceinline__ Two(int first) : pixel{first, min(first + THREADS, PIXELS - 1)}, both(first + THREADS < PIXELS) {}
+    INLINE Two(int first) : pixel{first, min(first + THREADS, PIXELS - 1)}, both(first + THREADS < PIXELS) {}
 };
 constexpr int PAIRS = (PIXELS + 2 * THREADS - 1) / (2 * THREADS);
 
 // Accumulate maps of a layer at two pixels, as many as fit in registers; `load` returns the input (column, which
 // pixel).
 template <int MAPS_NOW, int ROWS, int COLUMNS, class Load>
-__device__ __forceinline__ void add_columns(float (&sum)[2][MAPS_NOW], const float* weights, Load load) {
+INLINE void add_columns(float (&sum)[2][MAPS_NOW], const float* weights, Load load) {
 #pragma unroll 2
     for (int column = 0; column < COLUMNS; column++) {
         const float4* from = reinterpret_cast<const float4*>(weights + column * ROWS);
         const float value[2] = {load(column, 0), load(column, 1)};
-#pragma unroll
-        for (int m = 0; m < MAPS_NOW; m += 4) {
+        UNROLL for (int m = 0; m < MAPS_NOW; m += 4) {
             const float4 w = __ldg(from + m / 4);
             const float four[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-            for (int c = 0; c < 4; c++)
-#pragma unroll
-                for (int i = 0; i < 2; i++) sum[i][m + c] = fmaf(four[c], value[i], sum[i][m + c]);
+            UNROLL for (int c = 0; c < 4; c++)
+                UNROLL for (int i = 0; i < 2; i++) sum[i][m + c] = fmaf(four[c], value[i], sum[i][m + c]);
+        }
+    }
+}
+// Call `use` for maps of a layer at two pixels: with the map, the pixel, and the sum plus `more`, such as a bias.
+template <int MAPS_NOW, class More, class Use>
+INLINE void each_sum(const Two& at, const float (&sum)[2][MAPS_NOW], int first, int maps, More more, Use use) {
+    UNROLL for (int m = 0; m < MAPS_NOW; m++) {
+        if (first + m >= maps) continue;
+        const float fixed = more(first + m);
+        UNROLL for (int i = 0; i < 2; i++)
+            if (i == 0 || at.both) use(first + m, at.pixel[i], sum[i][m] + fixed);
+    }
+}
+// The same for all maps of a layer at all pixels of a thread; `load` returns the input (column, place of the pixel).
+template <int MAPS_NOW, int ROWS, int COLUMNS, class Place, class Load, class More, class Use>
+INLINE void each_unit(const float* weights, int maps, Place place_of, Load load, More more, Use use) {
+    NO_UNROLL for (int start = threadIdx.x; start < PIXELS; start += 2 * THREADS) {
+        const Two at(start);
+        const int place[2] = {place_of(at.pixel[0]), place_of(at.pixel[1])};
+        NO_UNROLL for (int first = 0; first < maps; first += MAPS_NOW) {
+            float sum[2][MAPS_NOW] = {};
+            add_columns<MAPS_NOW, ROWS, COLUMNS>(sum, weights + first, [&](int column, int i) { return load(column, place[i]); });
+            each_sum(at, sum, first, maps, more, use);
         }
     }
 }
 // The place of a pixel in a saved float32 map.
-__device__ __forceinline__ int saved_place(int pixel) {
+INLINE int saved_place(int pixel) {
     const int tile = pixel / 8, turn = tile / WARPS, set = turn / AT_ONCE * WARPS + tile % WARPS;
     return (4 * set + pixel % 8 / 2) * SAVED_WORDS + 2 * (turn % AT_ONCE) + pixel % 2;
 }
 constexpr int WIDE_NOW = WIDE % 32 ? 16 : 32, HEAD_NOW = padded(HEADS, 4);
 
-template <Purpose WHAT>
-__device__ __forceinline__ void forward_float32(const PixelForwardArguments& p) {
+template <Purpose WHAT> INLINE void forward_float32(const ForwardArguments<float>& p) {
     DYNAMIC_SHARED(memory);
     float* wide = memory;  // before activation
     float* narrow = wide + WIDE * WIDE_PLANE;
@@ -68,124 +87,57 @@ __device__ __forceinline__ void forward_float32(const PixelForwardArguments& p) 
     };
 
     const float *weights = p.weights, *bias = p.biases;
-#pragma unroll 1
-    for (int start = threadIdx.x; start < PIXELS; start += 2 * THREADS) {
-        const Two at(start);
-        const int place[2] = {x_place(at.pixel[0]), x_place(at.pixel[1])};
-#pragma unroll 1
-        for (int first = 0; first < WIDE; first += WIDE_NOW) {
-            float sum[2][WIDE_NOW] = {};
-            add_columns<WIDE_NOW, WIDE, FAR_PLACES * CHANNELS>(sum, weights + first, [&](int column, int i) { return x[far[column] + place[i]]; });
-#pragma unroll
-            for (int m = 0; m < WIDE_NOW; m++) {
-                const int map = first + m;
-                const float more = __ldg(bias + map) + (added ? added[map] : 0.0f);
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    if (i && !at.both) continue;
-                    const float value = sum[i][m] + more;
-                    wide[map * WIDE_PLANE + at.pixel[i]] = value;
-                    keep(map, at.pixel[i], value);
-                }
-            }
-        }
-    }
+    auto place_of = [](int pixel) { return pixel; };
+    auto of_bias = [&](int map) { return __ldg(bias + map); };
+    auto active = [&](int map, int pixel) { return rectified(wide[map * WIDE_PLANE + pixel]); };
+    each_unit<WIDE_NOW, WIDE, FAR_PLACES * CHANNELS>(
+        weights, WIDE, x_place, [&](int column, int place) { return x[far[column] + place]; },
+        [&](int map) { return __ldg(bias + map) + (added ? added[map] : 0.0f); },
+        [&](int map, int pixel, float value) {
+            wide[map * WIDE_PLANE + pixel] = value;
+            keep(map, pixel, value);
+        });
     weights += 8 * FIRST_STEPS * WIDE, bias += WIDE;
 
-#pragma unroll 1
-    for (int block = 0; block < BLOCKS; block++) {
-        const int maps = block * SAVED_BLOCK + WIDE;  // saved maps before those of this block
-#pragma unroll 1
-        for (int start = threadIdx.x; start < PIXELS; start += 2 * THREADS) {
-            const Two at(start);
-            float sum[2][NARROW] = {};
-            add_columns<NARROW, NARROW, WIDE>(sum, weights, [&](int map, int i) { return rectified(wide[map * WIDE_PLANE + at.pixel[i]]); });
-#pragma unroll
-            for (int map = 0; map < NARROW; map++)
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    if (i && !at.both) continue;
-                    const float value = sum[i][map] + __ldg(bias + map);
-                    narrow[map * NARROW_PLANE + narrow_place(at.pixel[i])] = rectified(value);
-                    keep(maps + map, at.pixel[i], value);
-                }
-        }
-        weights += WIDE * NARROW, bias += NARROW;
+    NO_UNROLL for (int block = 0; block < BLOCKS; block++) {
+        int maps = block * SAVED_BLOCK + WIDE;  // saved maps before those of the layer
+        auto store_narrow = [&](int map, int pixel, float value) {
+            narrow[map * NARROW_PLANE + narrow_place(pixel)] = rectified(value);
+            keep(maps + map, pixel, value);
+        };
+        each_unit<NARROW, NARROW, WIDE>(weights, NARROW, place_of, active, of_bias, store_narrow);
+        weights += WIDE * NARROW, bias += NARROW, maps += NARROW;
         __syncthreads();
 
         // Every thread has read its neighbourhood before any writes.
         float seen[PAIRS][2][NARROW] = {};
-#pragma unroll
-        for (int pair = 0; pair < PAIRS; pair++) {
+        UNROLL for (int pair = 0; pair < PAIRS; pair++) {
             const Two at(min(static_cast<int>(threadIdx.x) + 2 * THREADS * pair, PIXELS - 1));
             const int place[2] = {narrow_place(at.pixel[0]), narrow_place(at.pixel[1])};
-#pragma unroll 1
-            for (int from = 0; from < NEAR_PLACES; from++)
+            NO_UNROLL for (int from = 0; from < NEAR_PLACES; from++)
                 add_columns<NARROW, NARROW, NARROW>(seen[pair], weights + from * NARROW * NARROW, [&](int map, int i) { return narrow[map * NARROW_PLANE + near_offset(from) + place[i]]; });
         }
         __syncthreads();
-#pragma unroll
-        for (int pair = 0; pair < PAIRS; pair++) {
+        UNROLL for (int pair = 0; pair < PAIRS; pair++) {
             const int start = threadIdx.x + 2 * THREADS * pair;
             if (start >= PIXELS) continue;
-            const Two at(start);
-#pragma unroll
-            for (int map = 0; map < NARROW; map++) {
-                const float more = __ldg(bias + map) + (added ? added[WIDE + block * NARROW + map] : 0.0f);
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    if (i && !at.both) continue;
-                    const float value = seen[pair][i][map] + more;
-                    narrow[map * NARROW_PLANE + narrow_place(at.pixel[i])] = rectified(value);
-                    keep(maps + NARROW + map, at.pixel[i], value);
-                }
-            }
+            each_sum(Two(start), seen[pair], 0, NARROW, [&](int map) { return __ldg(bias + map) + (added ? added[WIDE + block * NARROW + map] : 0.0f); }, store_narrow);
         }
-        weights += NEAR_PLACES * NARROW * NARROW, bias += NARROW;
+        weights += NEAR_PLACES * NARROW * NARROW, bias += NARROW, maps += NARROW;
 
-#pragma unroll 1
-        for (int start = threadIdx.x; start < PIXELS; start += 2 * THREADS) {
-            const Two at(start);
-            const int place[2] = {narrow_place(at.pixel[0]), narrow_place(at.pixel[1])};
-#pragma unroll 1
-            for (int first = 0; first < WIDE; first += WIDE_NOW) {
-                float sum[2][WIDE_NOW] = {};
-                add_columns<WIDE_NOW, WIDE, NARROW>(sum, weights + first, [&](int map, int i) { return narrow[map * NARROW_PLANE + place[i]]; });
-#pragma unroll
-                for (int m = 0; m < WIDE_NOW; m++) {
-                    const int map = first + m;
-                    const float more = __ldg(bias + map);
-#pragma unroll
-                    for (int i = 0; i < 2; i++) {
-                        if (i && !at.both) continue;
-                        float& to = wide[map * WIDE_PLANE + at.pixel[i]];
-                        to += sum[i][m] + more;
-                        keep(maps + 2 * NARROW + map, at.pixel[i], to);
-                    }
-                }
-            }
-        }
+        each_unit<WIDE_NOW, WIDE, NARROW>(
+            weights, WIDE, narrow_place, [&](int map, int place) { return narrow[map * NARROW_PLANE + place]; }, of_bias,
+            [&](int map, int pixel, float value) {
+                float& to = wide[map * WIDE_PLANE + pixel];
+                to += value;
+                keep(maps + map, pixel, to);
+            });
         weights += NARROW * WIDE, bias += WIDE;
         // No barrier: what follows concerns a thread's own pixels, until the next 3x3 convolution.
     }
 
-#pragma unroll 1
-    for (int start = threadIdx.x; start < PIXELS; start += 2 * THREADS) {
-        const Two at(start);
-        float sum[2][HEAD_NOW] = {};
-        add_columns<HEAD_NOW, HEAD, WIDE>(sum, weights, [&](int map, int i) { return rectified(wide[map * WIDE_PLANE + at.pixel[i]]); });
-#pragma unroll
-        for (int head = 0; head < HEADS; head++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                if (i && !at.both) continue;
-                const float output = sum[i][head] + __ldg(bias + head);
-                p.outputs[output_index(head, at.pixel[i], p.reverse) * p.batch + image] = head < CHANNELS ? x[head * X_PLANE + x_place(at.pixel[i])] + output : output;
-            }
-    }
-    if (WHAT == CHECK) {
-#pragma unroll
-        for (int distance = 16; distance; distance /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
-        if (threadIdx.x % 32 == 0) p.largest[image * WARPS + threadIdx.x / 32] = largest;
-    }
+    each_unit<HEAD_NOW, HEAD, WIDE>(weights, HEADS, place_of, active, of_bias, [&](int head, int pixel, float output) {
+        p.outputs[output_index(head, pixel, p.reverse) * p.batch + image] = head < CHANNELS ? x[head * X_PLANE + x_place(pixel)] + output : output;
+    });
+    if (WHAT == CHECK) store_largest(p.largest, largest);
 }

@@ -10,52 +10,28 @@ struct Float64Arithmetic {
     static constexpr int LOOK_ONCE = ALL;
     float largest = 0.0f;  // of all hidden units, for the check
 
-    __device__ __forceinline__ double seen(double pixel) const { return pixel; }
-    __device__ __forceinline__ float unit(double sum, bool exists) {
+    INLINE double seen(double pixel) const { return pixel; }
+    INLINE float unit(double sum, bool exists) {
         const float result = static_cast<float>(sum);
         if (CHECKS && exists) largest = fmaxf(largest, result);
         return result;
     }
-    __device__ __forceinline__ float active(double sum) { return rectified(unit(sum, true)); }
+    INLINE float active(double sum) { return rectified(unit(sum, true)); }
     template <int TALL, int STEPS, int COUNT, class Load>
-    __device__ __forceinline__ void multiply(double (&sum)[COUNT][TALL][4], const float* weights, Load load) const {
-        const float4* mine = reinterpret_cast<const float4*>(weights) + threadIdx.x % 32;
-        float4 next[TALL];  // prefetched by one step
-#pragma unroll
-        for (int m = 0; m < TALL; m++) next[m] = __ldg(mine + m * 32);
-#pragma unroll 2
-        for (int step = 0; step < STEPS; step++) {
-            double left[TALL][4];
-#pragma unroll
-            for (int m = 0; m < TALL; m++) {
-                left[m][0] = next[m].x, left[m][1] = next[m].y, left[m][2] = next[m].z, left[m][3] = next[m].w;
-                if (step + 1 < STEPS) next[m] = __ldg(mine + ((step + 1) * TALL + m) * 32);
-            }
-#pragma unroll
-            for (int i = 0; i < COUNT; i++) {
-                const double right[2] = {load(step, 0, i), load(step, 4, i)};
-#pragma unroll
-                for (int m = 0; m < TALL; m++) mma_f64(sum[i][m], left[m], right);
-            }
-        }
+    INLINE void multiply(double (&sum)[COUNT][TALL][4], const float* weights, Load load) const {
+        ::multiply<TALL, STEPS, FLOAT64_PRODUCTS>(sum, weights, load);
     }
-    template <class Sums>
-    __device__ __forceinline__ void keep(int, const Tiles&, const Sums&) const {}
+    template <class Sums> INLINE void keep(int, const Tiles&, const Sums&) const {}
 };
 
-template <bool CHECKS>
-__device__ __forceinline__ void forward_float64(const PixelFloat64Arguments& p) {
+template <bool CHECKS> INLINE void forward_float64(const ForwardArguments<double>& p) {
     DYNAMIC_SHARED(memory);
     float *wide = memory + 2 * padded(CHANNELS * X_PLANE, 2), *narrow = wide + WIDE * WIDE_PLANE;
     int* far = reinterpret_cast<int*>(narrow + NARROW * NARROW_PLANE);
     Float64Arithmetic<CHECKS> arithmetic;
-    forward_tensor_cores(arithmetic, Maps<double>{wide, narrow, reinterpret_cast<double*>(memory), far}, p);
-    if (CHECKS) {
-#pragma unroll
-        for (int distance = 16; distance; distance /= 2) arithmetic.largest = fmaxf(arithmetic.largest, __shfl_xor_sync(~0u, arithmetic.largest, distance));
-        if (threadIdx.x % 32 == 0) p.largest[blockIdx.x * WARPS + threadIdx.x / 32] = arithmetic.largest;
-    }
+    forward_tensor_cores(arithmetic, wide, narrow, reinterpret_cast<double*>(memory), far, p);
+    if (CHECKS) store_largest(p.largest, arithmetic.largest);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_float64_forward(const PixelFloat64Arguments p) { forward_float64<false>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_float64_check(const PixelFloat64Arguments p) { forward_float64<true>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_float64_forward(const ForwardArguments<double> p) { forward_float64<false>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_float64_check(const ForwardArguments<double> p) { forward_float64<true>(p); }

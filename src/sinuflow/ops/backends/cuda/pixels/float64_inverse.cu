@@ -1,2 +1,2 @@
 // Float64 images.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_float64_inverse(const PixelFloat64InverseArguments p) { solve(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_float64_inverse(const InverseArguments<double> p) { solve(p); }

@@ -1,2 +1,2 @@
 // Float32 images.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_inverse(const PixelInverseArguments p) { solve(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_inverse(const InverseArguments<float> p) { solve(p); }

@@ -16,8 +16,6 @@ struct InverseArguments {
     Number* x;              // [FEATURES][batch]
     int batch;
 };
-using PixelInverseArguments = InverseArguments<float>;
-using PixelFloat64InverseArguments = InverseArguments<double>;
 
 constexpr int SKEW = 4, FRONTS = WIDTH + SKEW * (HEIGHT - 1), FRONT = padded((WIDTH + SKEW - 1) / SKEW, 8);
 
@@ -31,18 +29,17 @@ constexpr int MATRICES = WIDE * FIRST_STRIDE + BLOCKS * BLOCK_MATRICES + HEADS *
 constexpr int BIASES = WIDE + BLOCKS * (2 * NARROW + WIDE) + HEAD;
 
 // The first of a channel's maps.
-__device__ __forceinline__ int first_of(int channel, int maps) { return (channel * maps + CHANNELS - 1) / CHANNELS; }
+INLINE int first_of(int channel, int maps) { return (channel * maps + CHANNELS - 1) / CHANNELS; }
 
-__device__ __forceinline__ float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
-__device__ __forceinline__ double multiply_add(double a, double b, double c) { return fma(a, b, c); }
+INLINE float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
+INLINE double multiply_add(double a, double b, double c) { return fma(a, b, c); }
 
 // z without its scale, given the free log-scale: s = 2 tanh(r / 2), as in ops/pixel_affine.py.
-__device__ __forceinline__ float unscaled(float z, float free) { return z * expf(-float(LOG_SCALE_MAX) * tanhf(free / float(LOG_SCALE_MAX))); }
-__device__ __forceinline__ double unscaled(double z, double free) { return z * exp(-LOG_SCALE_MAX * tanh(free / LOG_SCALE_MAX)); }
+INLINE float unscaled(float z, float free) { return z * expf(-float(LOG_SCALE_MAX) * tanhf(free / float(LOG_SCALE_MAX))); }
+INLINE double unscaled(double z, double free) { return z * exp(-LOG_SCALE_MAX * tanh(free / LOG_SCALE_MAX)); }
 
 // The product of a row with one column per pixel of the front.
-template <class Number, class Other>
-__device__ __forceinline__ Number dot(const float* row, const Other* column, int count) {
+template <class Number, class Other> INLINE Number dot(const float* row, const Other* column, int count) {
     Number even = 0, odd = 0;
     int k = 0;
     for (; k + 1 < count; k += 2) {
@@ -53,8 +50,7 @@ __device__ __forceinline__ Number dot(const float* row, const Other* column, int
     return even + odd;
 }
 
-template <class Number>
-__device__ __forceinline__ void solve(const InverseArguments<Number>& p) {
+template <class Number> INLINE void solve(const InverseArguments<Number>& p) {
     DYNAMIC_SHARED(memory);
     Number* x = reinterpret_cast<Number*>(memory);
     Number* now = x + padded(CHANNELS * X_PLANE, 2);               // the front's pixels; likewise below
@@ -100,8 +96,7 @@ __device__ __forceinline__ void solve(const InverseArguments<Number>& p) {
 
     const float* of_blocks = matrices + WIDE * FIRST_STRIDE;
     const float* of_head = of_blocks + BLOCKS * BLOCK_MATRICES;
-#pragma unroll 1
-    for (int front = 0; front < FRONTS; front++) {
+    NO_UNROLL for (int front = 0; front < FRONTS; front++) {
         // The front's pixels, one in each of consecutive rows.
         const int first = max(0, (front - WIDTH + SKEW) / SKEW), last = min(HEIGHT - 1, front / SKEW);
         if (last < first) continue;  // narrow images have fronts without pixels
@@ -131,10 +126,8 @@ __device__ __forceinline__ void solve(const InverseArguments<Number>& p) {
                 const int block = (map - WIDE) / NARROW, mine = (map - WIDE) % NARROW;
                 const float* row = of_blocks + block * BLOCK_MATRICES + NARROW * WIDE_STRIDE + mine * LOOK_STRIDE;
                 const float* at = narrow + block * NARROW * NARROW_PLANE + narrow_place(pixel);
-#pragma unroll
-                for (int place = 0; place < NEAR_PLACES - 1; place++)
-#pragma unroll
-                    for (int k = 0; k < NARROW; k += 2) {
+                UNROLL for (int place = 0; place < NEAR_PLACES - 1; place++)
+                    UNROLL for (int k = 0; k < NARROW; k += 2) {
                         even = multiply_add(Number(row[place * NARROW + k]), Number(at[k * NARROW_PLANE + near_offset(place)]), even);
                         odd = multiply_add(Number(row[place * NARROW + k + 1]), Number(at[(k + 1) * NARROW_PLANE + near_offset(place)]), odd);
                     }
@@ -143,8 +136,7 @@ __device__ __forceinline__ void solve(const InverseArguments<Number>& p) {
         }
         __syncthreads();
 
-#pragma unroll 1
-        for (int channel = 0; channel < CHANNELS; channel++) {
+        NO_UNROLL for (int channel = 0; channel < CHANNELS; channel++) {
             const int w = first_of(channel, 2 * MAPS), known = first_of(channel + 1, 2 * MAPS);  // the channel's wide maps
             const int n = first_of(channel, MAPS), few = first_of(channel + 1, MAPS);
             if (channel) {
@@ -155,8 +147,7 @@ __device__ __forceinline__ void solve(const InverseArguments<Number>& p) {
                 }
                 __syncthreads();
             }
-#pragma unroll 1
-            for (int block = 0; block < BLOCKS; block++) {
+            NO_UNROLL for (int block = 0; block < BLOCKS; block++) {
                 const float *shrink = of_blocks + block * BLOCK_MATRICES, *look = shrink + NARROW * WIDE_STRIDE, *grow = look + NARROW * LOOK_STRIDE;
                 const float* bias = biases + WIDE + block * (2 * NARROW + WIDE);
                 const float* before = active + block * WIDE * FRONT;

@@ -7,7 +7,7 @@ all biases. A layout holds these indices, and ``NONE`` where the kernels have a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,27 +21,18 @@ if TYPE_CHECKING:
 NONE = -1
 
 
-class PixelLayout(NamedTuple):
-    """Indices of the parameters in each layout, concatenated over layers."""
-
-    columns: Tensor  # weights by columns, for float32
-    forward: Tensor  # weights as fragments, for TF32 and float64
-    backward: Tensor  # transposed weights as fragments
-    matrices: Tensor  # weights by rows, for the inverse
-    biases: Tensor
-    parts: Tensor  # of the gradients that an image contributes
-    parameters: int
-
-
-def pixel_layout(shape: PixelShape, masks: Sequence[Tensor]) -> PixelLayout:
-    """The layout for weights with these masks, in the order of the layers."""
+def pixel_layout(shape: PixelShape, masks: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Indices of the parameters in each layout, concatenated over layers with these masks."""
     weights, _ = _indexed(masks)
-    matrices, biases, parameters = matrices_of(shape, masks)
-    columns = torch.cat([m.mT.flatten() for m in matrices])
-    forward = torch.cat([_fragments(m) for m in matrices])
-    backward = torch.cat([_fragments(m) for m in _transposed(weights, shape)])
-    plain, all_biases = torch.cat([m.flatten() for m in matrices]), torch.cat(biases)
-    return PixelLayout(columns, forward, backward, plain, all_biases, torch.cat([plain, all_biases]), parameters)
+    matrices, biases, _ = matrices_of(shape, masks)
+    layouts = {
+        "columns": [m.mT.flatten() for m in matrices],  # weights by columns, for float32
+        "forward": [_fragments(m) for m in matrices],  # as fragments, for TF32 and float64
+        "backward": [_fragments(m) for m in _transposed(weights, shape)],
+        "matrices": [m.flatten() for m in matrices],  # by rows, for the inverse
+        "biases": biases,
+    }
+    return {name: torch.cat(each) for name, each in layouts.items()}
 
 
 def matrices_of(shape: PixelShape | TritonShape, masks: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], int]:

@@ -5,29 +5,24 @@ struct Tf32Arithmetic {
     static constexpr int LOOK_ONCE = AT_ONCE;
     Activation* saved;  // of this image
 
-    __device__ __forceinline__ float seen(float pixel) const { return to_tf32(pixel); }
-    __device__ __forceinline__ float unit(float sum, bool) const { return to_tf32(sum); }
-    __device__ __forceinline__ float active(float sum) const { return to_tf32(rectified(sum)); }
+    INLINE float seen(float pixel) const { return to_tf32(pixel); }
+    INLINE float unit(float sum, bool) const { return to_tf32(sum); }
+    INLINE float active(float sum) const { return to_tf32(rectified(sum)); }
     template <int TALL, int STEPS, int COUNT, class Load>
-    __device__ __forceinline__ void multiply(float (&sum)[COUNT][TALL][4], const float* weights, Load load) const {
+    INLINE void multiply(float (&sum)[COUNT][TALL][4], const float* weights, Load load) const {
         ::multiply<TALL, STEPS, TF32_PRODUCTS>(sum, weights, load);
     }
-    template <int TALL>
-    __device__ __forceinline__ void keep(int maps, const Tiles& tiles, const float (&sum)[AT_ONCE][TALL][4]) const {
+    template <int TALL> INLINE void keep(int maps, const Tiles& tiles, const float (&sum)[AT_ONCE][TALL][4]) const {
         ::keep(saved + maps * SAVED_PLANE, tiles, sum);
     }
 };
 
-__device__ __forceinline__ void forward_tf32(const PixelForwardArguments& p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_learn(const ForwardArguments<float> p) {
+#if TF32
     DYNAMIC_SHARED(memory);
     float *narrow = memory + WIDE * WIDE_PLANE, *x = narrow + NARROW * NARROW_PLANE;
     Tf32Arithmetic arithmetic{p.saved + static_cast<long>(blockIdx.x) * SAVED_MAPS * SAVED_PLANE};
-    forward_tensor_cores(arithmetic, Maps<float>{memory, narrow, x, reinterpret_cast<int*>(x + CHANNELS * X_PLANE)}, p);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_learn(const PixelForwardArguments p) {
-#if TF32
-    forward_tf32(p);
+    forward_tensor_cores(arithmetic, memory, narrow, x, reinterpret_cast<int*>(x + CHANNELS * X_PLANE), p);
 #else
     forward_float32<LEARN>(p);
 #endif

@@ -24,10 +24,10 @@ constexpr int NEAR_PLACES = 5;
 constexpr int NARROW_ROW = WIDTH + 1, NARROW_PLANE = plane((HEIGHT + 1) * NARROW_ROW + 1);
 constexpr int WIDE_PLANE = plane(8 * TILES);
 
-__device__ __forceinline__ constexpr int far_offset(int place) { return (place / FAR_SIDE - FAR) * X_ROW + place % FAR_SIDE - FAR; }
-__device__ __forceinline__ constexpr int near_offset(int place) { return (place / 3 - 1) * NARROW_ROW + place % 3 - 1; }
-__device__ __forceinline__ int x_place(int pixel) { return FAR + (pixel / WIDTH + FAR) * X_ROW + pixel % WIDTH; }
-__device__ __forceinline__ int narrow_place(int pixel) { return 1 + (pixel / WIDTH + 1) * NARROW_ROW + pixel % WIDTH; }
+INLINE constexpr int far_offset(int place) { return (place / FAR_SIDE - FAR) * X_ROW + place % FAR_SIDE - FAR; }
+INLINE constexpr int near_offset(int place) { return (place / 3 - 1) * NARROW_ROW + place % 3 - 1; }
+INLINE int x_place(int pixel) { return FAR + (pixel / WIDTH + FAR) * X_ROW + pixel % WIDTH; }
+INLINE int narrow_place(int pixel) { return 1 + (pixel / WIDTH + 1) * NARROW_ROW + pixel % WIDTH; }
 
 // Steps of eight columns: of the first convolution, with columns [place][channel]; of a block's three, the middle one
 // with columns [place][map]; of the head.
@@ -41,66 +41,69 @@ constexpr int SAVED_BLOCK = WIDE + 2 * NARROW, SAVED_MAPS = BLOCKS * SAVED_BLOCK
 constexpr int ADDED = WIDE + BLOCKS * NARROW;
 
 // The index of a pixel's channel among the features; reversed for the upper triangular map.
-__device__ __forceinline__ long feature_index(int channel, int pixel, bool reverse) {
+INLINE long feature_index(int channel, int pixel, bool reverse) {
     const int i = channel * PIXELS + pixel;
     return reverse ? FEATURES - 1 - i : i;
 }
 // The index among the outputs.
-__device__ __forceinline__ long output_index(int head, int pixel, bool reverse) {
+INLINE long output_index(int head, int pixel, bool reverse) {
     return static_cast<long>(head / CHANNELS) * FEATURES + feature_index(head % CHANNELS, pixel, reverse);
 }
 
 // Offsets of the first convolution's columns from a pixel; padded columns have zero weights.
-__device__ __forceinline__ void store_columns(int* far) {
+INLINE void store_columns(int* far) {
     for (int k = threadIdx.x; k < 8 * FIRST_STEPS; k += THREADS) far[k] = k % CHANNELS * X_PLANE + far_offset(min(k / CHANNELS, FAR_PLACES - 1));
 }
 
 // Call `use` for every channel and pixel, always by the same thread, with its place in shared memory and its address.
 // With PLANES, for the outputs.
 template <int PLANES = CHANNELS, class Number, class Use>
-__device__ __forceinline__ void each_feature(const Number* from, int batch, int image, bool reverse, Use use) {
+INLINE void each_feature(const Number* from, int batch, int image, bool reverse, Use use) {
 #pragma unroll 8
     for (int e = threadIdx.x; e < PLANES * PIXELS; e += THREADS)
         use(e / PIXELS * X_PLANE + x_place(e % PIXELS), from + output_index(e / PIXELS, e % PIXELS, reverse) * batch + image);
 }
 
+// Store the largest value of every warp, for the check.
+INLINE void store_largest(float* to, float largest) {
+    largest = lane_max<32>(largest);
+    if (threadIdx.x % 32 == 0) to[blockIdx.x * WARPS + threadIdx.x / 32] = largest;
+}
+
 // ---------------------------------------------------------------- products by tensor cores
 
 // Tensor cores truncate to TF32: products of the high parts alone, or of both parts for float32 precision.
-enum Precision { TF32_PRODUCTS, FLOAT32_PRODUCTS };
+enum Precision { TF32_PRODUCTS, FLOAT32_PRODUCTS, FLOAT64_PRODUCTS };
 
 // Add products of TALL * 16 rows by COUNT tiles of pixels to `sum`. Weights are stored as fragments,
 // [STEPS][TALL][lane][4]; `load` returns the other operand (step, 0 or 4 for the half, tile).
-template <int TALL, int STEPS, Precision PRECISION, int COUNT, class Load>
-__device__ __forceinline__ void multiply(float (&sum)[COUNT][TALL][4], const float* weights, Load load) {
+template <int TALL, int STEPS, Precision PRECISION, class Number, int COUNT, class Load>
+INLINE void multiply(Number (&sum)[COUNT][TALL][4], const float* weights, Load load) {
     const float4* mine = reinterpret_cast<const float4*>(weights) + threadIdx.x % 32;
     float4 next[TALL];  // prefetched by one step
-#pragma unroll
-    for (int m = 0; m < TALL; m++) next[m] = __ldg(mine + m * 32);
+    UNROLL for (int m = 0; m < TALL; m++) next[m] = __ldg(mine + m * 32);
 #pragma unroll(PRECISION == TF32_PRODUCTS ? 5 : 2)
     for (int step = 0; step < STEPS; step++) {
-        float above[TALL][4], below[TALL][4];
-#pragma unroll
-        for (int m = 0; m < TALL; m++) {
+        Number above[TALL][4], below[TALL][4];
+        UNROLL for (int m = 0; m < TALL; m++) {
             above[m][0] = next[m].x, above[m][1] = next[m].y, above[m][2] = next[m].z, above[m][3] = next[m].w;
             if (step + 1 < STEPS) next[m] = __ldg(mine + ((step + 1) * TALL + m) * 32);
-#pragma unroll
-            for (int c = 0; c < (PRECISION == TF32_PRODUCTS ? 0 : 4); c++) below[m][c] = tf32_remainder(above[m][c]);
+            UNROLL for (int c = 0; c < (PRECISION == FLOAT32_PRODUCTS ? 4 : 0); c++) below[m][c] = tf32_remainder(above[m][c]);
         }
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-            float high[2] = {load(step, 0, i), load(step, 4, i)}, low[2];
-            if (PRECISION == FLOAT32_PRODUCTS) {
-                split(high[0], high[0], low[0]);
-                split(high[1], high[1], low[1]);
-            }
-#pragma unroll
-            for (int m = 0; m < TALL; m++) {
-                if (PRECISION == FLOAT32_PRODUCTS) {
-                    mma_tf32(sum[i][m], above[m], low);
-                    mma_tf32(sum[i][m], below[m], high);
+        UNROLL for (int i = 0; i < COUNT; i++) {
+            Number high[2] = {load(step, 0, i), load(step, 4, i)};
+            if constexpr (PRECISION == FLOAT64_PRODUCTS) {
+                UNROLL for (int m = 0; m < TALL; m++) mma_f64(sum[i][m], above[m], high);
+            } else {
+                float low[2];
+                UNROLL for (int h = 0; h < (PRECISION == FLOAT32_PRODUCTS ? 2 : 0); h++) split(high[h], high[h], low[h]);
+                UNROLL for (int m = 0; m < TALL; m++) {
+                    if (PRECISION == FLOAT32_PRODUCTS) {
+                        mma_tf32(sum[i][m], above[m], low);
+                        mma_tf32(sum[i][m], below[m], high);
+                    }
+                    mma_tf32(sum[i][m], above[m], high);
                 }
-                mma_tf32(sum[i][m], above[m], high);
             }
         }
     }
@@ -119,56 +122,49 @@ constexpr bool REGULAR = TILES % (WARPS * AT_ONCE) == 0 && PIXELS % 8 == 0 && 8 
 struct Tiles {
     int set, first;
 
-    __device__ __forceinline__ Tiles(int chunk) : set(threadIdx.x / 32 + WARPS * chunk), first(threadIdx.x / 32 + WARPS * AT_ONCE * chunk) {}
-    __device__ __forceinline__ bool exists(int i) const { return REGULAR || first + WARPS * i < TILES; }
-    __device__ __forceinline__ int pixel(int i) const { return 8 * (REGULAR ? first + WARPS * i : min(first + WARPS * i, TILES - 1)); }
+    INLINE Tiles(int chunk) : set(threadIdx.x / 32 + WARPS * chunk), first(threadIdx.x / 32 + WARPS * AT_ONCE * chunk) {}
+    INLINE bool exists(int i) const { return REGULAR || first + WARPS * i < TILES; }
+    INLINE int pixel(int i) const { return 8 * (REGULAR ? first + WARPS * i : min(first + WARPS * i, TILES - 1)); }
     // The pixel that this lane loads for a product; it exists.
-    __device__ __forceinline__ int loaded(int i) const {
+    INLINE int loaded(int i) const {
         const int mine = static_cast<int>(threadIdx.x) % 32 / 4;
         return REGULAR ? 8 * first + mine + 8 * WARPS * i : min(pixel(i) + mine, PIXELS - 1);
     }
     // Its place in maps with rows of that length; `place` maps pixels to places.
-    template <class Place>
-    __device__ __forceinline__ int at(int i, int row, Place place) const {
+    template <class Place> INLINE int at(int i, int row, Place place) const {
         return REGULAR ? place(loaded(0)) + i * (ROWS_APART * row) : place(loaded(i));
     }
 };
+
+// Call `use` for a lane's rows of a fragment: with its two indices, and the row.
+template <int TALL, class Use> INLINE void each_row(Use use) {
+    const int lane = threadIdx.x % 32;
+    UNROLL for (int m = 0; m < TALL; m++)
+        UNROLL for (int h = 0; h < 2; h++) use(m, h, 16 * m + 8 * h + lane / 4);
+}
 
 // Values per row of a result, such as biases, prefetched.
 template <int TALL>
 struct OfRows {
     float value[TALL][2];
 
-    template <class At>
-    __device__ __forceinline__ OfRows(At at) {
-#pragma unroll
-        for (int m = 0; m < TALL; m++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) value[m][h] = at(16 * m + 8 * h + static_cast<int>(threadIdx.x) % 32 / 4);
+    template <class At> INLINE OfRows(At at) {
+        each_row<TALL>([&](int m, int h, int row) { value[m][h] = at(row); });
     }
-    template <class Number, int COUNT>
-    __device__ __forceinline__ void add_to(Number (&sum)[COUNT][TALL][4]) const {
-#pragma unroll
-        for (int i = 0; i < COUNT; i++)
-#pragma unroll
-            for (int m = 0; m < TALL; m++)
-#pragma unroll
-                for (int c = 0; c < 4; c++) sum[i][m][c] += value[m][c / 2];
+    template <class Number, int COUNT> INLINE void add_to(Number (&sum)[COUNT][TALL][4]) const {
+        UNROLL for (int i = 0; i < COUNT; i++)
+            UNROLL for (int m = 0; m < TALL; m++)
+                UNROLL for (int c = 0; c < 4; c++) sum[i][m][c] += value[m][c / 2];
     }
 };
 
 // Call `use` for the elements of a result with the row, the first of two neighbouring pixels, and both values.
 template <int TALL, class Number, int COUNT, class Use>
-__device__ __forceinline__ void each_pair(const Tiles& tiles, Number (&sum)[COUNT][TALL][4], Use use) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) {
+INLINE void each_pair(const Tiles& tiles, Number (&sum)[COUNT][TALL][4], Use use) {
+    UNROLL for (int i = 0; i < COUNT; i++) {
         if (!tiles.exists(i)) continue;
-#pragma unroll
-        for (int m = 0; m < TALL; m++)
-#pragma unroll
-            for (int h = 0; h < 2; h++)
-                use(16 * m + 8 * h + lane / 4, tiles.pixel(i) + 2 * (lane % 4), sum[i][m][2 * h], sum[i][m][2 * h + 1]);
+        const int member = threadIdx.x % 4;
+        each_row<TALL>([&](int m, int h, int row) { use(row, tiles.pixel(i) + 2 * member, sum[i][m][2 * h], sum[i][m][2 * h + 1]); });
     }
 }
 
@@ -182,20 +178,20 @@ constexpr int SAVED_PLANE = 4 * SETS;
 struct alignas(4 * (SAVED_WORDS < 4 ? SAVED_WORDS : 4)) Activation {
     unsigned word[SAVED_WORDS];
 
-    __device__ __forceinline__ void set(int i, float one, float two) {
+    INLINE void set(int i, float one, float two) {
         if constexpr (TF32)
             word[i] = in_halves(one, two);
         else
             word[2 * i] = __float_as_uint(one), word[2 * i + 1] = __float_as_uint(two);
     }
-    __device__ __forceinline__ float2 pair(int i) const {
+    INLINE float2 pair(int i) const {
         if constexpr (TF32)
             return of_halves(word[i]);
         else
             return make_float2(__uint_as_float(word[2 * i]), __uint_as_float(word[2 * i + 1]));
     }
     // Whether the first or second pixel is positive or NaN; none is negative.
-    __device__ __forceinline__ bool active(int i, int which) const {
+    INLINE bool active(int i, int which) const {
         if constexpr (TF32)
             return (word[i] & (which ? 0x7fff0000u : 0x7fffu)) != 0u;
         else
@@ -203,29 +199,24 @@ struct alignas(4 * (SAVED_WORDS < 4 ? SAVED_WORDS : 4)) Activation {
     }
 };
 
-__device__ __forceinline__ Activation saved_at(const Activation* map, int set) {
+INLINE Activation saved_at(const Activation* map, int set) {
     Activation result;
     read_once(result.word, map[4 * set + threadIdx.x % 4].word);
     return result;
 }
 
 // Save rectified maps of a set of tiles, with zeros beyond the last pixel. Tiles that do not exist may hold anything.
-template <int TALL>
-__device__ __forceinline__ void keep(Activation* maps, const Tiles& tiles, const float (&sum)[AT_ONCE][TALL][4]) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int m = 0; m < TALL; m++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            Activation part;
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                const int pixel = tiles.pixel(i) + 2 * (lane % 4);
-                const bool one = PIXELS % 8 == 0 || pixel < PIXELS, two = PIXELS % 8 == 0 || pixel + 1 < PIXELS;
-                part.set(i, one ? rectified(sum[i][m][2 * h]) : 0.0f, two ? rectified(sum[i][m][2 * h + 1]) : 0.0f);
-            }
-            write_once(maps[(16 * m + 8 * h + lane / 4) * SAVED_PLANE + 4 * tiles.set + lane % 4].word, part.word);
+template <int TALL> INLINE void keep(Activation* maps, const Tiles& tiles, const float (&sum)[AT_ONCE][TALL][4]) {
+    const int member = threadIdx.x % 4;
+    each_row<TALL>([&](int m, int h, int row) {
+        Activation part;
+        UNROLL for (int i = 0; i < AT_ONCE; i++) {
+            const int pixel = tiles.pixel(i) + 2 * member;
+            const bool one = PIXELS % 8 == 0 || pixel < PIXELS, two = PIXELS % 8 == 0 || pixel + 1 < PIXELS;
+            part.set(i, one ? rectified(sum[i][m][2 * h]) : 0.0f, two ? rectified(sum[i][m][2 * h + 1]) : 0.0f);
         }
+        write_once(maps[row * SAVED_PLANE + 4 * tiles.set + member].word, part.word);
+    });
 }
 
 // ---------------------------------------------------------------- arguments of the forward kernels
@@ -241,5 +232,3 @@ struct ForwardArguments {
     float* largest;        // [batch][WARPS], for the check
     int batch, reverse;
 };
-using PixelForwardArguments = ForwardArguments<float>;
-using PixelFloat64Arguments = ForwardArguments<double>;

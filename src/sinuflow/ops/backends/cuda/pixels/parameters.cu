@@ -33,8 +33,7 @@ extern "C" __global__ void __launch_bounds__(256) pixel_sum(const PixelSumArgume
     memory[threadIdx.x] = sum;
     __syncthreads();
     if (warp || column >= p.columns) return;
-#pragma unroll
-    for (int other = 1; other < 8; other++) sum += memory[32 * other + lane];
+    UNROLL for (int other = 1; other < 8; other++) sum += memory[32 * other + lane];
     const int at = __ldg(p.to + column);
     if (at >= 0) p.gradient[at] = sum;
 }

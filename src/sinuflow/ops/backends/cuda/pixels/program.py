@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from ....pixel_affine import MOST_OUTPUTS
-from ..driver import Launcher
-from ..shape import ANY_BLOCK
+from ..driver import CudaLauncher
 from .layout import pixel_layout
 from .shape import TURNS, WARPS, PixelShape
 
@@ -52,23 +51,25 @@ class PixelGradients(NamedTuple):
 class PixelProgram:
     """The kernels of networks of one shape, and their index tables."""
 
-    def __init__(self, shape: PixelShape, masks: Sequence[Tensor], device: torch.device, launcher: Launcher) -> None:
+    def __init__(
+        self, shape: PixelShape, masks: Sequence[Tensor], device: torch.device, launcher: CudaLauncher
+    ) -> None:
         self.shape, self._launcher, self.device = shape, launcher, device
         self.passes_float64: bool | None = None  # the self-test for float64 images, once it has run
         layout = pixel_layout(shape, masks)
-        self._names: dict[Purpose, tuple[str, ...]] = {
-            "score": ("columns", "biases"),
-            "learn": ("forward" if shape.tf32 else "columns", "backward", "biases"),
-            "invert": ("columns", "matrices", "biases"),
-            "score float64": ("forward", "biases"),
-            "invert float64": ("forward", "matrices", "biases"),
+        weights: dict[Purpose, tuple[str, ...]] = {
+            "score": ("columns",),
+            "learn": ("forward" if shape.tf32 else "columns", "backward"),
+            "invert": ("columns", "matrices"),
+            "score float64": ("forward",),
+            "invert float64": ("forward", "matrices"),
         }
-        parts = {purpose: [getattr(layout, name) for name in names] for purpose, names in self._names.items()}
-        self._sizes = {purpose: [len(part) for part in each] for purpose, each in parts.items()}
-        self._indices = {purpose: torch.cat(each).to(device, torch.int32) for purpose, each in parts.items()}
-        self._parts, self._parameters = layout.parts.to(device, torch.int32), layout.parameters
-        # The gradients of biases are also those of what a context adds.
-        first = len(layout.parts) - len(layout.biases)
+        parts = {purpose: {n: layout[n] for n in (*names, "biases")} for purpose, names in weights.items()}
+        self._sizes = {purpose: {name: len(part) for name, part in each.items()} for purpose, each in parts.items()}
+        self._indices = {purpose: torch.cat([*p.values()]).to(device, torch.int32) for purpose, p in parts.items()}
+        # An image contributes to the gradients of matrices, and of biases: also those of what a context adds.
+        self._parts = torch.cat([layout["matrices"], layout["biases"]]).to(device, torch.int32)
+        self._parameters, first = sum(m.numel() + len(m) for m in masks), len(layout["matrices"])
         looks = [first + shape.wide + i * (2 * shape.narrow + shape.wide) + shape.narrow for i in range(shape.blocks)]
         added = [torch.arange(shape.wide) + first, *(torch.arange(shape.narrow) + start for start in looks)]
         self._added = torch.cat(added).to(device)
@@ -91,11 +92,10 @@ class PixelProgram:
         index, sizes = self._indices[purpose], self._sizes[purpose]
         flat = torch.cat([p.flatten() for p in parameters])
         packed = flat.new_empty(len(index))
-        tf32 = sum(sizes[:2]) if purpose == "learn" and self.shape.tf32 else 0  # tensor cores would truncate
-        values = {"parameters": flat, "source": index, "packed": packed, "count": len(index), "tf32": tf32}
-        grid = (-(-len(index) // _PARAMETER_THREADS),)
-        self._launcher.launch("pixel_pack", ANY_BLOCK, grid, _PARAMETER_THREADS, 0, values)
-        return PackedPixels(**dict(zip(self._names[purpose], packed.split(sizes), strict=True)))
+        rounded = len(index) - sizes["biases"] if purpose == "learn" and self.shape.tf32 else 0
+        values = {"parameters": flat, "source": index, "packed": packed, "count": len(index), "tf32": rounded}
+        self._launcher.launch("pixel_pack", (-(-len(index) // _PARAMETER_THREADS),), _PARAMETER_THREADS, values)
+        return PackedPixels(**dict(zip(sizes, packed.split([*sizes.values()]), strict=True)))
 
     def forward(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> Tensor:
         """The outputs for images (D, B); ``added`` (B, ...) is what the context adds to feature maps."""
@@ -109,24 +109,16 @@ class PixelProgram:
     def check(self, packed: PackedPixels, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
         """The outputs, and the largest hidden unit of every image, (B,)."""
         largest = packed.biases.new_empty((x.shape[-1], WARPS))
-        return self._outputs("check", packed, x, added, largest=largest), largest.amax(1)
+        return self._outputs("check", packed, x, added, False, largest=largest), largest.amax(1)
 
     def _outputs(
-        self,
-        name: Literal["forward", "learn", "check"],
-        packed: PackedPixels,
-        x: Tensor,
-        added: Tensor | None,
-        reverse: bool = False,
-        saved: Tensor | None = None,
-        largest: Tensor | None = None,
+        self, name: str, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool, **others: Tensor
     ) -> Tensor:
-        float64 = x.dtype == torch.float64
-        tensor_cores = float64 or (name == "learn" and self.shape.tf32)
-        outputs = x.new_empty((self.shape.outputs * len(x), x.shape[-1]))
-        values = {"x": x, "biases": packed.biases, "added": added, "reverse": reverse, "outputs": outputs}
-        values |= {"weights": packed.forward if tensor_cores else packed.columns, "saved": saved, "largest": largest}
+        float64, outputs = x.dtype == torch.float64, x.new_empty((self.shape.outputs * len(x), x.shape[-1]))
+        weights = packed.columns if packed.forward is None else packed.forward  # tensor cores take these
+        values = {"x": x, "weights": weights, "biases": packed.biases, "added": added, "reverse": reverse}
         shared = self.shape.float64_shared if float64 else self.shape.forward_shared
+        values |= {"outputs": outputs, "saved": None, "largest": None, **others}
         self._run(f"pixel_float64_{name}" if float64 else f"pixel_{name}", x.shape[-1], shared, values)
         return outputs
 
@@ -139,9 +131,9 @@ class PixelProgram:
         values = {"grad": grad, "x": x, "saved": activations, "weights": weights, "reverse": reverse}
         values |= {"grad_x": grad_x, "parts": parts}
         self._run("pixel_backward", batch, self.shape.backward_shared, values)
-        gradient, grid = parts.new_zeros(self._parameters), (-(-columns // _COLUMNS),)
+        gradient, blocks = parts.new_zeros(self._parameters), -(-columns // _COLUMNS)
         values = {"parts": parts, "to": self._parts, "gradient": gradient, "rows": batch * TURNS, "columns": columns}
-        self._launcher.launch("pixel_sum", ANY_BLOCK, grid, _PARAMETER_THREADS, 4 * _PARAMETER_THREADS, values)
+        self._launcher.launch("pixel_sum", (blocks,), _PARAMETER_THREADS, values, 4 * _PARAMETER_THREADS)
         return PixelGradients(grad_x, gradient, parts.index_select(2, self._added).sum(1) if conditional else None)
 
     def inverse(self, packed: PackedPixels, z: Tensor, added: Tensor | None) -> Tensor:
@@ -154,4 +146,4 @@ class PixelProgram:
 
     def _run(self, name: str, batch: int, shared: int, values: dict[str, Any]) -> None:
         if batch:
-            self._launcher.launch(name, ANY_BLOCK, (batch,), _THREADS, shared, {"batch": batch, **values})
+            self._launcher.launch(name, (batch,), _THREADS, {"batch": batch, **values}, shared)

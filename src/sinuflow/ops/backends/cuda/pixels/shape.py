@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ....conditional_waves import LOG_SCALE_MAX
-from ..shape import round_up
+from ..shape import Block, Shape, round_up
 
 #: Places that the first convolution sees, up to the centre in raster order, and that a residual block sees.
 FAR_PLACES, NEAR_PLACES = 25, 5
@@ -19,7 +19,7 @@ WARPS, TURNS = 16, 4
 
 
 @dataclass(frozen=True)
-class PixelShape:
+class PixelShape(Shape):
     """The shape of a PixelCNN."""
 
     channels: int
@@ -31,29 +31,27 @@ class PixelShape:
     outputs: int = 1  # a shift; or a shift and a free log-scale
     groups: ClassVar[int] = 1  # of the head's rows, which are those of all outputs together
 
-    def defines(self, _: Any = None) -> dict[str, str]:
-        """The shape as the preprocessor takes it."""
-        names = ("channels", "height", "width", "maps", "blocks", "outputs", "tf32")
-        values = {name.upper(): str(int(getattr(self, name))) for name in names}
-        return values | {"LOG_SCALE_MAX": repr(LOG_SCALE_MAX)}
+    COMPILED = "channels height width maps blocks outputs tf32"
+
+    def defines(self, block: Block) -> dict[str, str]:
+        return super().defines(block) | {"LOG_SCALE_MAX": repr(LOG_SCALE_MAX)}
 
     @property
     def pixels(self) -> int:
         return self.height * self.width
 
+    # Maps inside a residual block and between blocks, and outputs of a pixel, padded.
+
     @property
     def narrow(self) -> int:
-        """Maps inside a residual block, padded to a multiple of 16."""
         return round_up(self.maps, 16)
 
     @property
     def wide(self) -> int:
-        """Maps between blocks, padded."""
         return round_up(2 * self.maps, 16)
 
     @property
     def head(self) -> int:
-        """Outputs of a pixel, padded."""
         return round_up(self.heads, 16)
 
     @property
@@ -74,79 +72,60 @@ class PixelShape:
     @property
     def saved(self) -> tuple[int, int]:
         """Saved maps of an image, and float32 words of each; with TF32, a word holds two halves."""
-        tiles = -(-self.pixels // 8)
-        mine = -(-tiles // WARPS)
-        at_once = mine if mine < 3 else 4
-        pixels = round_up(mine, at_once) * WARPS * 8
+        mine = -(-self.pixels // (8 * WARPS))
+        pixels = round_up(mine, mine if mine < 3 else 4) * WARPS * 8
         return self.blocks * (self.wide + 2 * self.narrow) + self.wide, pixels // 2 if self.tf32 else pixels
 
-    # ---------------------------------------------------------------- shared memory, as the kernels lay it out
-
-    @property
-    def _wide_bytes(self) -> int:
-        return 4 * self.wide * _plane(round_up(self.pixels, 8))
-
-    @property
-    def _narrow_bytes(self) -> int:
-        return 4 * self.narrow * _plane((self.height + 1) * (self.width + 1) + 1)
-
-    @property
-    def _x_bytes(self) -> int:
-        return self._image_bytes + 4 * self.columns
-
-    @property
-    def _image_bytes(self) -> int:
-        return self._planes_bytes(self.channels)
-
-    @property
-    def _float64_x_bytes(self) -> int:
-        return 2 * self._image_bytes + 4 * self.columns
+    # ---------------------------------------------------------------- bytes of shared memory, as kernels lay it out
 
     @property
     def forward_shared(self) -> int:
-        """Bytes that pixel_forward takes."""
-        return self._wide_bytes + self._narrow_bytes + self._x_bytes
+        return 4 * (self._wide_maps + self._narrow_maps + self._planes(self.channels) + self.columns)
 
     @property
     def float64_shared(self) -> int:
-        """Bytes that pixel_float64_forward takes."""
-        return self._wide_bytes + self._narrow_bytes + self._float64_x_bytes
+        return self.forward_shared + 4 * self._planes(self.channels)
 
     @property
     def backward_shared(self) -> int:
-        """Bytes that pixel_backward takes."""
-        stripes = 4 * WARPS * round_up(FAR_SIDE * self.channels * (self.width + 2 * FAR), 2)
-        outputs = self._planes_bytes(self.heads)  # their gradient, and later the image
-        return self._wide_bytes + max(self._narrow_bytes, stripes) + outputs + 4 * self.columns
+        stripes = WARPS * round_up(FAR_SIDE * self.channels * (self.width + 2 * FAR), 2)
+        outputs = self._planes(self.heads)  # their gradient, and later the image
+        return 4 * (self._wide_maps + max(self._narrow_maps, stripes) + outputs + self.columns)
 
     @property
     def inverse_shared(self) -> int:
-        """Bytes that pixel_inverse takes."""
         wide, narrow, blocks = self.wide, self.narrow, self.blocks
         block = narrow * _stride(wide) + narrow * _stride(NEAR_PLACES * narrow) + wide * _stride(narrow)
         matrices = wide * _stride(self.columns) + blocks * block + self.heads * _stride(wide)
         maps = (blocks + 1) * wide + 2 * blocks * narrow
         biases = wide + blocks * (2 * narrow + wide) + self.head
-        single = blocks * self._narrow_bytes + 4 * (matrices + self._front * maps + biases + self.columns)
-        return single + self._sums_bytes
+        single = blocks * self._narrow_maps + matrices + self._front * maps + biases + self.columns
+        return 4 * (single + self._sums)
 
     @property
     def float64_inverse_shared(self) -> int:
-        """Bytes that pixel_float64_inverse takes."""
-        return self.inverse_shared + self._sums_bytes
+        return self.inverse_shared + 4 * self._sums
 
     @property
-    def _sums_bytes(self) -> int:
-        """What the inverse holds in the dtype of the pixels, if that is float32."""
-        return self._image_bytes + 4 * self._front * (self.channels + self.wide + self.blocks * self.narrow)
+    def _sums(self) -> int:
+        """Numbers that the inverse holds in the dtype of the pixels."""
+        return self._planes(self.channels) + self._front * (self.channels + self.wide + self.blocks * self.narrow)
 
     @property
     def _front(self) -> int:
         """Pixels of a front."""
         return round_up(-(-self.width // SKEW), 8)
 
-    def _planes_bytes(self, planes: int) -> int:
-        return 4 * round_up(planes * ((self.height + FAR) * (self.width + FAR) + FAR), 2)
+    @property
+    def _wide_maps(self) -> int:
+        return self.wide * _plane(round_up(self.pixels, 8))
+
+    @property
+    def _narrow_maps(self) -> int:
+        return self.narrow * _plane((self.height + 1) * (self.width + 1) + 1)
+
+    def _planes(self, count: int) -> int:
+        return round_up(count * ((self.height + FAR) * (self.width + FAR) + FAR), 2)
 
 
 def _stride(columns: int) -> int:
