@@ -23,30 +23,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "ArgumentError",
-    "Autoregressive",
-    "Chain",
-    "DataError",
-    "FitResult",
-    "Flow",
-    "ImageFlow",
-    "ImageModel",
-    "Inversion",
-    "InversionError",
-    "SinuflowError",
-    "SinusoidalDensity",
-    "SinusoidalFlow",
-    "StorageError",
-    "TableModel",
-    "TrainingError",
-    "__version__",
-    "fit",
-    "fit_images",
-    "fit_table",
-    "load",
-    "register",
-    "testing",
-]
+    "ArgumentError", "Autoregressive", "Chain", "DataError", "FitResult", "Flow", "ImageFlow", "ImageModel",
+    "Inversion", "InversionError", "SinuflowError", "SinusoidalDensity", "SinusoidalFlow", "StorageError", "TableModel",
+    "TrainingError", "__version__", "fit", "fit_images", "fit_table", "load", "register", "testing",
+]  # fmt: skip
 
 # PyTorch takes a second to import, and in that second the command line must already handle signals. So the public names
 # are imported when they are first used.
