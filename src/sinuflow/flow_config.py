@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
-from .checks import is_number, shortened, whole
+from .checks import choice, is_number, shortened, whole
 from .errors import ArgumentError
 from .ops.activations import check_activation
 
@@ -40,10 +40,8 @@ class Size(NamedTuple):
 
 def total(sizes: Iterable[Size]) -> Size:
     """The sum of sizes."""
-    parameters, tensors = 0, 0
-    for size in sizes:
-        parameters, tensors = parameters + size.parameters, tensors + size.tensors
-    return Size(parameters, tensors)
+    sizes = list(sizes)
+    return Size(sum(size.parameters for size in sizes), sum(size.tensors for size in sizes))
 
 
 @dataclass
@@ -69,10 +67,7 @@ class FlowConfig:
     squash: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.conditioning, str) or self.conditioning not in _DEFAULTS:
-            raise ArgumentError(
-                f"conditioning must be one of {', '.join(_DEFAULTS)}; got {shortened(self.conditioning)}"
-            )
+        choice("conditioning", self.conditioning, _DEFAULTS)
         for name, value in _DEFAULTS[self.conditioning].items():
             if getattr(self, name) is None:
                 setattr(self, name, value)
@@ -93,7 +88,7 @@ class FlowConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """The arguments of the constructor by name, as stored beside the weights."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return dict(vars(self))
 
     @property
     def size(self) -> Size:
@@ -154,7 +149,7 @@ class ImageFlowConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """The configuration that is stored beside the weights; the key ``image`` marks it as an image flow."""
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        own = dict(vars(self))
         return {"image": list(own.pop("shape")), **own}
 
     @property
@@ -220,9 +215,7 @@ def check_channels(channels: int, colours: int) -> None:
 
 def check_image_conditioning(conditioning: Any) -> None:
     """Refuse a conditioning that image flows do not have."""
-    if not isinstance(conditioning, str) or conditioning not in get_args(ImageConditioning):
-        known = " or ".join(map(repr, get_args(ImageConditioning)))
-        raise ArgumentError(f"conditioning of images must be {known}; got {shortened(conditioning)}")
+    choice("conditioning of images", conditioning, get_args(ImageConditioning))
 
 
 def _linear_layers(widths: Sequence[int]) -> Iterator[Size]:

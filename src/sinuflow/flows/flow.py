@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..bijections import Bijection, Chain
 from ..bijections.base import all_finite, raise_unless_converged
+from ..checks import choice
 from ..errors import ArgumentError, StorageError
 from ..registry import Component, register
 from ..solvers import Inversion, SolverOptions
@@ -120,8 +121,7 @@ class Flow(Component, nn.Module):
             on_failure: ``"raise"`` an :class:`~sinuflow.InversionError` unless every sample converged, or
                 ``"return"`` the result with ``converged`` False. The latter works in a compiled full graph.
         """
-        if on_failure not in ("raise", "return"):
-            raise ArgumentError(f"on_failure must be 'raise' or 'return'; got {on_failure!r}")
+        choice("on_failure", on_failure, ("raise", "return"))
         options = SolverOptions(solver, rtol, atol, max_iterations)
         result = inverse_with_certificate(self.bijection, z, context, options)
         trip = round_trip(self.bijection, result.x, z, context, options)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ..bijections import Bijection
 from ..bijections.base import CERTIFIED, from_feature_major, raise_unless_converged
-from ..errors import ArgumentError, InversionError
+from ..checks import choice
+from ..errors import InversionError
 from ..solvers import Inversion, SolverOptions
 
 #: Kinds of certificate of a draw: each layer's inverse by itself, or also the round trip through the whole flow.
@@ -123,8 +124,7 @@ def inverse_with_fallback(bijection: Bijection, z: Tensor, context: Tensor | Non
 
 def check_certify(certify: str) -> None:
     """Raise an :class:`~sinuflow.ArgumentError` for an unknown kind of certificate."""
-    if certify not in get_args(Certify):
-        raise ArgumentError(f"certify must be one of {', '.join(map(repr, get_args(Certify)))}; got {certify!r}")
+    choice("certify", certify, get_args(Certify))
 
 
 #: The alternative to an end-to-end certificate.

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from ..errors import ArgumentError
+from ..checks import choice
 from ..flow_config import ImageConditioning
 
 Size = Literal["auto", "small", "paper"]
@@ -76,8 +76,7 @@ def image_recipe(
         >>> image_recipe((1, 8, 8)).flow["blocks"], image_recipe((3, 32, 32), gpu=True).flow["blocks"]
         (4, 12)
     """
-    if size not in get_args(Size):
-        raise ArgumentError(f"size must be one of {', '.join(get_args(Size))}; got {size!r}")
+    choice("size", size, get_args(Size))
     if size == "auto":
         size = "paper" if gpu and math.prod(shape) > _FEW else "small"
     if size == "paper":
