@@ -16,10 +16,9 @@ from ..registry import Component, register
 from ..solvers import Inversion, SolverOptions
 from ..solvers.options import Method
 from .bases import Base, StandardNormal
-from .distribution import FlowDistribution
+from .distribution import FlowDistribution, FlowTransform
 from .inversion import inverse_with_certificate, round_trip
 from .storage import Model, check_storable, write_model
-from .transform import FlowTransform
 
 if TYPE_CHECKING:
     from .drawing import Drawing

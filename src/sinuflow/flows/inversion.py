@@ -29,16 +29,13 @@ class RoundTrip(NamedTuple):
         if bool(self.accurate.all()):
             return
         largest = float(self.residual.nan_to_num(nan=torch.inf).max())
-        remedies = [
-            "Look for parameters of extreme size, which even float64 cannot invert to this tolerance"
-            if self.residual.dtype == torch.float64
-            else "Use float64 (flow.double())",
-            *([] if alternative is None else [alternative]),
-        ]
-        failed = int((~self.accurate).sum())
+        remedy = "Use float64 (flow.double())"
+        if self.residual.dtype == torch.float64:
+            remedy = "Look for parameters of extreme size, which even float64 cannot invert to this tolerance"
         raise InversionError(
             f"every layer was inverted, but rounding errors accumulate to a residual of {largest:.3g} over the whole "
-            f"flow, beyond the tolerance for {failed} of {self.accurate.numel()} samples. {', or '.join(remedies)}."
+            f"flow, beyond the tolerance for {int((~self.accurate).sum())} of {self.accurate.numel()} samples. "
+            f"{remedy}{'' if alternative is None else f', or {alternative}'}."
         )
 
 

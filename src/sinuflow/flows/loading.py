@@ -69,10 +69,8 @@ def _set_tensors(path: Path, flow: Flow, tensors: dict[str, Tensor]) -> None:
     modules = dict(flow.named_modules(remove_duplicate=False))
     for name, tensor in tensors.items():  # load_state_dict would take time that grows with the square of their number
         module, _, own = name.rpartition(".")
-        old = state[name]
-        setattr(
-            modules[module], own, nn.Parameter(tensor, old.requires_grad) if isinstance(old, nn.Parameter) else tensor
-        )
+        is_parameter = isinstance(state[name], nn.Parameter)
+        setattr(modules[module], own, nn.Parameter(tensor, state[name].requires_grad) if is_parameter else tensor)
     for holder in modules.values():  # masks, which are not stored, have the dtype of the parameters
         for name in holder._non_persistent_buffers_set:
             buffer = holder._buffers[name]
@@ -118,9 +116,8 @@ class _WithoutValues(TorchFunctionMode):
         self._elements = self._registered = 0
 
     def __enter__(self) -> _WithoutValues:
-        registries = ("parameter", "buffer", "module")
-        register = [getattr(hooks, f"register_module_{name}_registration_hook") for name in registries]
-        self._hooks = [each(self._count) for each in register]
+        for kind in ("parameter", "buffer", "module"):
+            self._hooks.append(getattr(hooks, f"register_module_{kind}_registration_hook")(self._count))
         super().__enter__()
         return self
 

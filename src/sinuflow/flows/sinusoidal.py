@@ -103,9 +103,8 @@ class SinusoidalFlow(Flow):
             16
         """
         known = flow_config(config)
-        arguments = {name: getattr(known, name) for name in vars(known)}
         kind = SinusoidalFlow.image if isinstance(known, ImageFlowConfig) else SinusoidalFlow
-        return kind(**arguments)
+        return kind(**vars(known))
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.config.items())

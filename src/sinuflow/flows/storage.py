@@ -44,12 +44,7 @@ def write_model(path: str | os.PathLike[str], model: Model, version: int = 1) ->
     if len(model.tensors) > MOST_TENSORS:
         raise StorageError(f"cannot write {path}: it would have more than {MOST_TENSORS:,} tensors; use fewer blocks")
     tensors = {name: t.detach().cpu().contiguous() for name, t in model.tensors.items()}
-    header = {
-        "format": FORMAT,
-        "format_version": str(version),
-        "kind": model.kind,
-        "config": json.dumps(model.config),
-    }
+    header = {"format": FORMAT, "format_version": str(version), "kind": model.kind, "config": json.dumps(model.config)}
     header["sha256"] = _checksum(header, tensors)
     try:
         content = to_safetensors(tensors, metadata=header)
