@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from ..checks import choice
@@ -33,16 +33,9 @@ class Recipe:
         content = json.dumps([self.flow, self.training, self.as_long_as], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 
-    def override(
-        self, flow: Mapping[str, Any] | None, training: Mapping[str, Any] | None, steps: int | None = None
-    ) -> Recipe:
-        """The recipe with other values for some of the arguments."""
-        more = {} if steps is None else {"steps": steps}
-        return replace(self, flow={**self.flow, **(flow or {})}, training={**self.training, **(training or {}), **more})
 
-
-def table_recipe(rows: int, features: int, conditioning: str = "full") -> Recipe:
-    """The defaults for a table with so many training rows and modelled columns.
+def table_recipe(rows: int, conditioning: str = "full") -> Recipe:
+    """The defaults for a table with so many training rows.
 
     Small tables get small networks with dropout and weight decay, large ones wide networks and more steps.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, TypeVar
 
@@ -14,7 +13,6 @@ from ..checks import Check, anything, fields, integer, items, number
 from ..flow_config import FlowConfig, ImageFlowConfig
 from ..flows.sinusoidal import SinusoidalFlow
 from ..flows.storage import Model, write_model
-from ..training import FitResult
 from ..training.history import RECORD
 
 _Self = TypeVar("_Self", bound="FittedModel")
@@ -40,14 +38,6 @@ class FittedModel(ABC):
     #: The schema of its configuration, and the names of its tensors by group.
     schema: ClassVar[Check]
     tensor_names: ClassVar[dict[str, set[str]]] = {}
-
-    @abstractmethod
-    def log_prob(self, *args: Any, **kwargs: Any) -> Any:
-        """The log-density of every row or image, in nats and in the units of the data."""
-
-    @abstractmethod
-    def sample(self, *args: Any, **kwargs: Any) -> Any:
-        """Draw rows or images, certified as ``certify`` says, or raise an :class:`~sinuflow.InversionError`."""
 
     @abstractmethod
     def _stored(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -89,19 +79,3 @@ def model_schema(own: dict[str, Check], facts: dict[str, Check], optional_facts:
     return fields(
         {"flow": flow, "history": items(RECORD), "facts": fields(facts, optional_facts, others=anything), **own}
     )
-
-
-def quantiles_of(scores: Tensor) -> Tensor:
-    """The quantiles of scores that a fitted model stores: 1001, from the least to the largest."""
-    return torch.quantile(scores, torch.linspace(0, 1, 1001, dtype=torch.float64))
-
-
-def run_facts(result: FitResult, seed: int, started: float) -> dict[str, Any]:
-    """The provenance of any fitted model; ``started`` is the monotonic time at which its fit began."""
-    return {
-        "seed": seed,
-        "steps": result.steps,
-        "best_step": result.best_step,
-        "seconds": round(time.monotonic() - started, 1),
-        "torch": torch.__version__,
-    }

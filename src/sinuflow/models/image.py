@@ -49,13 +49,12 @@ class ImageModel(FittedModel):
     """The density of 8-bit images.
 
     Args:
-        flow: over the logits of pixels.
         pixels: the map between bytes and logits.
         classes: the names of the classes, for a class-conditional density.
         counts: how many training images each class had.
         quantiles: of the bits per dimension of held-out images, in increasing order.
-        history: the records of the training run.
-        facts: provenance: images, seed, steps, seconds, versions.
+
+    The other arguments are those of all fitted models.
 
     Example:
         >>> import sinuflow
@@ -88,8 +87,6 @@ class ImageModel(FittedModel):
         kind = {1: "greyscale", 3: "colour"}.get(channels, f"{channels} channels")
         classes = "" if self.classes is None else f", {len(self.classes)} classes"
         return f"{width}x{height} pixels, {kind}{classes}"
-
-    # ---------------------------------------------------------------- scoring
 
     def bits_per_dimension(self, images: Any, labels: Any = None) -> Tensor:
         """Bits per dimension of every image, given its class if the model has classes.
@@ -145,18 +142,13 @@ class ImageModel(FittedModel):
         below = torch.searchsorted(self.quantiles, bits.double())
         return below.double() * 100 / len(self.quantiles)
 
-    # ---------------------------------------------------------------- sampling
-
     def sample(
         self, count: int, label: Any = None, seed: int = 0, temperature: float = 1.0, certify: Certify = "layers"
     ) -> Tensor:
         """Draw images: bytes of shape (count, C, H, W).
 
-        Guarantee: with ``certify="layers"``, each layer of the flow was inverted to working precision for every image;
-        with ``"end-to-end"``, every image's logits map back to their noise through the whole flow, within the
-        tolerance of :meth:`SinusoidalFlow.invert <sinuflow.SinusoidalFlow.invert>`; or an
-        :class:`~sinuflow.InversionError` is raised. Where float32 is not enough, float64 is used. The certificate
-        concerns the logits, before they are rounded to bytes.
+        Guarantee: that of :meth:`FlowDistribution.sample <sinuflow.flows.distribution.FlowDistribution.sample>`, before
+        logits are rounded to bytes. Where float32 is not enough, float64 is used.
 
         Args:
             count: the number of images.
@@ -186,8 +178,6 @@ class ImageModel(FittedModel):
             images.append(self.pixels.to_bytes(x.cpu()).view(size, *self.shape))
             residuals.append(residual)
         return Drawn(torch.cat(images), max((r for r in residuals if r is not None), default=None))
-
-    # ---------------------------------------------------------------- classes
 
     def _labels(self, count: int, label: Any, generator: torch.Generator) -> Any:
         """A label for each image to draw."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
 import torch
@@ -13,15 +12,15 @@ from ..bijections.pixels import PixelMap
 from ..data.image_files import Pictures, open_pictures
 from ..data.labels import class_counts, class_indices
 from ..data.sources import seeded
-from ..errors import ArgumentError, DataError
+from ..errors import DataError
 from ..flow_config import ImageConditioning
-from ..flows.sinusoidal import SinusoidalFlow
-from ..training import ImageRows, fit
+from ..flows.image import ImageFlow
+from ..training import ImageRows
 from ..training.fit import find_device
 from .defaults import Size, image_recipe
-from .fitted import quantiles_of, run_facts
 from .image import ImageModel
 from .image_baseline import histogram_bits
+from .run import Run, quantiles_of
 
 #: The fraction of images that are held out for validation, and the most of them.
 _FRACTION, _MOST = 0.1, 5_000
@@ -65,9 +64,8 @@ def fit_images(
         steps: the maximum number of training steps.
         seed: of the split, the weights, the dequantization noise, and the order of the images.
         device: ``"auto"`` takes a GPU if there is one.
-        checkpoint: a folder for checkpoints.
-        checkpoint_minutes: minutes between checkpoints.
-        resume: continue from the folder's checkpoint.
+        checkpoint, checkpoint_minutes, resume: a folder for checkpoints, the minutes between them, and whether to
+            continue from the last one.
         progress: whether to show progress.
         architecture: arguments of :meth:`SinusoidalFlow.image <sinuflow.SinusoidalFlow.image>` that replace defaults.
         training: arguments of :func:`~sinuflow.fit` that replace defaults.
@@ -80,9 +78,7 @@ def fit_images(
         >>> model.sample(5).shape
         torch.Size([5, 1, 4, 4])
     """
-    if not 0 <= seed < 2**63:
-        raise ArgumentError(f"seed must be an integer of at least 0; got {seed}")
-    started = time.monotonic()
+    run = Run(steps, seed, device, checkpoint, checkpoint_minutes, resume, progress, architecture, training)
     data = open_pictures(images, labels)
     shape = tuple(data.images.shape[1:])
     counts = None if data.labels is None else class_counts(data.labels)
@@ -92,10 +88,7 @@ def fit_images(
     if conditioning is None and (training or {}).get("stability") is not None:
         conditioning = "shift"
     recipe = image_recipe(shape, size, place.type == "cuda", conditioning)
-    recipe = recipe.override(architecture, {"checkpoint_minutes": checkpoint_minutes, **(training or {})}, steps)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        flow = SinusoidalFlow.image(shape, len(classes or []), **recipe.flow)
+    flow = run.build(ImageFlow, recipe, shape, len(classes or []))
     pixels = PixelMap((1e-6 if shape[0] == 1 else 0.05) if alpha is None else alpha)
     flips = shape[0] > 1 if flips is None else flips
 
@@ -104,17 +97,7 @@ def fit_images(
         return ImageRows(part.images, pixels, context, flips)
 
     val = rows(held_out, False)
-    result = fit(
-        flow,
-        rows(train, flips),
-        val,
-        checkpoint=checkpoint,
-        resume=resume,
-        progress=progress,
-        device=device,
-        seed=seed,
-        **recipe.training,
-    )
+    result = run.train(flow, recipe, rows(train, flips), val)
     facts = {
         "images": data.name,
         "train_images": len(train.images),
@@ -122,7 +105,7 @@ def fit_images(
         "flips": flips,
         "bits_per_dimension": None if result.best_nll is None else val.bits_per_dimension(result.best_nll),
         "histogram_bits": histogram_bits(train.images, held_out.images),
-        **run_facts(result, seed, started),
+        **run.facts(result),
     }
     model = ImageModel(flow, pixels, classes, counts, torch.zeros(0), result.history, facts)
     home = next(flow.parameters()).device

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import SinuflowError, StorageError
-from ..flow_config import FlowConfig, ImageFlowConfig, flow_config
+from ..flow_config import flow_config
 from ..flows.flow import Flow
 from ..flows.loading import build_flow
 from ..flows.sinusoidal import SinusoidalFlow
@@ -49,7 +49,9 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Fl
         increasing = quantiles.dim() == 1 and len(quantiles) > 1 and quantiles.dtype == torch.float64
         if not increasing or not bool((quantiles[1:] >= quantiles[:-1]).all()):  # False for NaN
             raise ValueError("its quantiles must be float64 and in increasing order")
-        parts = fitted.parse(config, groups, _hyperparameters(path, config["flow"]))
+        with _described(path, "flow"):
+            hyperparameters = flow_config(config["flow"])
+        parts = fitted.parse(config, groups, hyperparameters)
     flow = build_flow(path, config["flow"], groups.get("flow", {}))
     assert isinstance(flow, SinusoidalFlow)  # by its hyperparameters
     loaded: TableModel | ImageModel = fitted(flow, *parts, quantiles, config["history"], config["facts"])
@@ -65,11 +67,6 @@ def _described(path: Path, what: str) -> Iterator[None]:
         raise
     except (ValueError, OverflowError, SinuflowError) as error:
         raise StorageError(f"{path} has an invalid configuration for a {what}: {error}") from error
-
-
-def _hyperparameters(path: Path, config: Any) -> FlowConfig | ImageFlowConfig:
-    with _described(path, "flow"):
-        return flow_config(config)
 
 
 def _check_names(groups: dict[str, dict[str, Tensor]], expected: dict[str, set[str]]) -> None:

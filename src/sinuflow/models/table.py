@@ -53,12 +53,11 @@ class TableModel(FittedModel):
     """The density of a table, in the units of its columns: base ∘ flow ∘ preprocessing.
 
     Args:
-        flow: over the preprocessed columns.
         preprocessor: the bijection from the table's units to the flow's input, in float64.
         split: the training, validation and test rows.
         quantiles: of the log-densities of the training rows, in increasing order.
-        history: the training records.
-        facts: the provenance: table, rows, seed, steps, seconds, versions.
+
+    The other arguments are those of all fitted models.
     """
 
     flow: SinusoidalFlow
@@ -81,13 +80,12 @@ class TableModel(FittedModel):
         ``data`` is anything that can be opened as a table: a frame, a path, an array. Values of
         integer columns and categories are scored at the middles of their cells.
         """
-        parts, missing = [], 0
-        for rows in read_rows(open_table(data), self.preprocessor):
-            parts.append(self.score_rows(rows))
-            missing += int((~rows.complete).sum())
+        scores = [self.score_rows(rows) for rows in read_rows(open_table(data), self.preprocessor)]
+        result = np.concatenate(scores) if scores else np.empty(0)
+        missing = int(np.isnan(result).sum())
         if missing:
             raise DataError(f"{missing} rows have missing values: fill them in, or leave those rows out")
-        return np.concatenate(parts) if parts else np.empty(0)
+        return result
 
     def score_rows(self, rows: Rows) -> Array:
         """The log-density of rows of a table, NaN where a value is missing and nowhere else."""
@@ -134,11 +132,8 @@ class TableModel(FittedModel):
     ) -> Any:
         """Draw rows, as an Arrow table with the columns of the training table.
 
-        Guarantee: with ``certify="layers"``, each layer of the flow was inverted to working precision for every row;
-        with ``"end-to-end"``, the flow's x of every row maps back to its noise through the whole flow, within
-        the tolerance of :meth:`SinusoidalFlow.invert <sinuflow.SinusoidalFlow.invert>`; or an
-        :class:`~sinuflow.InversionError` is raised. Where float32 is not enough, float64 is used. The certificate
-        concerns the flow's x, before integers, categories and repeated values are rounded.
+        Guarantee: that of :meth:`FlowDistribution.sample <sinuflow.flows.distribution.FlowDistribution.sample>`, before
+        integers, categories and repeated values are rounded. Where float32 is not enough, float64 is used.
 
         Args:
             count: the number of rows.
@@ -163,6 +158,8 @@ class TableModel(FittedModel):
         check_certify(certify)
         given, like = given or {}, self._like
         context = self._context(given)
+        fixed = {c.name: 0.0 for c in self.preprocessor.columns if c.kind == "constant"}
+        fixed |= {c.name: _context_number(c, given[c.name]) for c in self.preprocessor.context_columns}
         generator = torch.Generator(like.device)
         generator.seed() if seed is None else generator.manual_seed(seed)
         for start in range(0, count, _ROWS):
@@ -175,11 +172,8 @@ class TableModel(FittedModel):
                     f"{int((~np.isfinite(x)).any(1).sum())} of {size} draws overflow float64 in the units of their "
                     "columns: the flow is not trained well enough to be sampled"
                 )
-            values = {c.name: x[:, i] for i, c in enumerate(self.preprocessor.features)}
-            for column in self.preprocessor.columns:
-                if column.name not in values:
-                    number = 0.0 if column.kind == "constant" else _context_number(column, given[column.name])
-                    values[column.name] = np.full(size, number)
+            values = {name: np.full(size, number) for name, number in fixed.items()}
+            values |= {c.name: x[:, i] for i, c in enumerate(self.preprocessor.features)}
             arrays = [to_arrow(column, values[column.name]) for column in self.preprocessor.columns]
             yield Drawn(pyarrow.record_batch(arrays, names=self.columns), residual)
 
