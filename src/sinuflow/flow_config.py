@@ -1,18 +1,18 @@
-"""Hyperparameters of flows, validated for constructors and files, and parameter counts."""
+"""Hyperparameters of flows, validated for constructors and files."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
 from .checks import choice, is_number, shortened, whole
 from .errors import ArgumentError
 from .ops.activations import check_activation
+from .registry import Spec
 
 Conditioning = Literal["shift", "full", "none"]
 ImageConditioning = Literal["shift", "affine"]
@@ -28,30 +28,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-class Size(NamedTuple):
-    """The number of parameters of a module, and of tensors that hold them."""
-
-    parameters: int
-    tensors: int
-
-    def times(self, count: int) -> Size:
-        return Size(count * self.parameters, count * self.tensors)
-
-
-def total(sizes: Iterable[Size]) -> Size:
-    """The sum of sizes."""
-    sizes = list(sizes)
-    return Size(sum(size.parameters for size in sizes), sum(size.tensors for size in sizes))
-
-
 @dataclass
 class FlowConfig:
     """The hyperparameters of a :class:`~sinuflow.SinusoidalFlow` over vectors, with all defaults filled in.
 
     Example:
         >>> config = FlowConfig(features=2, conditioning="full", hidden=(8,))
-        >>> config.blocks, config.size.tensors
-        (6, 24)
+        >>> config.blocks, config.squash
+        (6, 4.0)
     """
 
     features: int
@@ -90,34 +74,9 @@ class FlowConfig:
         """The arguments of the constructor by name, as stored beside the weights."""
         return dict(vars(self))
 
-    @property
-    def size(self) -> Size:
-        """The size of the flow, without building it."""
-        assert self.blocks is not None
-        if self.conditioning == "full":
-            return self._conditioner(2 + self._waves).times(self.blocks)
-        block = [self._sinusoidal()]
-        if self.conditioning == "shift":
-            block.append(self._conditioner(1).times(2))
-        return total([total(block).times(self.blocks), Size(2 * self.features, 2)])
-
-    @property
-    def _waves(self) -> int:
-        """Parameters of the sinusoidal transformers of one feature."""
-        assert self.scales is not None
-        return self.scales * (3 * self.waves + 1)
-
-    def _conditioner(self, outputs: int) -> Size:
-        first, *others = self.hidden or [0]
-        hidden = [*self.hidden[:1], *(others if not self.residual else [first] * (2 * len(others)))]
-        return total(_linear_layers([self.context + self.features, *hidden, self.features * outputs]))
-
-    def _sinusoidal(self) -> Size:
-        assert self.scales is not None
-        waves = Size(self.features * (self._waves + self.scales), 5)
-        if not self.context:
-            return waves
-        return total([waves, *_linear_layers([self.context, *CONTEXT_HIDDEN, waves.parameters])])
+    def spec(self) -> Spec:
+        """The flow as a component."""
+        return Spec("SinusoidalFlow", vars(self))
 
 
 @dataclass
@@ -152,28 +111,14 @@ class ImageFlowConfig:
         own = dict(vars(self))
         return {"image": list(own.pop("shape")), **own}
 
+    def spec(self) -> Spec:
+        """The flow as a component."""
+        return Spec("ImageFlow", vars(self))
+
     @property
     def features(self) -> int:
         """The dimension of the flow."""
         return math.prod(self.shape)
-
-    @property
-    def size(self) -> Size:
-        """The size of the flow, without building it."""
-        waves = Size(self.features * self.scales * (3 * self.waves + 2), 5)
-        outputs = 2 if self.conditioning == "affine" else 1
-        block = total([waves, self._network(outputs).times(2)])
-        return total([block.times(self.blocks), Size(2 * self.features, 2)])
-
-    def _network(self, outputs: int) -> Size:
-        colours, maps = self.shape[0], self.channels
-        with_context = 1 if self.context else 0
-        first = Size(2 * maps * (colours * 4 * 7 + 1 + self.context), 2 + with_context)
-        shrink, grow = maps * (2 * maps + 1), 2 * maps * (maps + 1)
-        masked = maps * (maps * 2 * 3 + 1 + self.context)
-        block = Size(shrink + masked + grow, 6 + with_context)
-        head = Size(outputs * colours * (2 * maps + 1), 2)
-        return total([first, block.times(self.residual_blocks), head])
 
 
 def flow_config(config: Mapping[str, Any]) -> FlowConfig | ImageFlowConfig:
@@ -216,7 +161,3 @@ def check_channels(channels: int, colours: int) -> None:
 def check_image_conditioning(conditioning: Any) -> None:
     """Refuse a conditioning that image flows do not have."""
     choice("conditioning of images", conditioning, get_args(ImageConditioning))
-
-
-def _linear_layers(widths: Sequence[int]) -> Iterator[Size]:
-    return (Size(outputs * (inputs + 1), 2) for inputs, outputs in itertools.pairwise(widths))

@@ -17,7 +17,6 @@ from ..errors import ArgumentError, StorageError
 from ..flow_config import flow_config
 from ..registry import Spec, build
 from .flow import Flow
-from .sinusoidal import SinusoidalFlow
 from .storage import TooLargeError, check_size, size_of
 
 
@@ -29,10 +28,10 @@ def build_flow(path: Path, config: Any, tensors: dict[str, Tensor]) -> Flow:
     """
     composed = isinstance(config, dict) and "class" in config
     try:
-        spec = Spec.from_json(config) if composed else None
-        check_size(flow_config(config).size if spec is None else spec, tensors)
+        spec = Spec.from_json(config) if composed else flow_config(config).spec()
+        check_size(spec, tensors)
         with _WithoutValues(tensors):
-            flow = SinusoidalFlow.from_config(config) if spec is None else build(spec)
+            flow = build(spec)
         if not isinstance(flow, Flow):
             raise ArgumentError(f"it describes a {type(flow).__name__}")
     except StorageError as error:
@@ -132,8 +131,8 @@ class _WithoutValues(TorchFunctionMode):
             return
         self._elements += value.numel() if isinstance(value, Tensor) else 0
         self._registered += 1
-        parameters, tensors = self._size
-        if self._elements > 4 * parameters + 100_000 or self._registered > 10 * tensors + 2000:
+        elements, tensors = self._size
+        if self._elements > 4 * elements + 100_000 or self._registered > 10 * tensors + 2000:
             raise TooLargeError
 
     def __torch_function__(
@@ -143,7 +142,7 @@ class _WithoutValues(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if name in _FACTORIES:
             size = kwargs.get("size", args[0] if args and isinstance(args[0], (tuple, list)) else args)
-            if math.prod(size) > 2 * self._size.parameters + 100_000:
+            if math.prod(size) > 2 * self._size[0] + 100_000:
                 raise TooLargeError
             if name in ("empty", "ones", "zeros"):
                 kwargs["dtype"] = dtype = kwargs.get("dtype") or self._dtype or torch.get_default_dtype()

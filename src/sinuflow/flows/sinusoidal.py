@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from ..bijections import AutoregressiveWaves, Bijection, Chain, ElementwiseAffine, LDUBlock, SinusoidalLayer
 from ..flow_config import Conditioning, FlowConfig, ImageFlowConfig, flow_config
-from ..registry import register
+from ..registry import build, register
 from .flow import Flow
 
 if TYPE_CHECKING:
@@ -102,9 +102,7 @@ class SinusoidalFlow(Flow):
             >>> SinusoidalFlow.from_config(flow.config).features
             16
         """
-        known = flow_config(config)
-        kind = SinusoidalFlow.image if isinstance(known, ImageFlowConfig) else SinusoidalFlow
-        return kind(**vars(known))
+        return cast("SinusoidalFlow", build(flow_config(config).spec()))
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.config.items())

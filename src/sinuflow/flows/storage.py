@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,13 +21,14 @@ from torch import Tensor
 
 from ..errors import StorageError
 from ..files import write_atomically
-from ..flow_config import Size, total
 from ..registry import Spec
 from ..tensor_file import MOST_TENSORS, parse_json, read_tensor_file
 
 FORMAT = "sinuflow"
 #: The newest version of the format.
 FORMAT_VERSION = 2
+#: Arguments of a layer whose product its parameters exceed.
+_FACTORS = {"features", "outputs", "blocks", "scales", "waves"}
 
 
 class Model(NamedTuple):
@@ -87,9 +90,9 @@ class TooLargeError(ValueError):
     """A configuration needs far more memory than there are tensors for."""
 
 
-def size_of(tensors: dict[str, Tensor]) -> Size:
+def size_of(tensors: dict[str, Tensor]) -> tuple[int, int]:
     """The number of elements and of tensors."""
-    return Size(sum(t.numel() for t in tensors.values()), len(tensors))
+    return sum(t.numel() for t in tensors.values()), len(tensors)
 
 
 def check_storable(path: str | os.PathLike[str], spec: Spec, state: dict[str, Tensor]) -> None:
@@ -102,32 +105,35 @@ def check_storable(path: str | os.PathLike[str], spec: Spec, state: dict[str, Te
         raise StorageError(f"cannot write {path}: its description needs far more parameters than it has") from error
 
 
-def check_size(config: Spec | Size, tensors: dict[str, Tensor]) -> None:
-    """Raise a :class:`TooLargeError` unless the tensors can be those of a spec, or of a flow of a known size.
+def check_size(spec: Spec, tensors: dict[str, Tensor]) -> None:
+    """Raise a :class:`TooLargeError` unless the tensors can be those of a spec.
 
     Small mismatches get a precise message when tensors are compared. Here it matters to construct nothing far larger.
     """
     elements, count = size_of(tensors)
-    needed, components = config if isinstance(config, Size) else _extent(config)
-    slack = (10_000, 100) if isinstance(config, Size) else (200_000, 1000)
-    if needed > 2 * elements + slack[0] or components > 2 * count + slack[1]:
+    needed, components = _extent(spec)
+    if needed > 2 * elements + 20_000 or components > 2 * count + 1000:
         raise TooLargeError
 
 
-def _extent(value: Any, own: bool = True) -> Size:
-    """The sum of the integers in the arguments of Sinuflow's own classes, and the number of specs.
+def _extent(value: Any, own: bool = True) -> tuple[int, int]:
+    """A size that parameters reach, from the integers in the arguments of Sinuflow's own classes; the number of specs.
 
-    These integers are sizes, or permutations, which count by their length.
+    It is their sum, in which permutations count by their length, and the product of those that a layer multiplies.
     """
     if isinstance(value, Spec):
-        return total([Size(0, 1), _extent(dict(value.arguments), value.is_own())])
-    if isinstance(value, dict):
+        own = value.is_own()
+        factors = [n for name, n in value.arguments.items() if own and name in _FACTORS and type(n) is int]
+        needed, specs = _extent(list(value.arguments.values()), own)
+        return needed + abs(math.prod(factors)), specs + 1
+    if isinstance(value, Mapping):
         value = list(value.values())
-    if isinstance(value, list):
-        if len(value) <= 1024 and all(type(n) is int for n in value) and sorted(value) == list(range(len(value))):
-            return Size(len(value), 0)
-        return total(_extent(each, own) for each in value)
-    return Size(abs(value) if own and type(value) is int else 0, 0)
+    if not isinstance(value, (list, tuple)):
+        return (abs(value) if own and type(value) is int else 0), 0
+    if len(value) <= 1024 and all(type(n) is int for n in value) and sorted(value) == list(range(len(value))):
+        return len(value), 0
+    extents = [_extent(each, own) for each in value]
+    return sum(needed for needed, _ in extents), sum(specs for _, specs in extents)
 
 
 def _checksum(header: dict[str, str], tensors: dict[str, Tensor]) -> str:
