@@ -166,23 +166,13 @@ def _row(layer: _Layer, y: float) -> Iterator[str]:
         yield _text(left, y + 88, "with context", 12, _MUTED)
     yield _text(left, y + 112, _count(layer.parameters, "parameter"), 13, strong, font_weight="bold")
     if layer.form == "diagonal":
-        yield from _plot(right, y, _curves(layer.bijection), strong)
+        yield from _curves(layer.bijection, right, y, strong)
     elif layer.form:
         count = min(layer.bijection.features, _MOST_CELLS)
         cell = _PICTURE / count
         for i, j in product(range(count), repeat=2):  # rows are outputs, columns are inputs
             fill = strong if i == j else pale if (j < i) == (layer.form == "lower") else _FAINT
             yield _box(right + j * cell + 1, y + i * cell + 1, cell - 2, cell - 2, fill, radius=2)
-
-
-def _curves(layer: Bijection) -> list[list[float]]:
-    """z_i at equally spaced x_i from -4 to 4, of the first features of an elementwise layer; the context is 0."""
-    like = next(layer.parameters()).detach().double()
-    x = torch.linspace(-4, 4, 81, device=like.device).to(like).unsqueeze(-1).expand(-1, layer.features)
-    exact = copy.deepcopy(layer).double()
-    with torch.no_grad():
-        z, _ = exact(x, like.new_zeros(layer.context) if layer.context else None)
-    return [list(map(float, curve)) for curve in z[:, :_MOST_CURVES].T.nan_to_num()]
 
 
 def _count(number: int, noun: str) -> str:
@@ -193,13 +183,18 @@ def _box(x: float, y: float, wide: float, high: float, fill: str, line: str = "n
     return _element("rect", x=x, y=y, width=wide, height=high, rx=radius, fill=fill, stroke=line)
 
 
-def _plot(x: float, y: float, curves: list[list[float]], colour: str) -> Iterator[str]:
-    """Functions of a common variable in a square."""
+def _curves(layer: Bijection, x: float, y: float, colour: str) -> Iterator[str]:
+    """z_i at equally spaced x_i from -4 to 4, of the first features of an elementwise layer; the context is 0."""
     yield _box(x, y, _PICTURE, _PICTURE, _FAINT, radius=4)
-    low, high, size = min(map(min, curves)), max(map(max, curves)), _PICTURE - 8
-    for curve in curves:
-        steps = ((i / (len(curve) - 1), (v - low) / ((high - low) or 1)) for i, v in enumerate(curve))
-        points = " ".join(f"{x + 4 + size * s:.1f},{y + _PICTURE - 4 - size * v:.1f}" for s, v in steps)
+    exact = copy.deepcopy(layer).cpu().double()
+    inputs = torch.linspace(-4, 4, 81, dtype=torch.float64)
+    with torch.no_grad():
+        context = inputs.new_zeros(layer.context) if layer.context else None
+        z, _ = exact(inputs.unsqueeze(-1).expand(-1, layer.features), context)
+    z = z[:, :_MOST_CURVES].nan_to_num()
+    across, up = ((_PICTURE - 8) * (t - t.min()) / (t.max() - t.min()).clamp(min=1e-300) for t in (inputs, z))
+    for curve in up.T:
+        points = " ".join(f"{x + 4 + i:.1f},{y + _PICTURE - 4 - j:.1f}" for i, j in zip(across, curve, strict=True))
         yield _element("polyline", points=points, fill="none", stroke=colour)
 
 

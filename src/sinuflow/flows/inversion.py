@@ -16,13 +16,15 @@ from ..solvers import Inversion, SolverOptions
 
 #: Kinds of certificate of a draw: each layer's inverse by itself, or also the round trip through the whole flow.
 Certify = Literal["layers", "end-to-end"]
+CERTIFICATES = get_args(Certify)
+_LAYERS_ONLY = "leave out certify, for draws that are certified layer by layer alone"
 
 
 class RoundTrip(NamedTuple):
-    """Distance of x, mapped back through the whole flow, to the noise z; both tensors have the batch shape."""
+    """Distance of x, mapped back through the whole flow, to the noise z, and whether it meets its tolerance."""
 
     residual: Tensor
-    accurate: Tensor  # whether the residual meets its tolerance
+    accurate: Tensor
 
     def demand(self, alternative: str | None) -> None:
         """Raise an :class:`InversionError`, whose message offers the alternative, unless all met the tolerance."""
@@ -82,7 +84,7 @@ def certified_inverse(
 
     In a compiled graph, which cannot raise, samples that fail are NaN.
     """
-    check_certify(certify)
+    choice("certify", certify, CERTIFICATES)
     x, ladj = bijection.inverse(z, context)
     x = x.contiguous()
     if certify == "layers":
@@ -100,7 +102,7 @@ def inverse_with_fallback(bijection: Bijection, z: Tensor, context: Tensor | Non
     The whole batch is then recomputed, so that x has the precision in which it maps back to z. In float64 the residual
     is always checked end to end, with the tolerance of the flow's own precision.
     """
-    check_certify(certify)
+    choice("certify", certify, CERTIFICATES)
     relative, absolute = CERTIFIED.tolerances(z.dtype)
     tolerance = SolverOptions(rtol=relative, atol=absolute)
     measured = certify == "end-to-end"
@@ -117,12 +119,3 @@ def inverse_with_fallback(bijection: Bijection, z: Tensor, context: Tensor | Non
     if trip is not None:
         trip.demand(_LAYERS_ONLY if measured else None)
     return Drawn(result.x, float(trip.residual.max()) if trip is not None and measured else None)
-
-
-def check_certify(certify: str) -> None:
-    """Raise an :class:`~sinuflow.ArgumentError` for an unknown kind of certificate."""
-    choice("certify", certify, get_args(Certify))
-
-
-#: The alternative to an end-to-end certificate.
-_LAYERS_ONLY = "leave out certify, for draws that are certified layer by layer alone"

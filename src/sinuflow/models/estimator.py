@@ -36,18 +36,9 @@ class SinusoidalDensity(DensityMixin, BaseEstimator):
     compressed; densities are in the units of X. The defaults of None depend on the number of rows.
 
     Args:
-        conditioning: ``"full"`` or ``"shift"``, as in :class:`~sinuflow.SinusoidalFlow`.
-        blocks: layers of the flow.
-        scales: sinusoidal transformers in each of them.
-        waves: sine waves in each transformer.
-        hidden: sizes of the networks' hidden layers.
-        dropout: probability of dropping a hidden unit while training.
-        steps: the most training steps.
-        batch_size: rows in each step.
-        learning_rate: the maximum of the schedule.
-        weight_decay: of the optimizer.
-        patience: stop after this many validations without improvement.
-        device: ``"auto"`` takes a GPU if there is one.
+        conditioning: ``"full"`` or ``"shift"``.
+        blocks, scales, waves, hidden, dropout: of :class:`~sinuflow.SinusoidalFlow`.
+        steps, batch_size, learning_rate, weight_decay, patience, device: of :func:`~sinuflow.fit`.
         random_state: a seed; None for a different result at every call.
         verbose: whether to show progress.
 

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..bijections.pixels import PixelMap
-from ..checks import flag, integer, items, number, optional, text, whole
+from ..checks import choice, flag, integer, items, number, optional, text, whole
 from ..data.image_files import as_images
 from ..data.labels import class_indices, listed
 from ..errors import DataError
 from ..flow_config import FlowConfig, ImageFlowConfig
 from ..flows.distribution import check_temperature
-from ..flows.inversion import Certify, Drawn, check_certify, inverse_with_fallback
+from ..flows.inversion import CERTIFICATES, Certify, Drawn, inverse_with_fallback
 from ..flows.sinusoidal import SinusoidalFlow
 from ..training import Batch, ImageRows
 from .fitted import FittedModel, model_schema
@@ -164,7 +164,7 @@ class ImageModel(FittedModel):
         self, count: int, label: Any = None, seed: int = 0, temperature: float = 1.0, certify: Certify = "layers"
     ) -> Drawn:
         """The images of :meth:`sample`, and the largest end-to-end residual if that is certified."""
-        check_certify(certify)
+        choice("certify", certify, CERTIFICATES)
         count = whole("count", count, least=1)
         check_temperature(temperature)
         generator = torch.Generator().manual_seed(seed)

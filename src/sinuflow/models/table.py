@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checks import anything, fields, integer, items, number, optional, text
+from ..checks import anything, choice, fields, integer, items, number, optional, text
 from ..data import Column, Preprocessor, open_table
 from ..data.columns import LONGEST_NAME
 from ..data.names import quoted_list
@@ -19,7 +19,7 @@ from ..data.split import Ids, Split
 from ..data.values import code_of, to_arrow
 from ..errors import DataError, InversionError
 from ..flow_config import FlowConfig, ImageFlowConfig
-from ..flows.inversion import Certify, Drawn, check_certify, inverse_with_fallback
+from ..flows.inversion import CERTIFICATES, Certify, Drawn, inverse_with_fallback
 from ..flows.sinusoidal import SinusoidalFlow
 from .fitted import FittedModel, model_schema
 
@@ -155,7 +155,7 @@ class TableModel(FittedModel):
         """The record batches of :meth:`sample`, each with its largest end-to-end residual if that is certified."""
         import pyarrow
 
-        check_certify(certify)
+        choice("certify", certify, CERTIFICATES)
         given, like = given or {}, self._like
         context = self._context(given)
         fixed = {c.name: 0.0 for c in self.preprocessor.columns if c.kind == "constant"}
