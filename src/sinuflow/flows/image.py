@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..bijections.image import image_chain
-from ..flow_config import ImageConditioning, ImageFlowConfig
+from ..checks import whole
+from ..flow_config import ImageConditioning, image_shape
 from ..registry import register
 from .flow import Flow
 from .sinusoidal import SinusoidalFlow
@@ -51,10 +52,18 @@ class ImageFlow(SinusoidalFlow):
         residual_blocks: int = 2,
         conditioning: ImageConditioning = "shift",
     ) -> None:
-        config = ImageFlowConfig(shape, context, blocks, scales, waves, channels, residual_blocks, conditioning)
-        options = {name: value for name, value in vars(config).items() if name != "shape"}
-        Flow.__init__(self, image_chain(config.shape, **options))
-        self.hyperparameters = config
+        sizes = image_shape(shape)
+        options = {
+            "context": whole("context", context, 0),
+            "blocks": whole("blocks", blocks, 1),
+            "scales": whole("scales", scales, 1),
+            "waves": whole("waves", waves, 1),
+            "channels": whole("channels", channels, 1),
+            "residual_blocks": whole("residual_blocks", residual_blocks, 0),
+            "conditioning": conditioning,
+        }
+        Flow.__init__(self, image_chain(sizes, **options))
+        self._config = {"image": list(sizes), **options}
 
 
 SinusoidalFlow.image = ImageFlow

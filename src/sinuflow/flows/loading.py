@@ -14,9 +14,9 @@ from torch.nn.modules import module as hooks
 from torch.overrides import TorchFunctionMode
 
 from ..errors import ArgumentError, StorageError
-from ..flow_config import flow_config
 from ..registry import Spec, build
 from .flow import Flow
+from .sinusoidal import flow_spec
 from .storage import TooLargeError, check_size, size_of
 
 
@@ -28,7 +28,7 @@ def build_flow(path: Path, config: Any, tensors: dict[str, Tensor]) -> Flow:
     """
     composed = isinstance(config, dict) and "class" in config
     try:
-        spec = Spec.from_json(config) if composed else flow_config(config).spec()
+        spec = Spec.from_json(config) if composed else flow_spec(config)
         check_size(spec, tensors)
         with _WithoutValues(tensors):
             flow = build(spec)

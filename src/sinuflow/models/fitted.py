@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ..checks import Check, anything, fields, integer, items, number
-from ..flow_config import FlowConfig, ImageFlowConfig
 from ..flows.sinusoidal import SinusoidalFlow
 from ..flows.storage import Model, write_model
 from ..training.history import RECORD
@@ -46,11 +45,11 @@ class FittedModel(ABC):
     @classmethod
     @abstractmethod
     def parse(
-        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: FlowConfig | ImageFlowConfig
+        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: SinusoidalFlow
     ) -> tuple[Any, ...]:
         """The constructor's arguments after the flow, from a stored configuration that fits the schema.
 
-        A ValueError says why they do not fit each other, or the flow's hyperparameters.
+        A ValueError says why they do not fit each other, or the flow.
         """
 
     def to(self: _Self, device: str | torch.device) -> _Self:
@@ -75,7 +74,7 @@ def model_schema(own: dict[str, Check], facts: dict[str, Check], optional_facts:
     """The schema of a fitted model's configuration: its own fields and facts besides those of all models."""
     steps = integer()
     facts = {"seed": integer(0, 2**63), "steps": steps, "best_step": steps, "seconds": number(low=0), **facts}
-    flow = fields({}, others=anything)  # checked by flow_config
+    flow = fields({}, others=anything)  # checked when it is built
     return fields(
         {"flow": flow, "history": items(RECORD), "facts": fields(facts, optional_facts, others=anything), **own}
     )

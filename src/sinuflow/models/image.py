@@ -17,8 +17,8 @@ from ..checks import choice, flag, integer, items, number, optional, text, whole
 from ..data.image_files import as_images
 from ..data.labels import class_indices, listed
 from ..errors import DataError
-from ..flow_config import FlowConfig, ImageFlowConfig
 from ..flows.distribution import check_temperature
+from ..flows.image import ImageFlow
 from ..flows.inversion import CERTIFICATES, Certify, Drawn, inverse_with_fallback
 from ..flows.sinusoidal import SinusoidalFlow
 from ..training import Batch, ImageRows
@@ -199,11 +199,11 @@ class ImageModel(FittedModel):
 
     @classmethod
     def parse(
-        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: FlowConfig | ImageFlowConfig
+        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: SinusoidalFlow
     ) -> tuple[PixelMap, list[str] | None, list[int] | None]:
         classes, counts = config["classes"], config["counts"]
         consistent = (classes is None) == (counts is None) and len(classes or []) == len(counts or []) == flow.context
-        if not consistent or not isinstance(flow, ImageFlowConfig):
+        if not consistent or not isinstance(flow, ImageFlow):
             raise ValueError("its flow does not fit its images or classes")
         if classes is not None and (len(set(classes)) < len(classes) or not sum(counts)):
             raise ValueError("its classes must have different names and at least one image")

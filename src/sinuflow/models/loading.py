@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ..errors import SinuflowError, StorageError
-from ..flow_config import flow_config
 from ..flows.flow import Flow
 from ..flows.loading import build_flow
 from ..flows.sinusoidal import SinusoidalFlow
@@ -49,11 +48,10 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Fl
         increasing = quantiles.dim() == 1 and len(quantiles) > 1 and quantiles.dtype == torch.float64
         if not increasing or not bool((quantiles[1:] >= quantiles[:-1]).all()):  # False for NaN
             raise ValueError("its quantiles must be float64 and in increasing order")
-        with _described(path, "flow"):
-            hyperparameters = flow_config(config["flow"])
-        parts = fitted.parse(config, groups, hyperparameters)
-    flow = build_flow(path, config["flow"], groups.get("flow", {}))
-    assert isinstance(flow, SinusoidalFlow)  # by its hyperparameters
+        flow = build_flow(path, config["flow"], groups.get("flow", {}))
+        if not isinstance(flow, SinusoidalFlow):
+            raise ValueError("its flow has no hyperparameters")
+        parts = fitted.parse(config, groups, flow)
     loaded: TableModel | ImageModel = fitted(flow, *parts, quantiles, config["history"], config["facts"])
     return loaded.to(device)
 

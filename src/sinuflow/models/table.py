@@ -18,7 +18,6 @@ from ..data.reader import Rows, read_rows
 from ..data.split import Ids, Split
 from ..data.values import code_of, to_arrow
 from ..errors import DataError, InversionError
-from ..flow_config import FlowConfig, ImageFlowConfig
 from ..flows.inversion import CERTIFICATES, Certify, Drawn, inverse_with_fallback
 from ..flows.sinusoidal import SinusoidalFlow
 from .fitted import FittedModel, model_schema
@@ -205,7 +204,7 @@ class TableModel(FittedModel):
 
     @classmethod
     def parse(
-        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: FlowConfig | ImageFlowConfig
+        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: SinusoidalFlow
     ) -> tuple[Preprocessor, Split]:
         preprocessor = Preprocessor.from_dict(config["preprocessing"], groups["preprocessing"])
         rows = groups["split"]
