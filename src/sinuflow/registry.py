@@ -49,17 +49,22 @@ class Spec:
             raise ValueError("a spec's class must be a string, and its arguments a dictionary")
         return cls(data["class"], {name: _from_json(value) for name, value in data["arguments"].items()})
 
-    def unregistered(self) -> Iterator[str]:
-        """The names of the classes that are not registered, in this spec and those inside of it."""
-        if self.name not in _CLASSES:
-            yield self.name
-        for value in _leaves(self.arguments):
+    def walk(self) -> Iterator[Spec]:
+        """This spec, and those inside of it."""
+        yield self
+        for value in leaves(self.arguments):
             if isinstance(value, Spec):
-                yield from value.unregistered()
+                yield from value.walk()
 
+    @property
+    def is_registered(self) -> bool:
+        """Whether a class is registered under this name."""
+        return self.name in _CLASSES
+
+    @property
     def is_own(self) -> bool:
         """Whether the class is one of Sinuflow's, and not a user's."""
-        return self.name in _CLASSES and _CLASSES[self.name].__module__.startswith(f"{__package__}.")
+        return self.is_registered and _CLASSES[self.name].__module__.startswith(f"{__package__}.")
 
 
 def _text(value: Any) -> str:
@@ -78,11 +83,11 @@ def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
     return change(value)
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def leaves(value: Any) -> Iterator[Any]:
     """All that is in lists and dictionaries."""
     if isinstance(value, (list, Mapping)):
         for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _leaves(each)
+            yield from leaves(each)
     else:
         yield value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ..bijections.image import image_chain
 from ..checks import whole
@@ -53,7 +54,7 @@ class ImageFlow(SinusoidalFlow):
         conditioning: ImageConditioning = "shift",
     ) -> None:
         sizes = image_shape(shape)
-        options = {
+        options: dict[str, Any] = {
             "context": whole("context", context, 0),
             "blocks": whole("blocks", blocks, 1),
             "scales": whole("scales", scales, 1),

@@ -88,14 +88,14 @@ class SinusoidalFlow(Flow):
             raise ArgumentError(f"dropout must be at least 0 and below 1; got {dropout!r}")
         if not is_number(squash) or not squash >= 0:
             raise ArgumentError(f"squash must be a positive width, 0 for off, or None; got {squash!r}")
-        layer = {
+        layer: dict[str, Any] = {
             "features": whole("features", features, 1),
             "context": whole("context", context, 0),
             "scales": whole("scales", default["scales"] if scales is None else scales, 1),
             "waves": whole("waves", waves, 1),
         }
         blocks = whole("blocks", default["blocks"] if blocks is None else blocks, 1)
-        network = {
+        network: dict[str, Any] = {
             "hidden": [whole("every entry of hidden", width, 1) for width in hidden],
             "residual": bool(residual),
             "activation": check_activation(activation),

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from ..errors import StorageError
 from ..files import write_atomically
-from ..registry import Spec
+from ..registry import Spec, leaves
 from ..tensor_file import MOST_TENSORS, parse_json, read_tensor_file
 
 FORMAT = "sinuflow"
@@ -97,8 +96,11 @@ def size_of(tensors: dict[str, Tensor]) -> tuple[int, int]:
 
 def check_storable(path: str | os.PathLike[str], spec: Spec, state: dict[str, Tensor]) -> None:
     """Raise a :class:`~sinuflow.StorageError` if a file with this spec and these tensors could not be loaded."""
-    for name in spec.unregistered():
-        raise StorageError(f"cannot write {path}: the class {name} is not registered; put @sinuflow.register before it")
+    for each in spec.walk():
+        if not each.is_registered:
+            raise StorageError(
+                f"cannot write {path}: the class {each.name} is not registered; put @sinuflow.register before it"
+            )
     try:
         check_size(spec, state)
     except TooLargeError as error:
@@ -111,29 +113,23 @@ def check_size(spec: Spec, tensors: dict[str, Tensor]) -> None:
     Small mismatches get a precise message when tensors are compared. Here it matters to construct nothing far larger.
     """
     elements, count = size_of(tensors)
-    needed, components = _extent(spec)
-    if needed > 2 * elements + 20_000 or components > 2 * count + 1000:
+    specs = list(spec.walk())
+    needed = sum(_needed(each) for each in specs if each.is_own)
+    if needed > 2 * elements + 20_000 or len(specs) > 2 * count + 1000:
         raise TooLargeError
 
 
-def _extent(value: Any, own: bool = True) -> tuple[int, int]:
-    """A size that parameters reach, from the integers in the arguments of Sinuflow's own classes; the number of specs.
+def _needed(spec: Spec) -> int:
+    """A size that the parameters of one of Sinuflow's classes reach, by the integers in its arguments.
 
     It is their sum, in which permutations count by their length, and the product of those that a layer multiplies.
     """
-    if isinstance(value, Spec):
-        own = value.is_own()
-        factors = [n for name, n in value.arguments.items() if own and name in _FACTORS and type(n) is int]
-        needed, specs = _extent(list(value.arguments.values()), own)
-        return needed + abs(math.prod(factors)), specs + 1
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if not isinstance(value, (list, tuple)):
-        return (abs(value) if own and type(value) is int else 0), 0
-    if len(value) <= 1024 and all(type(n) is int for n in value) and sorted(value) == list(range(len(value))):
-        return len(value), 0
-    extents = [_extent(each, own) for each in value]
-    return sum(needed for needed, _ in extents), sum(specs for _, specs in extents)
+    needed = abs(math.prod(n for name, n in spec.arguments.items() if name in _FACTORS and type(n) is int))
+    for value in spec.arguments.values():
+        integers = [abs(n) for n in leaves(value) if type(n) is int]
+        is_order = isinstance(value, list) and 1 < len(value) <= 1024 and sorted(integers) == list(range(len(value)))
+        needed += len(value) if is_order else sum(integers)
+    return needed
 
 
 def _checksum(header: dict[str, str], tensors: dict[str, Tensor]) -> str:
