@@ -137,7 +137,7 @@ class FlowDistribution(Distribution):
         :meth:`sample`.
         """
         noise = self._noise(sample_shape, generator, temperature)
-        x, ladj = certified_inverse(self.bijection, noise, self.context, certify)
+        x, ladj, _ = certified_inverse(self.bijection, noise, self.context, certify)
         return x, _finite_log_density(self.base.log_prob(noise) - ladj)
 
     def _noise(self, sample_shape: Any, generator: torch.Generator | None, temperature: float) -> Tensor:

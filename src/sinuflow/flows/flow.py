@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..bijections import Bijection, Chain
-from ..bijections.base import all_finite, raise_unless_converged
+from ..bijections.base import all_finite, from_feature_major, raise_unless_converged
 from ..checks import choice
 from ..errors import ArgumentError, StorageError
 from ..registry import Component, register
@@ -17,7 +17,7 @@ from ..solvers import Inversion, SolverOptions
 from ..solvers.options import Method
 from .bases import Base, StandardNormal
 from .distribution import FlowDistribution, FlowTransform
-from .inversion import inverse_with_certificate, round_trip
+from .inversion import round_trip
 from .storage import Model, check_storable, write_model
 
 if TYPE_CHECKING:
@@ -122,15 +122,16 @@ class Flow(Component, nn.Module):
         """
         choice("on_failure", on_failure, ("raise", "return"))
         options = SolverOptions(solver, rtol, atol, max_iterations)
-        result = inverse_with_certificate(self.bijection, z, context, options)
-        trip = round_trip(self.bijection, result.x, z, context, options)
+        rows, context_rows, shape = self.bijection.feature_major(z, context, "z")
+        result = self.bijection.certified(rows, context_rows, options)
+        x = from_feature_major(result.x, shape).contiguous()
+        trip = round_trip(self.bijection, x, z, context, options)
         if on_failure == "raise":
             raise_unless_converged(result, list(self.bijection.layer_names()))
             trip.demand("pass a larger rtol, or on_failure='return'")
-        shape = result.ladj.shape
         converged = result.converged.all(0).reshape(shape) & trip.accurate
         iterations = result.iterations.amax(0).reshape(shape)
-        return Inversion(result.x, result.ladj, iterations, trip.residual, converged)
+        return Inversion(x, result.ladj.reshape(shape), iterations, trip.residual, converged)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the flow to one safetensors file, atomically; :func:`sinuflow.load` reads it.

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..bijections import Bijection
-from ..bijections.base import CERTIFIED, from_feature_major, raise_unless_converged
+from ..bijections.base import CERTIFIED
 from ..checks import choice
 from ..errors import InversionError
-from ..solvers import Inversion, SolverOptions
+from ..solvers import SolverOptions
 
 #: Kinds of certificate of a draw: each layer's inverse by itself, or also the round trip through the whole flow.
 Certify = Literal["layers", "end-to-end"]
@@ -66,56 +66,46 @@ def round_trip(
     return RoundTrip(residual, accurate)
 
 
-def inverse_with_certificate(
-    bijection: Bijection, z: Tensor, context: Tensor | None, options: SolverOptions = CERTIFIED
-) -> Inversion:
-    """x of shape (..., D) and the log-determinant (...), with the layers' certificates (layers, B); does not raise."""
-    rows, context_rows, shape = bijection.feature_major(z, context, "z")
-    result = bijection.certified(rows, context_rows, options)
-    # Contiguous, so that the round trip rounds exactly as it would for the tensor that the caller gets.
-    x = from_feature_major(result.x, shape).contiguous()
-    return result._replace(x=x, ladj=result.ladj.reshape(shape))
-
-
 def certified_inverse(
-    bijection: Bijection, z: Tensor, context: Tensor | None, certify: Certify = "layers"
-) -> tuple[Tensor, Tensor]:
+    bijection: Bijection,
+    z: Tensor,
+    context: Tensor | None,
+    certify: Certify = "layers",
+    options: SolverOptions = CERTIFIED,
+    alternative: str | None = _LAYERS_ONLY,
+) -> tuple[Tensor, Tensor, RoundTrip | None]:
     """x and the log-determinant, certified layer by layer or end to end: or an :class:`InversionError`.
 
     In a compiled graph, which cannot raise, samples that fail are NaN.
     """
     choice("certify", certify, CERTIFICATES)
     x, ladj = bijection.inverse(z, context)
-    x = x.contiguous()
+    x = x.contiguous()  # so that the round trip rounds exactly as it would for the tensor that the caller gets
     if certify == "layers":
-        return x, ladj
-    trip = round_trip(bijection, x, z, context)
+        return x, ladj, None
+    trip = round_trip(bijection, x, z, context, options)
     if torch.compiler.is_compiling():
-        return torch.where(trip.accurate.unsqueeze(-1), x, torch.nan), torch.where(trip.accurate, ladj, torch.nan)
-    trip.demand(_LAYERS_ONLY)
-    return x, ladj
+        x = torch.where(trip.accurate.unsqueeze(-1), x, torch.nan)
+        return x, torch.where(trip.accurate, ladj, torch.nan), trip
+    trip.demand(alternative)
+    return x, ladj, trip
 
 
+@torch.no_grad()
 def inverse_with_fallback(bijection: Bijection, z: Tensor, context: Tensor | None, certify: Certify) -> Drawn:
     """x for noise z, in float64 if any sample cannot be certified in float32: or an :class:`InversionError`.
 
     The whole batch is then recomputed, so that x has the precision in which it maps back to z. In float64 the residual
     is always checked end to end, with the tolerance of the flow's own precision.
     """
-    choice("certify", certify, CERTIFICATES)
     relative, absolute = CERTIFIED.tolerances(z.dtype)
     tolerance = SolverOptions(rtol=relative, atol=absolute)
-    measured = certify == "end-to-end"
-    with torch.no_grad():
-        result = inverse_with_certificate(bijection, z, context)
-        trip = round_trip(bijection, result.x, z, context, tolerance) if measured else None
-        good = result.converged.all() & (True if trip is None else trip.accurate.all())
-        if z.dtype != torch.float64 and not bool(good):
-            precise, z = copy.deepcopy(bijection).double(), z.double()
-            context = None if context is None else context.double()
-            result = inverse_with_certificate(precise, z, context)
-            trip = round_trip(precise, result.x, z, context, tolerance)
-    raise_unless_converged(result, list(bijection.layer_names()))
-    if trip is not None:
-        trip.demand(_LAYERS_ONLY if measured else None)
-    return Drawn(result.x, float(trip.residual.max()) if trip is not None and measured else None)
+    try:
+        x, _, trip = certified_inverse(bijection, z, context, certify)
+    except InversionError:
+        if z.dtype == torch.float64:
+            raise
+        precise, context = copy.deepcopy(bijection).double(), None if context is None else context.double()
+        alternative = _LAYERS_ONLY if certify == "end-to-end" else None
+        x, _, trip = certified_inverse(precise, z.double(), context, "end-to-end", tolerance, alternative)
+    return Drawn(x, float(trip.residual.max()) if trip is not None and certify == "end-to-end" else None)
