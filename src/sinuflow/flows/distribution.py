@@ -58,8 +58,7 @@ class FlowDistribution(Distribution):
 
     @property
     def _validating(self) -> bool:
-        # Reading values would break a compiled graph in two.
-        return bool(self._validate_args) and not torch.compiler.is_compiling()
+        return bool(self._validate_args) and not torch.compiler.is_compiling()  # values would break its graph in two
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> FlowDistribution:
         new: FlowDistribution = self._get_checked_instance(FlowDistribution, _instance)

@@ -29,11 +29,7 @@ _SCORED, _DRAWN = 256, 128
 
 
 _SCHEMA = model_schema(
-    {
-        "alpha": number(low=0),
-        "classes": optional(items(text(), least=1)),
-        "counts": optional(items(integer(), least=1)),
-    },
+    {"alpha": number(0), "classes": optional(items(text(), least=1)), "counts": optional(items(integer(), least=1))},
     {
         **dict.fromkeys(("train_images", "validation_images"), integer()),
         **dict.fromkeys(("bits_per_dimension", "histogram_bits"), number(finite=False)),

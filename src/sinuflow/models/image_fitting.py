@@ -61,22 +61,10 @@ def fit_images(
         size: ``"paper"``, ``"small"``, or ``"auto"``: the paper's flow if there is a GPU and many pixels.
         conditioning: ``"affine"``, shifts and log-scales, or ``"shift"``, as in the paper. By default ``"shift"`` for
             the paper's flow and with ``stability``, which is for shifts alone.
-        steps: the maximum number of training steps.
         seed: of the split, the weights, the dequantization noise, and the order of the images.
-        device: ``"auto"`` takes a GPU if there is one.
-        checkpoint, checkpoint_minutes, resume: a folder for checkpoints, the minutes between them, and whether to
-            continue from the last one.
-        progress: whether to show progress.
         architecture: arguments of :meth:`SinusoidalFlow.image <sinuflow.SinusoidalFlow.image>` that replace defaults.
-        training: arguments of :func:`~sinuflow.fit` that replace defaults.
 
-    Example:
-        >>> images = torch.randint(256, (40, 1, 4, 4), dtype=torch.uint8)
-        >>> model = fit_images(images, steps=3, progress=False)
-        >>> model.bits_per_dimension(images).shape
-        torch.Size([40])
-        >>> model.sample(5).shape
-        torch.Size([5, 1, 4, 4])
+    The other arguments are those of :func:`~sinuflow.fit_table`; :class:`~sinuflow.ImageModel` has an example.
     """
     run = Run(steps, seed, device, checkpoint, checkpoint_minutes, resume, progress, architecture, training)
     data = open_pictures(images, labels)

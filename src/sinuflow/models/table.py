@@ -28,15 +28,10 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 _ROWS = 4096
 
 
-_ESTIMATOR = fields(
-    {
-        "parameters": fields({}, others=anything),
-        "features": integer(1),
-        "names": optional(items(text(LONGEST_NAME))),
-    }
-)
+_OBJECT = fields({}, others=anything)
+_ESTIMATOR = fields({"parameters": _OBJECT, "features": integer(1), "names": optional(items(text(LONGEST_NAME)))})
 _SCHEMA = model_schema(
-    {"preprocessing": fields({"columns": items(fields({}, others=anything), least=1)})},  # checked by Column
+    {"preprocessing": fields({"columns": items(_OBJECT, least=1)})},  # checked by Column
     {
         **dict.fromkeys(("rows", "used_rows", "train_rows", "parameters"), integer(1)),
         "table": text(),
@@ -123,11 +118,7 @@ class TableModel(FittedModel):
         return np.where(np.isnan(log_density), np.nan, 100 * (1 - shares))
 
     def sample(
-        self,
-        count: int,
-        given: Mapping[str, Any] | None = None,
-        seed: int | None = None,
-        certify: Certify = "layers",
+        self, count: int, given: Mapping[str, Any] | None = None, seed: int | None = None, certify: Certify = "layers"
     ) -> Any:
         """Draw rows, as an Arrow table with the columns of the training table.
 
@@ -180,11 +171,11 @@ class TableModel(FittedModel):
         """The flow's context for values of the context columns, in one row."""
         columns = self.preprocessor.context_columns
         names = [c.name for c in columns]
-        constant = [c.name for c in self.preprocessor.columns if c.role == "context" and c.kind == "constant"]
-        unknown = [name for name in given if name not in names and name not in constant]
+        known = {c.name for c in self.preprocessor.columns if c.role == "context"}
+        unknown = [name for name in given if name not in known]
         if unknown:
-            known = f"its context columns are {', '.join(map(repr, names))}" if names else "it has no context columns"
-            raise DataError(f"the model cannot be conditioned on {unknown[0]!r}: {known}")
+            has = f"its context columns are {', '.join(map(repr, names))}" if names else "it has no context columns"
+            raise DataError(f"the model cannot be conditioned on {unknown[0]!r}: {has}")
         absent = [name for name in names if name not in given]
         if absent:
             raise DataError(f"the model is conditional: give a value for {', '.join(map(repr, absent))}")
@@ -218,8 +209,7 @@ class TableModel(FittedModel):
 
 
 def _compact(ids: Ids) -> Tensor:
-    small = not len(ids) or int(ids.max()) < 2**31
-    return torch.from_numpy(ids.astype(np.int32 if small else np.int64))
+    return torch.from_numpy(ids.astype(np.int32 if not len(ids) or ids[-1] < 2**31 else np.int64))
 
 
 def _context_number(column: Column, value: Any) -> float:
