@@ -1,4 +1,4 @@
-"""A flow as an SVG drawing: its layers in a row, a row for every kind of layer, and the sum of the parameters.
+"""A flow as an SVG drawing: its layers in a line, a row for every kind of layer, and the sum of the parameters.
 
 Only presentation attributes are used, no style sheet and no ids: they would clash with other drawings in a notebook.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import os
 import re
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
@@ -32,7 +31,7 @@ _COLOURS = {
     "lower": ("#2f7d5b", "#dcefe6"),
     "": ("#6f5a9c", "#e9e4f3"),
 }
-_WIDTH, _MARGIN, _STRIP, _ROWS, _ROW, _PICTURE = 760, 32, 96, 166, 136, 120
+_WIDTH, _MARGIN, _ROWS, _ROW, _PICTURE = 760, 32, 134, 136, 120
 _MOST_ROWS, _MOST_BLOCKS, _MOST_CELLS, _MOST_CURVES = 12, 6, 8, 4
 
 #: By class: symbol, title, formula, form of the Jacobian.
@@ -92,6 +91,9 @@ def draw(flow: Flow) -> Drawing:
     name, base = (re.sub("(?<=[a-z])(?=[A-Z])", " ", type(m).__name__) for m in (flow, flow.base))
     context = f" · context of {flow.context}" if flow.context else ""
     summary = f"{_count(flow.features, 'feature')}{context} · base: {base}"
+    symbols = ["".join(layer.symbol for layer in block) for block in blocks]
+    if len(symbols) > _MOST_BLOCKS:
+        symbols[_MOST_BLOCKS - 3 : -2] = ["…"]
     more = f"; {len(kinds) - len(rows)} further layers not shown" if len(kinds) > len(rows) else ""
     size = f'width="{_WIDTH}" height="{bottom + 46}" viewBox="0 0 {_WIDTH} {bottom + 46}"'
     elements = [
@@ -102,7 +104,7 @@ def draw(flow: Flow) -> Drawing:
         _text(_MARGIN, 58, summary, 13, _MUTED),
         _text(_WIDTH - _MARGIN, 36, "density: data to noise  ⟶", 13, _MUTED, text_anchor="end"),
         _text(_WIDTH - _MARGIN, 58, "sampling: noise to data  ⟵", 13, _MUTED, text_anchor="end"),
-        *_strip(blocks),
+        _text(_MARGIN, 104, _fitted("  →  ".join(["x", *symbols, "z"]), 60), 20),
         *(element for i, layer in enumerate(rows) for element in _row(layer, _ROWS + i * _ROW)),
         _text(_MARGIN, bottom + 26, _parameter_sum(flow, blocks) + more, 15, font_weight="bold"),
         "</svg>\n",
@@ -135,33 +137,14 @@ def _parameter_sum(flow: Flow, blocks: Sequence[Sequence[_Layer]]) -> str:
     return f"{' + '.join(terms)} = {_count(sum(p.numel() for p in flow.parameters()), 'parameter')}"
 
 
-def _strip(blocks: list[list[_Layer]]) -> Iterator[str]:
-    """All blocks in a row, from x to z; the middle of a long chain is left out."""
-    shown = [(str(i), block) for i, block in enumerate(blocks, 1)]
-    if len(shown) > _MOST_BLOCKS:
-        shown[_MOST_BLOCKS - 3 : -2] = [("…", [])]
-    x, height = _MARGIN, 46
-    for label, block in [("x", []), *shown, ("z", [])]:
-        yield _text(x, _STRIP - 8, label, 11, _MUTED) if block else _text(x, _STRIP + 29, label, 22)
-        for layer in block:
-            strong, pale = _COLOURS[layer.form]
-            yield _box(x, _STRIP, 26, height, pale, strong, 3)
-            yield _text(x + 13, _STRIP + 29, layer.symbol, 17, strong, text_anchor="middle")
-            x += 26
-        x += 8 if block else 26
-        if label != "z":
-            yield _text(x, _STRIP + 29, "→", 18, _MUTED)
-            x += 26
-
-
 def _row(layer: _Layer, y: float) -> Iterator[str]:
     """A layer's formula, arguments and size, with its curves or the form of its Jacobian."""
     (strong, pale), left, right = _COLOURS[layer.form], _MARGIN + 52, _WIDTH - _MARGIN - _PICTURE
     yield _box(_MARGIN, y, 36, _PICTURE, pale, strong, 3)
     yield _text(_MARGIN + 18, y + 66, layer.symbol, 17, strong, text_anchor="middle", font_weight="bold")
-    yield _text(left, y + 18, textwrap.shorten(layer.title, 60), 15, font_weight="bold")
-    yield _text(left, y + 42, textwrap.shorten(layer.formula, 80, placeholder=" …"), 13)
-    yield _text(left, y + 66, textwrap.shorten(layer.arguments, 80, placeholder=" …"), 12, _MUTED)
+    yield _text(left, y + 18, _fitted(layer.title, 60), 15, font_weight="bold")
+    yield _text(left, y + 42, _fitted(layer.formula, 80), 13)
+    yield _text(left, y + 66, _fitted(layer.arguments, 80), 12, _MUTED)
     if layer.bijection.context:
         yield _text(left, y + 88, "with context", 12, _MUTED)
     yield _text(left, y + 112, _count(layer.parameters, "parameter"), 13, strong, font_weight="bold")
@@ -173,6 +156,10 @@ def _row(layer: _Layer, y: float) -> Iterator[str]:
         for i, j in product(range(count), repeat=2):  # rows are outputs, columns are inputs
             fill = strong if i == j else pale if (j < i) == (layer.form == "lower") else _FAINT
             yield _box(right + j * cell + 1, y + i * cell + 1, cell - 2, cell - 2, fill, radius=2)
+
+
+def _fitted(words: str, most: int) -> str:
+    return words if len(words) <= most else f"{words[: most - 2]} …"
 
 
 def _count(number: int, noun: str) -> str:

@@ -88,31 +88,32 @@ class SinusoidalFlow(Flow):
             raise ArgumentError(f"dropout must be at least 0 and below 1; got {dropout!r}")
         if not is_number(squash) or not squash >= 0:
             raise ArgumentError(f"squash must be a positive width, 0 for off, or None; got {squash!r}")
-        layer: dict[str, Any] = {
+        config: dict[str, Any] = {
             "features": whole("features", features, 1),
             "context": whole("context", context, 0),
+            "conditioning": conditioning,
+            "blocks": whole("blocks", default["blocks"] if blocks is None else blocks, 1),
             "scales": whole("scales", default["scales"] if scales is None else scales, 1),
             "waves": whole("waves", waves, 1),
-        }
-        blocks = whole("blocks", default["blocks"] if blocks is None else blocks, 1)
-        network: dict[str, Any] = {
             "hidden": [whole("every entry of hidden", width, 1) for width in hidden],
             "residual": bool(residual),
             "activation": check_activation(activation),
             "dropout": float(dropout),
+            "squash": float(squash),
         }
-        check_residual(network["residual"], network["hidden"])
-        config = {"conditioning": conditioning, "blocks": blocks, **layer, **network, "squash": float(squash)}
+        check_residual(config["residual"], config["hidden"])
+        layer = {name: config[name] for name in ("features", "context", "scales", "waves")}
+        network = {name: config[name] for name in ("hidden", "residual", "activation", "dropout")}
         network["squash_width"] = config["squash"] or None
         layers: list[Bijection]
         if conditioning == "full":
-            layers = [AutoregressiveWaves(**layer, reverse=bool(i % 2), **network) for i in range(blocks)]
+            layers = [AutoregressiveWaves(**layer, reverse=bool(i % 2), **network) for i in range(config["blocks"])]
         elif conditioning == "shift":
-            layers = [LDUBlock(**layer, **network) for _ in range(blocks)]
+            layers = [LDUBlock(**layer, **network) for _ in range(config["blocks"])]
         else:
-            layers = [SinusoidalLayer(**layer) for _ in range(blocks)]
+            layers = [SinusoidalLayer(**layer) for _ in range(config["blocks"])]
         if conditioning != "full":
-            layers.append(ElementwiseAffine(layer["features"]))
+            layers.append(ElementwiseAffine(config["features"]))
         super().__init__(Chain(layers))
         self._config = config
 

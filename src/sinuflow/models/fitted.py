@@ -34,9 +34,9 @@ class FittedModel(ABC):
     #: The kind of model file, and what it is called in messages.
     kind: ClassVar[str]
     description: ClassVar[str]
-    #: The schema of its configuration, and the names of its tensors by group.
+    #: The schema of its configuration, and the names of its tensors.
     schema: ClassVar[Check]
-    tensor_names: ClassVar[dict[str, set[str]]] = {}
+    tensor_names: ClassVar[set[str]] = set()
 
     @abstractmethod
     def _stored(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

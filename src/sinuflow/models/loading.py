@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..errors import SinuflowError, StorageError
 from ..flows.flow import Flow
@@ -43,8 +42,10 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Fl
     config, groups = model.config, grouped(model.tensors)
     with _described(path, fitted.description):
         fitted.schema(config, "configuration")
-        _check_names(groups, {"quantiles": {""}, **fitted.tensor_names})
-        quantiles = groups["quantiles"][""]
+        expected = {"quantiles", *fitted.tensor_names}
+        if {name for name in model.tensors if not name.startswith("flow/")} != expected:
+            raise ValueError(f"besides the flow's tensors, it must have {', '.join(sorted(expected))} and no others")
+        quantiles = model.tensors["quantiles"]
         increasing = quantiles.dim() == 1 and len(quantiles) > 1 and quantiles.dtype == torch.float64
         if not increasing or not bool((quantiles[1:] >= quantiles[:-1]).all()):  # False for NaN
             raise ValueError("its quantiles must be float64 and in increasing order")
@@ -65,14 +66,3 @@ def _described(path: Path, what: str) -> Iterator[None]:
         raise
     except (ValueError, OverflowError, SinuflowError) as error:
         raise StorageError(f"{path} has an invalid configuration for a {what}: {error}") from error
-
-
-def _check_names(groups: dict[str, dict[str, Tensor]], expected: dict[str, set[str]]) -> None:
-    """Refuse missing and unexpected tensors; those of the flow are checked when it is built."""
-    for group, names in expected.items():
-        if set(groups.get(group, {})) != names:
-            shown = ", ".join(f"{group}/{name}" if name else group for name in sorted(names))
-            raise ValueError(f"of the tensors of {group}, it must have {shown} and no others")
-    unknown = groups.keys() - {"flow", *expected}
-    if unknown:
-        raise ValueError(f"it has tensors called {min(unknown)[:60]!r}, which are not expected")

@@ -61,7 +61,8 @@ class TableModel(FittedModel):
     history: list[dict[str, Any]]
     facts: dict[str, Any]
     kind, description, schema = "table", "model of a table", _SCHEMA
-    tensor_names: ClassVar = {"preprocessing": {"mean", "factor"}, "split": {"validation", "test", "unused"}}
+    tensor_names: ClassVar = {"preprocessing/mean", "preprocessing/factor"}
+    tensor_names |= {"split/validation", "split/test", "split/unused"}
 
     @property
     def columns(self) -> list[str]:
