@@ -57,7 +57,9 @@ def replacing(path: Path) -> Iterator[str]:
         with shielded():
             with open(temporary, "rb+") as file:
                 os.fsync(file.fileno())  # on disk before it replaces the old file
-            os.chmod(temporary, 0o666 & ~_umask())
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(temporary, 0o666 & ~mask)
             require_regular(path)
             os.replace(temporary, path)
             temporary = ""
@@ -214,9 +216,3 @@ def _remove_stale(path: Path) -> None:
                     os.unlink(entry.path)
             finally:
                 os.close(handle)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -33,12 +33,12 @@ _ENTRY = fields({"dtype": _DTYPE, "shape": items(integer()), "data_offsets": ite
 def read_tensor_file(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     """The metadata and the tensors of a safetensors file, or a :class:`~sinuflow.StorageError`."""
     try:
-        with open(path, "rb", opener=_open_nonblocking) as file:
+        nonblocking = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | nonblocking)) as file:
             kind = os.fstat(file.fileno())
             if not stat.S_ISREG(kind.st_mode):
-                raise StorageError(
-                    f"cannot read {path}: it is {'a folder' if stat.S_ISDIR(kind.st_mode) else 'not a file'}"
-                )
+                what = "a folder" if stat.S_ISDIR(kind.st_mode) else "not a file"
+                raise StorageError(f"cannot read {path}: it is {what}")
             return _read(file.read(kind.st_size))
     except IsADirectoryError as error:
         raise StorageError(f"cannot read {path}: it is a folder") from error
@@ -66,10 +66,6 @@ def parse_json(document: str) -> Any:
         return json.loads(document)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-
-
-def _open_nonblocking(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
 
 
 def _read(data: bytes) -> tuple[dict[str, str], dict[str, Tensor]]:

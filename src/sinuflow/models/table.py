@@ -15,7 +15,7 @@ from ..data import Column, Preprocessor, open_table
 from ..data.columns import LONGEST_NAME
 from ..data.names import quoted_list
 from ..data.reader import Rows, read_rows
-from ..data.split import Ids, Split
+from ..data.split import Split
 from ..data.values import code_of, to_arrow
 from ..errors import DataError, InversionError
 from ..flows.inversion import CERTIFICATES, Certify, Drawn, inverse_with_fallback
@@ -191,7 +191,9 @@ class TableModel(FittedModel):
 
     def _stored(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors = {f"preprocessing/{name}": t for name, t in self.preprocessor.tensors().items()}
-        tensors |= {f"split/{name}": _compact(ids) for name, ids in self.split.stored().items()}
+        for name, ids in self.split.stored().items():
+            small = not len(ids) or ids[-1] < 2**31
+            tensors[f"split/{name}"] = torch.from_numpy(ids.astype(np.int32 if small else np.int64))
         return {"preprocessing": self.preprocessor.as_dict()}, tensors
 
     @classmethod
@@ -207,10 +209,6 @@ class TableModel(FittedModel):
         if (flow.features, flow.context) != (len(preprocessor.features), preprocessor.context_width):
             raise ValueError("the size of its flow does not match its columns")
         return preprocessor, split
-
-
-def _compact(ids: Ids) -> Tensor:
-    return torch.from_numpy(ids.astype(np.int32 if not len(ids) or ids[-1] < 2**31 else np.int64))
 
 
 def _context_number(column: Column, value: Any) -> float:
