@@ -9,8 +9,7 @@ if TYPE_CHECKING:
     from . import testing
     from .bijections import Autoregressive, Chain
     from .flows.flow import Flow
-    from .flows.image import ImageFlow
-    from .flows.sinusoidal import SinusoidalFlow
+    from .flows.sinusoidal import ImageFlow, SinusoidalFlow
     from .models.image import ImageModel
     from .models.image_fitting import fit_images
     from .models.loading import load
@@ -35,7 +34,7 @@ _MODULES = {
     "Chain": "bijections",
     "FitResult": "training",
     "Flow": "flows.flow",
-    "ImageFlow": "flows.image",
+    "ImageFlow": "flows.sinusoidal",
     "ImageModel": "models.image",
     "Inversion": "solvers",
     "SinusoidalDensity": "models.estimator",

@@ -18,9 +18,8 @@ from ..data.image_files import as_images
 from ..data.labels import class_indices, listed
 from ..errors import DataError
 from ..flows.distribution import check_temperature
-from ..flows.image import ImageFlow
 from ..flows.inversion import CERTIFICATES, Certify, Drawn, inverse_with_fallback
-from ..flows.sinusoidal import SinusoidalFlow
+from ..flows.sinusoidal import ImageFlow, SinusoidalFlow
 from ..training import Batch, ImageRows
 from .fitted import FittedModel, model_schema
 

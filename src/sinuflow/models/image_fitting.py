@@ -14,13 +14,13 @@ from ..data.labels import class_counts, class_indices
 from ..data.sources import seeded
 from ..errors import DataError
 from ..flow_config import ImageConditioning
-from ..flows.image import ImageFlow
+from ..flows.sinusoidal import ImageFlow
 from ..training import ImageRows
 from ..training.fit import find_device
 from .defaults import Size, image_recipe
+from .fitted import Run, quantiles_of
 from .image import ImageModel
 from .image_baseline import histogram_bits
-from .run import Run, quantiles_of
 
 #: The fraction of images that are held out for validation, and the most of them.
 _FRACTION, _MOST = 0.1, 5_000

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +38,7 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Fl
     if fitted is None:
         raise StorageError(f"{path} holds a {model.kind[:60]!r}, which this version of Sinuflow does not know")
     config, groups = model.config, grouped(model.tensors)
-    with _described(path, fitted.description):
+    try:
         fitted.schema(config, "configuration")
         expected = {"quantiles", *fitted.tensor_names}
         if {name for name in model.tensors if not name.startswith("flow/")} != expected:
@@ -53,16 +51,9 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Fl
         if not isinstance(flow, SinusoidalFlow):
             raise ValueError("its flow has no hyperparameters")
         parts = fitted.parse(config, groups, flow)
-    loaded: TableModel | ImageModel = fitted(flow, *parts, quantiles, config["history"], config["facts"])
-    return loaded.to(device)
-
-
-@contextmanager
-def _described(path: Path, what: str) -> Iterator[None]:
-    """Raise errors of an invalid configuration as a StorageError."""
-    try:
-        yield
     except StorageError:
         raise
     except (ValueError, OverflowError, SinuflowError) as error:
-        raise StorageError(f"{path} has an invalid configuration for a {what}: {error}") from error
+        raise StorageError(f"{path} has an invalid configuration for a {fitted.description}: {error}") from error
+    loaded: TableModel | ImageModel = fitted(flow, *parts, quantiles, config["history"], config["facts"])
+    return loaded.to(device)

@@ -21,7 +21,7 @@ from ..data.split import Ids, Split, split_rows
 from ..flows.sinusoidal import SinusoidalFlow
 from ..training.progress import make_progress
 from .defaults import table_recipe
-from .run import Run, quantiles_of
+from .fitted import Run, quantiles_of
 from .table import TableModel
 
 #: The most rows for estimating the whitening and the quantiles of the scores, and the most validation rows.
