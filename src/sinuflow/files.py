@@ -48,30 +48,29 @@ def replacing(path: Path) -> Iterator[str]:
     processes for the same path are removed first.
     """
     handle, temporary = None, ""
-    try:
-        require_regular(path)
-        with shielded():
-            _remove_stale(path)
-            handle, temporary = _create(path)
-        yield temporary
-        with shielded():
-            with open(temporary, "rb+") as file:
-                os.fsync(file.fileno())  # on disk before it replaces the old file
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(temporary, 0o666 & ~mask)
+    with _failing_to(f"write {path}"):
+        try:
             require_regular(path)
-            os.replace(temporary, path)
-            temporary = ""
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        with shielded():
-            if temporary:
-                with suppress(OSError):
-                    os.unlink(temporary)
-            if handle is not None:
-                os.close(handle)
+            with shielded():
+                _remove_stale(path)
+                handle, temporary = _create(path)
+            yield temporary
+            with shielded():
+                with open(temporary, "rb+") as file:
+                    os.fsync(file.fileno())  # on disk before it replaces the old file
+                mask = os.umask(0)
+                os.umask(mask)
+                os.chmod(temporary, 0o666 & ~mask)
+                require_regular(path)
+                os.replace(temporary, path)
+                temporary = ""
+        finally:
+            with shielded():
+                if temporary:
+                    with suppress(OSError):
+                        os.unlink(temporary)
+                if handle is not None:
+                    os.close(handle)
 
 
 def append(path: Path, data: bytes) -> None:

@@ -9,7 +9,7 @@ import torch
 import sinuflow
 from sinuflow import ArgumentError, DataError, TrainingError
 from sinuflow.models.defaults import image_recipe
-from sinuflow.models.image_baseline import histogram_bits
+from sinuflow.models.image_fitting import histogram_bits
 from tests.flows import test_image_flow
 from tests.flows.test_image_flow import stripes
 from tests.models.small_images import SHORT, gradients, quick_model

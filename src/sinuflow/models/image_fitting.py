@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from ..bijections.pixels import PixelMap
+from ..bijections.pixels import LEVELS, PixelMap
 from ..data.image_files import Pictures, open_pictures
 from ..data.labels import class_counts, class_indices
 from ..data.sources import seeded
@@ -20,7 +22,6 @@ from ..training.fit import find_device
 from .defaults import Size, image_recipe
 from .fitted import Run, quantiles_of
 from .image import ImageModel
-from .image_baseline import histogram_bits
 
 #: The fraction of images that are held out for validation, and the most of them.
 _FRACTION, _MOST = 0.1, 5_000
@@ -127,3 +128,23 @@ def _parts(data: Pictures, validation: Any, classes: list[str] | None, seed: int
         raise DataError("the images have labels, so validation must be a pair (images, labels)")
     labels = class_indices(held_out.known_labels, classes or [], len(held_out.images))
     return data, Pictures(held_out.images, labels)
+
+
+def histogram_bits(train: Tensor, test: Tensor) -> float:
+    """Bits per dimension of images ``test`` under independent pixels with the histograms of ``train``.
+
+    The histograms are smoothed by one additional count for every value.
+
+    Example:
+        >>> black = torch.zeros(256, 1, 2, 2, dtype=torch.uint8)
+        >>> round(histogram_bits(black, black), 3)  # 257 of 512 counts are for black
+        0.994
+    """
+    size = train[0].numel()
+    first = torch.arange(size) * LEVELS  # the index of each pixel's first count
+    counts = torch.ones(size * LEVELS, dtype=torch.float64)
+    for part in train.flatten(1).split(1024):
+        counts += torch.bincount((part + first).flatten(), minlength=len(counts))
+    bits = -(counts / (len(train) + LEVELS)).log2()
+    total = sum(float(bits[part + first].sum()) for part in test.flatten(1).split(1024))
+    return total / test.numel() if test.numel() else math.nan

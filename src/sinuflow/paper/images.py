@@ -8,7 +8,7 @@ from torch import Tensor
 from ..data.datasets import Splits
 from ..data.image_sets import IMAGE_SETS
 from ..models.defaults import Recipe
-from ..models.image_baseline import histogram_bits
+from ..models.image_fitting import histogram_bits
 from .comparison import Comparison, Evaluation
 from .image_data import load
 from .image_runs import TrainedImages, train_images
