@@ -77,7 +77,7 @@ class Flow(Component, nn.Module):
         return FlowDistribution(self.bijection, self.base, context, validate_args=validate_args)
 
     def transform(self, context: Tensor | None = None) -> FlowTransform:
-        """The map from data to noise as a :class:`torch.distributions.Transform`; ``.inv`` generates."""
+        """The bijection from data to noise as a :class:`torch.distributions.Transform`; ``.inv`` generates."""
         return FlowTransform(self.bijection, context)
 
     def initialize(self, x: Tensor, context: Tensor | None = None) -> None:
