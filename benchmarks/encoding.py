@@ -52,7 +52,7 @@ def preprocessor_for(x: np.ndarray) -> Preprocessor:
 def rows_per_second(source: MemoryRows, steps: int) -> float:
     """The rate of `fit` with the defaults for such a table."""
     torch.manual_seed(0)
-    flow = sinuflow.SinusoidalFlow(COLUMNS, **table_recipe(source.rows, COLUMNS).flow)
+    flow = sinuflow.SinusoidalFlow(COLUMNS, **table_recipe(source.rows).flow)
     result = sinuflow.fit(flow, source, steps=steps, batch_size=BATCH, validate_every=steps // RECORDS, progress=False)
     first, last = result.history[0], result.history[-1]
     return BATCH * (last["step"] - first["step"]) / (last["seconds"] - first["seconds"])

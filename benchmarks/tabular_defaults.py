@@ -65,7 +65,7 @@ def train_peer(flow: ZukoFlow, model: TableModel, x: Tensor, val: Tensor, second
         return Batch(prepared.float(), None)
 
     train, validation = MemoryRows(x, None, encode), MemoryRows(val, None, encode)
-    settings = dict(table_recipe(len(x), x.shape[1]).training)
+    settings = dict(table_recipe(len(x)).training)
     steps = max(50, int(seconds / _seconds_per_step(flow, train, settings["batch_size"])))
     settings |= {"steps": steps, "patience": None}
     sinuflow.fit(flow, train, validation, **settings, progress=False, device="cpu", seed=seed)  # type: ignore[arg-type]

@@ -1,13 +1,16 @@
-"""The size computed from hyperparameters is that of the flow that is built."""
+"""Hyperparameters: what is stored, and the size of a flow that is bounded without building it."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinuflow import SinusoidalFlow
-from sinuflow.flow_config import flow_config
+import sinuflow
+from sinuflow import SinusoidalFlow, StorageError
+from sinuflow.flows.storage import Model, _needed, check_size, write_model
+from tests.hostile.bounds import MEBIBYTE, measured
 
 vectors = st.fixed_dictionaries(
     {
@@ -38,9 +41,38 @@ images = st.fixed_dictionaries(
 
 @settings(max_examples=60)
 @given(config=st.one_of(vectors, images))
-def test_the_size_of_a_flow_is_known_without_building_it(config):
+def test_the_size_of_a_flow_is_bounded_without_building_it(config):
     with torch.device("meta"):
         flow = SinusoidalFlow.from_config(config)
-    state = flow.state_dict().values()
-    assert flow_config(flow.config).size == (sum(t.numel() for t in state), len(state))
-    assert flow_config(flow.config).as_dict() == flow.config
+    assert SinusoidalFlow.from_config(flow.config).config == flow.config
+    tensors = flow.state_dict()
+    unused = sum(config.get("hidden", [])) if config["conditioning"] == "none" else 0
+    assert _needed(flow.spec()) - unused <= 2 * sum(t.numel() for t in tensors.values())
+    check_size(flow.bijection.spec(), tensors)
+
+
+@pytest.mark.parametrize("composed", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"features": 9_000, "waves": 9_000},
+        {"features": 9_000, "scales": 3_000},
+        {"scales": 1_000, "waves": 1_000, "hidden": [1_000, 1_000]},
+        {"features": 9_900, "hidden": [5_000]},
+        {"context": 9_900, "hidden": [5_000]},
+        {"hidden": [90_000, 90_000]},
+        {"hidden": [1] * 10_000},
+    ],
+    ids=str,
+)
+def test_a_small_file_of_a_large_flow_is_refused_at_no_cost(change, composed, tmp_path):
+    flow = SinusoidalFlow(2, conditioning="full", blocks=1, hidden=(4,))
+    config = {**flow.config, **change}
+    if composed:
+        layer = flow.bijection.bijections[0].spec().to_json()
+        layer["arguments"] |= change
+        config = {"class": "Flow", "arguments": {"bijection": layer, "base": None}}
+    write_model(tmp_path / "m", Model("flow", config, flow.state_dict()))
+    with measured() as cost, pytest.raises(StorageError, match="far too few parameters"):
+        sinuflow.load(tmp_path / "m")
+    assert cost.peak < 64 * MEBIBYTE

@@ -9,8 +9,7 @@ if TYPE_CHECKING:
     from . import testing
     from .bijections import Autoregressive, Chain
     from .flows.flow import Flow
-    from .flows.image import ImageFlow
-    from .flows.sinusoidal import SinusoidalFlow
+    from .flows.sinusoidal import ImageFlow, SinusoidalFlow
     from .models.image import ImageModel
     from .models.image_fitting import fit_images
     from .models.loading import load
@@ -23,30 +22,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "ArgumentError",
-    "Autoregressive",
-    "Chain",
-    "DataError",
-    "FitResult",
-    "Flow",
-    "ImageFlow",
-    "ImageModel",
-    "Inversion",
-    "InversionError",
-    "SinuflowError",
-    "SinusoidalDensity",
-    "SinusoidalFlow",
-    "StorageError",
-    "TableModel",
-    "TrainingError",
-    "__version__",
-    "fit",
-    "fit_images",
-    "fit_table",
-    "load",
-    "register",
-    "testing",
-]
+    "ArgumentError", "Autoregressive", "Chain", "DataError", "FitResult", "Flow", "ImageFlow", "ImageModel",
+    "Inversion", "InversionError", "SinuflowError", "SinusoidalDensity", "SinusoidalFlow", "StorageError", "TableModel",
+    "TrainingError", "__version__", "fit", "fit_images", "fit_table", "load", "register", "testing",
+]  # fmt: skip
 
 # PyTorch takes a second to import, and in that second the command line must already handle signals. So the public names
 # are imported when they are first used.
@@ -55,7 +34,7 @@ _MODULES = {
     "Chain": "bijections",
     "FitResult": "training",
     "Flow": "flows.flow",
-    "ImageFlow": "flows.image",
+    "ImageFlow": "flows.sinusoidal",
     "ImageModel": "models.image",
     "Inversion": "solvers",
     "SinusoidalDensity": "models.estimator",

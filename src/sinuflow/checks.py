@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard
 
 from .errors import ArgumentError
@@ -35,11 +36,36 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, float) or (is_integer(value) and abs(value) <= LARGEST_INTEGER)
 
 
+def is_unicode(value: str) -> bool:
+    """Whether a string can be encoded; JSON may hold unpaired surrogates."""
+    return re.search("[\ud800-\udfff]", value) is None
+
+
+def shortened(value: Any, most: int = 60) -> str:
+    """The representation of a value, truncated for a message."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def whole(name: str, value: Any, least: int) -> int:
     """An argument as an int; NumPy integers are accepted, True and 2.5 are not."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
         raise ArgumentError(f"{name} must be a whole number of at least {least}; got {shortened(value)}")
     return int(value)
+
+
+def choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    """Refuse an argument that is not one of these strings."""
+    if not isinstance(value, str) or value not in choices:
+        raise ArgumentError(f"{name} must be one of {', '.join(choices)}; got {shortened(value)}")
+
+
+def _that(is_valid: Callable[[Any], bool], expected: str) -> Check:
+    def check(value: Any, place: str) -> None:
+        if not is_valid(value):
+            raise InvalidValueError(place, expected, value)
+
+    return check
 
 
 def integer(low: int = 0, high: int = LARGEST_INTEGER) -> Check:
@@ -51,13 +77,8 @@ def integer(low: int = 0, high: int = LARGEST_INTEGER) -> Check:
         Traceback (most recent call last):
         sinuflow.checks.InvalidValueError: blocks must be an integer of at least 1; got '9'
     """
-
-    def check(value: Any, place: str) -> None:
-        if not is_integer(value) or not low <= value <= high:
-            limit = "" if high == LARGEST_INTEGER else f" and at most {high}"
-            raise InvalidValueError(place, f"an integer of at least {low}{limit}", value)
-
-    return check
+    limit = "" if high == LARGEST_INTEGER else f" and at most {high}"
+    return _that(lambda value: is_integer(value) and low <= value <= high, f"an integer of at least {low}{limit}")
 
 
 def number(low: float = -math.inf, above: float = -math.inf, finite: bool = True) -> Check:
@@ -65,53 +86,34 @@ def number(low: float = -math.inf, above: float = -math.inf, finite: bool = True
     expected = "a finite number" if finite else "a number"
     expected += f" of at least {low:g}" if low > -math.inf else f" above {above:g}" if above > -math.inf else ""
 
-    def check(value: Any, place: str) -> None:
-        valid = is_number(value) and (not finite or math.isfinite(value))
-        if not valid or value < low or (above > -math.inf and not value > above):
-            raise InvalidValueError(place, expected, value)
+    def is_valid(value: Any) -> bool:
+        if not is_number(value) or (finite and not math.isfinite(value)):
+            return False
+        return not value < low and (above == -math.inf or value > above)
 
-    return check
+    return _that(is_valid, expected)
 
 
 def text(most: int = 10_000) -> Check:
     """A string of limited length."""
 
-    def check(value: Any, place: str) -> None:
-        if not isinstance(value, str) or len(value) > most or not is_unicode(value):
-            raise InvalidValueError(place, f"a string of at most {most} characters", value)
+    def is_valid(value: Any) -> bool:
+        return isinstance(value, str) and len(value) <= most and is_unicode(value)
 
-    return check
-
-
-def is_unicode(value: str) -> bool:
-    """Whether a string can be encoded; JSON may hold unpaired surrogates."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return _that(is_valid, f"a string of at most {most} characters")
 
 
-def shortened(value: Any, most: int = 60) -> str:
-    """The representation of a value, truncated for a message."""
-    text = repr(value)
-    return text if len(text) <= most else f"{text[: most - 3]}..."
-
-
-def flag(value: Any, place: str) -> None:
-    """True or false."""
-    if not isinstance(value, bool):
-        raise InvalidValueError(place, "true or false", value)
+#: True or false.
+flag = _that(lambda value: isinstance(value, bool), "true or false")
 
 
 def one_of(*choices: str) -> Check:
     """One of these strings."""
+    return _that(lambda value: isinstance(value, str) and value in choices, f"one of {', '.join(choices)}")
 
-    def check(value: Any, place: str) -> None:
-        if not isinstance(value, str) or value not in choices:
-            raise InvalidValueError(place, f"one of {', '.join(choices)}", value)
 
-    return check
+def anything(value: Any, place: str) -> None:
+    """Accept any value, for unused fields."""
 
 
 def optional(check: Check) -> Check:
@@ -126,10 +128,10 @@ def optional(check: Check) -> Check:
 
 def items(check: Check, least: int = 0, length: int | None = None) -> Check:
     """A list whose entries all pass a check."""
+    wanted = f" of {length} entries" if length is not None else f" of at least {least} entries" if least else ""
 
     def check_items(value: Any, place: str) -> None:
         if not isinstance(value, list) or len(value) < least or (length is not None and len(value) != length):
-            wanted = f" of {length} entries" if length is not None else f" of at least {least} entries" if least else ""
             raise InvalidValueError(place, f"a list{wanted}", value)
         for i, entry in enumerate(value):
             check(entry, f"{place}[{i}]")
@@ -156,7 +158,3 @@ def fields(
             check(entry, f"{place}.{name[:60]}")
 
     return check_fields
-
-
-def anything(value: Any, place: str) -> None:
-    """Accept any value, for unused fields."""

@@ -25,6 +25,15 @@ _MAX_HOLDER = 1000
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 
 
+@contextmanager
+def _failing_to(action: str) -> Iterator[None]:
+    """Report errors of the file system as "cannot <action>"."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"cannot {action}: {error.strerror or error}") from error
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file completely or not at all."""
     with replacing(path) as temporary, open(temporary, "wb") as file:
@@ -39,71 +48,61 @@ def replacing(path: Path) -> Iterator[str]:
     processes for the same path are removed first.
     """
     handle, temporary = None, ""
-    try:
-        require_regular(path)
-        with shielded():
-            _remove_stale(path)
-            handle, temporary = _create(path)
-        yield temporary
-        with shielded():
-            with open(temporary, "rb+") as file:
-                os.fsync(file.fileno())  # on disk before it replaces the old file
-            os.chmod(temporary, 0o666 & ~_umask())
+    with _failing_to(f"write {path}"):
+        try:
             require_regular(path)
-            os.replace(temporary, path)
-            temporary = ""
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        with shielded():
-            if temporary:
-                with suppress(OSError):
-                    os.unlink(temporary)
-            if handle is not None:
-                os.close(handle)
+            with shielded():
+                _remove_stale(path)
+                handle, temporary = _create(path)
+            yield temporary
+            with shielded():
+                with open(temporary, "rb+") as file:
+                    os.fsync(file.fileno())  # on disk before it replaces the old file
+                mask = os.umask(0)
+                os.umask(mask)
+                os.chmod(temporary, 0o666 & ~mask)
+                require_regular(path)
+                os.replace(temporary, path)
+                temporary = ""
+        finally:
+            with shielded():
+                if temporary:
+                    with suppress(OSError):
+                        os.unlink(temporary)
+                if handle is not None:
+                    os.close(handle)
 
 
 def append(path: Path, data: bytes) -> None:
     """Append to a file completely or not at all."""
-    try:
-        with open(path, "ab", buffering=0) as file:
-            size = file.tell()
-            try:
-                rest = memoryview(data)
-                while rest:
-                    rest = rest[file.write(rest) :]
-            except OSError:
-                with suppress(OSError):
-                    file.truncate(size)
-                raise
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+    with _failing_to(f"write {path}"), open(path, "ab", buffering=0) as file:
+        size = file.tell()
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            with suppress(OSError):
+                file.truncate(size)
+            raise
 
 
 def require_regular(path: Path) -> None:
     """Refuse to replace a device, FIFO, socket or folder, or a symbolic link to one."""
-    try:
+    with _failing_to(f"write {path}"), suppress(FileNotFoundError):  # no file, or a dangling link
         mode = path.stat().st_mode
-    except FileNotFoundError:
-        return  # no file, or a dangling link
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
-    if stat.S_ISDIR(mode):
-        raise StorageError(f"cannot write {path}: it is a folder")
-    if not stat.S_ISREG(mode):
-        raise StorageError(f"cannot write {path}: it is not a regular file")
+        if not stat.S_ISREG(mode):
+            kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+            raise StorageError(f"cannot write {path}: it is {kind}")
 
 
 def require_writable(path: Path) -> None:
     """Refuse a path that :func:`replacing` cannot replace, for one because its temporary file has too long a name."""
-    try:
-        with shielded():
-            handle, temporary = _create(path)
-            os.unlink(temporary)
-            if handle is not None:
-                os.close(handle)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+    with _failing_to(f"write {path}"), shielded():
+        handle, temporary = _create(path)
+        os.unlink(temporary)
+        if handle is not None:
+            os.close(handle)
 
 
 @contextmanager
@@ -133,10 +132,8 @@ def lock_beside(path: Path) -> Path:
 
 def _lock(path: Path, what: object) -> int | None:
     for _ in range(_MAX_TRIES):
-        try:
+        with _failing_to(f"lock {what}: {path}"):
             handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
-        except OSError as error:
-            raise StorageError(f"cannot lock {what}: {path}: {error.strerror or error}") from error
         success = False
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -218,9 +215,3 @@ def _remove_stale(path: Path) -> None:
                     os.unlink(entry.path)
             finally:
                 os.close(handle)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

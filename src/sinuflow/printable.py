@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 
+#: Controls, surrogates (invalid UTF-8 in file names), line and paragraph separators.
+_UNSAFE = {"Cc", "Cs", "Zl", "Zp"}
 #: Bidirectional embeddings, overrides and isolates, which change the order in which text is shown.
 _REORDERING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
@@ -17,12 +19,5 @@ def printable(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(c.encode("unicode_escape").decode("ascii") if _is_unsafe(c) else c for c in text)
-
-
-def _is_unsafe(character: str) -> bool:
-    # Controls, surrogates (invalid UTF-8 in file names), line and paragraph separators.
-    return (
-        unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")
-        or unicodedata.bidirectional(character) in _REORDERING
-    )
+    unsafe = {c for c in text if unicodedata.category(c) in _UNSAFE or unicodedata.bidirectional(c) in _REORDERING}
+    return "".join(c.encode("unicode_escape").decode("ascii") if c in unsafe else c for c in text)

@@ -49,16 +49,22 @@ class Spec:
             raise ValueError("a spec's class must be a string, and its arguments a dictionary")
         return cls(data["class"], {name: _from_json(value) for name, value in data["arguments"].items()})
 
-    def unregistered(self) -> Iterator[str]:
-        """The names of the classes that are not registered, in this spec and those inside of it."""
-        if self.name not in _CLASSES:
-            yield self.name
-        for spec in _specs(list(self.arguments.values())):
-            yield from spec.unregistered()
+    def walk(self) -> Iterator[Spec]:
+        """This spec, and those inside of it."""
+        yield self
+        for value in leaves(self.arguments):
+            if isinstance(value, Spec):
+                yield from value.walk()
 
+    @property
+    def is_registered(self) -> bool:
+        """Whether a class is registered under this name."""
+        return self.name in _CLASSES
+
+    @property
     def is_own(self) -> bool:
         """Whether the class is one of Sinuflow's, and not a user's."""
-        return self.name in _CLASSES and _CLASSES[self.name].__module__.startswith(f"{__package__}.")
+        return self.is_registered and _CLASSES[self.name].__module__.startswith(f"{__package__}.")
 
 
 def _text(value: Any) -> str:
@@ -68,13 +74,22 @@ def _text(value: Any) -> str:
     return f"[{', '.join(map(_text, value))}]" if isinstance(value, list) else repr(value)
 
 
-def _specs(value: Any) -> Iterator[Spec]:
-    """The outermost specs in an argument."""
-    if isinstance(value, Spec):
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """A copy of lists and dictionaries, in which all that is in them is changed."""
+    if isinstance(value, (list, tuple)):
+        return [_mapped(change, each) for each in value]
+    if isinstance(value, Mapping):
+        return {name: _mapped(change, each) for name, each in value.items()}
+    return change(value)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """All that is in lists and dictionaries."""
+    if isinstance(value, (list, Mapping)):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from leaves(each)
+    else:
         yield value
-    elif isinstance(value, (list, dict)):
-        for each in value if isinstance(value, list) else value.values():
-            yield from _specs(each)
 
 
 class Component:
@@ -107,24 +122,13 @@ def _recording(constructor: Callable[..., None]) -> Callable[..., None]:
             bound = signature.bind(self, *args, **kwargs)
             bound.apply_defaults()
             arguments: dict[str, Any] = {}
-            for (name, value), parameter in zip(
-                list(bound.arguments.items())[1:], list(signature.parameters.values())[1:], strict=True
-            ):
+            for name, parameter in list(signature.parameters.items())[1:]:
+                value = bound.arguments[name]
                 arguments.update(value if parameter.kind is parameter.VAR_KEYWORD else {name: value})
-            plain = {name: _plain(value) for name, value in arguments.items()}
+            plain = _mapped(lambda value: value.spec() if isinstance(value, Component) else value, arguments)
             object.__setattr__(self, "_spec", Spec(_name(type(self)), plain))
 
     return construct
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Component):
-        return value.spec()
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    return value
 
 
 def _name(cls: type) -> str:
@@ -200,12 +204,5 @@ def registered(name: str) -> type[Component]:
 
 def build(spec: Spec) -> Component:
     """Construct the component that a spec describes, from registered classes alone."""
-    return registered(spec.name)(**{name: _built(value) for name, value in spec.arguments.items()})
-
-
-def _built(value: Any) -> Any:
-    if isinstance(value, Spec):
-        return build(value)
-    if isinstance(value, list):
-        return [_built(each) for each in value]
-    return {name: _built(each) for name, each in value.items()} if isinstance(value, dict) else value
+    arguments = _mapped(lambda value: build(value) if isinstance(value, Spec) else value, spec.arguments)
+    return registered(spec.name)(**arguments)

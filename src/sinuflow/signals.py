@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Any
 
 #: Sent by Ctrl-C, schedulers, containers and closed terminals.
 STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
-
-class Handler(Protocol):
-    """A signal handler that can defer signals."""
-
-    def shielded(self) -> AbstractContextManager[None]:
-        """A block that defers signals to its end."""
+_handler: Any = None
+_shielded: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
-_handler: Handler | None = None
-
-
-def use(handler: Handler) -> None:
-    """Register the process's signal handler, the command line's, for shielded blocks."""
-    global _handler
-    _handler = handler
+def use(handler: Any) -> None:
+    """Register the process's signal handler, the command line's, whose method ``shielded`` defers signals."""
+    global _handler, _shielded
+    _handler, _shielded = handler, handler.shielded
 
 
 def is_used(handler: object) -> bool:
@@ -33,4 +27,4 @@ def is_used(handler: object) -> bool:
 
 def shielded() -> AbstractContextManager[None]:
     """A block that defers the command line's signals to its end."""
-    return nullcontext() if _handler is None else _handler.shielded()
+    return _shielded()

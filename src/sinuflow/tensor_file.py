@@ -1,24 +1,24 @@
 """Reading safetensors files that may be damaged or malicious, in memory bounded by the file's size.
 
-The reader of safetensors maps the file into memory, which crashes if the file is truncated, blocks on a named pipe, and
-allocates what the header claims. Here the file must be regular, and is read after its header has been checked.
+The file reader of safetensors maps files into memory, which crashes if one is truncated, and blocks on a named pipe. So
+the file must be regular, and its bytes are read; its header is checked before safetensors parses it.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import stat
 import sys
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor
 
-from .checks import InvalidValueError, fields, integer, items, text
+from .checks import fields, integer, items, one_of, text
 from .errors import StorageError
 
 #: The maximum number of tensors in a file.
@@ -26,38 +26,26 @@ MOST_TENSORS = 30_000
 #: Maximum bytes of a header, and of the Python objects of the header and of JSON in its metadata.
 _LARGEST_HEADER, _HEADER_MEMORY, _JSON_MEMORY = 32 << 20, 64 << 20, 40 << 20
 
-_DTYPES: dict[str, torch.dtype] = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-}
-
-_ENTRY = fields({"dtype": text(8), "shape": items(integer()), "data_offsets": items(integer(), length=2)})
+_DTYPE = one_of("BOOL", "U8", "I8", "I16", "I32", "I64", "F16", "BF16", "F32", "F64")
+_ENTRY = fields({"dtype": _DTYPE, "shape": items(integer()), "data_offsets": items(integer(), length=2)})
 
 
 def read_tensor_file(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     """The metadata and the tensors of a safetensors file, or a :class:`~sinuflow.StorageError`."""
     try:
-        with open(path, "rb", opener=_open_nonblocking) as file:
+        nonblocking = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | nonblocking)) as file:
             kind = os.fstat(file.fileno())
             if not stat.S_ISREG(kind.st_mode):
-                raise StorageError(
-                    f"cannot read {path}: it is {'a folder' if stat.S_ISDIR(kind.st_mode) else 'not a file'}"
-                )
-            return _read(file, kind.st_size)
+                what = "a folder" if stat.S_ISDIR(kind.st_mode) else "not a file"
+                raise StorageError(f"cannot read {path}: it is {what}")
+            return _read(file.read(kind.st_size))
     except IsADirectoryError as error:
         raise StorageError(f"cannot read {path}: it is a folder") from error
     except OSError as error:
         reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror or error
         raise StorageError(f"cannot read {path}: {reason}") from error
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, SafetensorError) as error:
         raise StorageError(f"{path} is not a safetensors file, or is damaged: {error}") from error
     except (MemoryError, RuntimeError) as error:  # PyTorch raises the latter when memory runs out
         raise StorageError(f"cannot read {path}: there is not enough memory for it") from error
@@ -80,67 +68,30 @@ def parse_json(document: str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def _open_nonblocking(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
-
-
-def _read(file: BinaryIO, size: int) -> tuple[dict[str, str], dict[str, Tensor]]:
+def _read(data: bytes) -> tuple[dict[str, str], dict[str, Tensor]]:
     if sys.byteorder != "little":
         raise ValueError("safetensors files need a little-endian machine")
-    length = int.from_bytes(file.read(8), "little")
-    if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
+    length = int.from_bytes(data[:8], "little")
+    if not 2 <= length <= min(len(data) - 8, _LARGEST_HEADER):
         raise ValueError("its header has an impossible length")
-    metadata, entries = _header(file.read(length))
-    tensors, position = dict[str, Tensor](), 0
-    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
-        begin, end = entry["data_offsets"]
-        dtype = _DTYPES.get(entry["dtype"])
-        if dtype is None:
-            raise ValueError(f"a tensor has the type {entry['dtype']!r}")
-        if len(entry["shape"]) > 8 or end - begin != math.prod(entry["shape"]) * dtype.itemsize or begin != position:
-            raise ValueError("its tensors do not fill it without gaps")
-        if end > size - 8 - length:
-            raise ValueError("its tensors are larger than the file")
-        tensors[name] = _tensor(file, entry["shape"], dtype)
-        position = end
-    if position != size - 8 - length:
-        raise ValueError("its tensors do not fill it without gaps")
-    return metadata, tensors
+    return _metadata(data[8 : 8 + length]), load(data)
 
 
-def _header(raw: bytes) -> tuple[dict[str, str], dict[str, Any]]:
-    if not raw.isascii():
+def _metadata(raw: bytes) -> dict[str, str]:
+    """The metadata of a header, whose entries are checked before any is read."""
+    if not raw.isascii() or re.search(rb"(?<!\\)(?:\\\\)*\\u", raw):
         raise ValueError("its header is not plain ASCII")
     if raw.count(b'"data_offsets"') > MOST_TENSORS:
         raise ValueError(f"it has more than {MOST_TENSORS:,} tensors")
-    if re.search(rb"(?<!\\)(?:\\\\)*\\u", raw):
-        raise ValueError("its header is not plain ASCII")
     if _memory(raw.count(b"{"), raw.count(b"["), raw.count(b","), raw.count(b":")) > _HEADER_MEMORY:
         raise ValueError("its header is too large")
     header = json.loads(raw)
-    try:
-        fields({}, {"__metadata__": fields({}, others=text(_LARGEST_HEADER))}, others=_ENTRY)(header, "header")
-    except InvalidValueError as error:
-        raise ValueError(str(error)) from error
-    metadata = header.pop("__metadata__", {})
-    if len(header) > MOST_TENSORS:
-        raise ValueError(f"it has more than {MOST_TENSORS:,} tensors")
-    return metadata, header
+    fields({}, {"__metadata__": fields({}, others=text(_LARGEST_HEADER))}, others=_ENTRY)(header, "header")
+    metadata: dict[str, str] = header.get("__metadata__", {})
+    return metadata
 
 
 def _memory(objects: int, lists: int, commas: int, colons: int) -> int:
     """The approximate memory of JSON's Python objects, by its counts of these characters."""
     # A list takes 64 bytes and an object 160, each entry 44, and a name in an object 48, or more if names are many.
     return 160 * objects + 64 * lists + 44 * commas + 48 * colons + 160 * max(0, colons - 32 * objects)
-
-
-def _tensor(file: BinaryIO, shape: list[int], dtype: torch.dtype) -> Tensor:
-    tensor = torch.empty(shape, dtype=dtype)
-    if tensor.numel():
-        buffer = tensor.view(-1).view(torch.uint8).numpy().data
-        while buffer:
-            count = file.readinto(buffer)  # type: ignore[attr-defined]
-            if not count:
-                raise ValueError("the file ends before its tensors do")
-            buffer = buffer[count:]
-    return tensor

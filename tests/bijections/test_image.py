@@ -152,7 +152,7 @@ def test_the_flow_program_does_not_support_images():
 
 
 def test_an_unknown_conditioning_says_which_there_are():
-    with pytest.raises(ArgumentError, match=r"conditioning of images must be 'shift' or 'affine'; got 'full'"):
+    with pytest.raises(ArgumentError, match=r"conditioning of images must be one of shift, affine; got 'full'"):
         ImageLDUBlock((1, 4, 4), conditioning="full")
 
 

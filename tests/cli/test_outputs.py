@@ -201,8 +201,7 @@ def test_checkpoint_minutes_are_passed_on(tmp_path, monkeypatch):
         raise StorageError("stop")
 
     monkeypatch.setattr(fit, "fit_table", fitting)
-    monkeypatch.setattr("sinuflow.models.table_fitting.fit", fitting)
-    monkeypatch.setattr("sinuflow.models.image_fitting.fit", fitting)
+    monkeypatch.setattr("sinuflow.models.fitted.fit", fitting)
     for minutes in ((), ("--checkpoint-minutes", "0.5")):
         CliRunner().invoke(app, ["fit", "t.csv", "-o", str(tmp_path / "m"), *minutes])
     images = np.zeros((30, 1, 4, 4), dtype=np.uint8)

@@ -160,11 +160,23 @@ def test_an_inconsistent_file_is_refused(classy, tmp_path):
         ("alpha", 0.7, "invalid configuration for a model of images: alpha must be"),
         ("alpha", None, "invalid configuration for a model of images"),
         ("flow", {}, "invalid configuration for a flow"),
-        ("flow", sinuflow.SinusoidalFlow(49, 3).config, "its flow does not fit its images"),
+        ("flow", sinuflow.SinusoidalFlow(49, 3).config, "does not fit its configuration"),
     ]:
         storage.write_model(path, storage.Model("images", {**good.config, name: value}, good.tensors))
         with pytest.raises(StorageError, match=message):
             sinuflow.load(path)
+    vectors = sinuflow.SinusoidalFlow(49, 3, blocks=1, hidden=(4,))
+    tensors = {
+        "quantiles": good.tensors["quantiles"],
+        **{f"flow/{name}": t for name, t in vectors.state_dict().items()},
+    }
+    storage.write_model(path, storage.Model("images", {**good.config, "flow": vectors.config}, tensors))
+    with pytest.raises(StorageError, match="its flow does not fit its images"):
+        sinuflow.load(path)
+    composed = sinuflow.Flow(vectors.bijection)
+    storage.write_model(path, storage.Model("images", {**good.config, "flow": composed.config}, tensors))
+    with pytest.raises(StorageError, match="its flow has no hyperparameters"):
+        sinuflow.load(path)
     lacking = {name: t for name, t in good.tensors.items() if name != "quantiles"}
     storage.write_model(path, storage.Model("images", good.config, lacking))
     with pytest.raises(StorageError, match="quantiles"):

@@ -9,7 +9,7 @@ import torch
 import sinuflow
 from sinuflow import ArgumentError, DataError, TrainingError
 from sinuflow.models.defaults import image_recipe
-from sinuflow.models.image_baseline import histogram_bits
+from sinuflow.models.image_fitting import histogram_bits
 from tests.flows import test_image_flow
 from tests.flows.test_image_flow import stripes
 from tests.models.small_images import SHORT, gradients, quick_model
@@ -149,7 +149,7 @@ def test_invalid_inputs_are_refused():
         ({"labels": torch.arange(60) - 1}, "labels must count the classes from 0; got -1"),
         ({"alpha": 0.7}, "alpha must be at least 0 and below 0.5"),
         ({"seed": -1}, "seed must be an integer"),
-        ({"conditioning": "full"}, "conditioning of images must be 'shift' or 'affine'; got 'full'"),
+        ({"conditioning": "full"}, "conditioning of images must be one of shift, affine; got 'full'"),
     ]
     for options, message in cases:
         with pytest.raises((DataError, ArgumentError), match=message):

@@ -258,13 +258,13 @@ def test_the_split_is_exact_and_repeatable():
 
 
 def test_defaults_grow_with_the_table():
-    sizes = [table_recipe(rows, 10) for rows in (100, 1_000, 5_000, 50_000)]
+    sizes = [table_recipe(rows) for rows in (100, 1_000, 5_000, 50_000)]
     counts = [sum(p.numel() for p in sinuflow.SinusoidalFlow(10, **r.flow).parameters()) for r in sizes[:3]]
     assert counts == sorted(counts)
     assert sizes[0].flow["dropout"] > 0
     assert [r.training["steps"] for r in sizes] == sorted(r.training["steps"] for r in sizes)
     assert all(r.flow["conditioning"] == "full" for r in sizes)
-    assert table_recipe(100, 10, "shift").flow["conditioning"] == "shift"
+    assert table_recipe(100, "shift").flow["conditioning"] == "shift"
 
 
 def test_one_column_and_the_papers_flow_work():

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..checks import choice
 from ..conditioners import PixelCNN
-from ..flow_config import check_image_conditioning, image_shape
+from ..flow_config import image_shape
 from ..ops.pixelcnn_fused import has_float64_kernels
 from ..ops.select import fused_allowed
 from ..registry import register
@@ -104,7 +105,7 @@ class ImageLDUBlock(Chain):
         conditioning: str = "shift",
         **options: Any,
     ) -> None:
-        check_image_conditioning(conditioning)
+        choice("conditioning of images", conditioning, CONDITIONINGS)
         kind = CONDITIONINGS[conditioning]
         upper = kind(shape, context, reverse=True, **options)
         lower = kind(shape, context, reverse=False, **options)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
-from ..flow_config import CONTEXT_HIDDEN
 from ..ops.constrain import constrain
 from ..ops.scale_stack import scale_stack
 from ..ops.stack_inverse import STACK
@@ -50,7 +49,7 @@ class SinusoidalLayer(Bijection):
     """
 
     def __init__(
-        self, features: int, scales: int = 4, waves: int = 4, context: int = 0, hidden: tuple[int, ...] = CONTEXT_HIDDEN
+        self, features: int, scales: int = 4, waves: int = 4, context: int = 0, hidden: tuple[int, ...] = (64,)
     ) -> None:
         super().__init__(features, context)
         if scales < 1 or waves < 1:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
-from ..flow_config import check_channels
 from ..ops.pixel_affine import scaled
 from ..ops.pixelcnn import PixelWeights, pixel_network
 from ..ops.pixelcnn_fused import (
@@ -126,7 +125,11 @@ class PixelCNN(Conditioner):
         self, shape: Shape, context: int = 0, channels: int = 16, residual_blocks: int = 2, outputs: int = 1
     ) -> None:
         super().__init__(math.prod(shape), outputs, context)
-        check_channels(channels, shape[0])
+        if channels < shape[0]:
+            raise ArgumentError(
+                f"channels must be at least {shape[0]}, the number of channels of the image, so that each of them "
+                f"has feature maps; got {channels}"
+            )
         if residual_blocks < 0:
             raise ArgumentError(f"residual_blocks must be at least 0; got {residual_blocks}")
         channels_, height, width = shape

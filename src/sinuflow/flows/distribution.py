@@ -1,4 +1,4 @@
-"""The flow's density as a torch Distribution."""
+"""The flow as a torch Distribution, and its bijection as a torch Transform."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Size, Tensor
-from torch.distributions import Distribution, constraints
+from torch.distributions import Distribution, Transform, constraints
 
 from ..bijections import Bijection, Chain
 from ..bijections.base import check_vectors
@@ -42,35 +42,29 @@ class FlowDistribution(Distribution):
         # Our own default: importing some libraries turns validation off for all distributions.
         validate_args = True if validate_args is None else validate_args
         self.bijection, self.base = bijection, base
-        if bijection.context:
-            if context is None:
-                raise ArgumentError(
-                    f"this flow is conditional: call it with a context of shape (..., {bijection.context})"
-                )
-            check_vectors(context, bijection.context, "context")
-            batch_shape = context.shape[:-1]
-        elif context is not None:
+        if context is None and bijection.context:
+            raise ArgumentError(f"this flow is conditional: call it with a context of shape (..., {bijection.context})")
+        if context is not None and not bijection.context:
             raise ArgumentError(
                 f"this flow was built with context=0, but was given a context of shape {tuple(context.shape)}"
             )
-        else:
-            batch_shape = Size()
+        if context is not None:
+            check_vectors(context, bijection.context, "context")
         self.context = context
+        batch_shape = Size() if context is None else context.shape[:-1]
         super().__init__(batch_shape, Size([bijection.features]), validate_args=validate_args)
         if context is not None and self._validating:
             _refuse_non_finite(context, "context")
 
     @property
     def _validating(self) -> bool:
-        # Reading values would break a compiled graph in two.
-        return bool(self._validate_args) and not torch.compiler.is_compiling()
+        return bool(self._validate_args) and not torch.compiler.is_compiling()  # values would break its graph in two
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> FlowDistribution:
         new: FlowDistribution = self._get_checked_instance(FlowDistribution, _instance)
-        shape = Size(batch_shape)
         new.bijection, new.base = self.bijection, self.base
-        new.context = None if self.context is None else self.context.expand(*shape, self.context.shape[-1])
-        super(FlowDistribution, new).__init__(shape, self.event_shape, validate_args=False)
+        new.context = None if self.context is None else self.context.expand(*batch_shape, self.context.shape[-1])
+        super(FlowDistribution, new).__init__(Size(batch_shape), self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
 
@@ -142,7 +136,7 @@ class FlowDistribution(Distribution):
         :meth:`sample`.
         """
         noise = self._noise(sample_shape, generator, temperature)
-        x, ladj = certified_inverse(self.bijection, noise, self.context, certify)
+        x, ladj, _ = certified_inverse(self.bijection, noise, self.context, certify)
         return x, _finite_log_density(self.base.log_prob(noise) - ladj)
 
     def _noise(self, sample_shape: Any, generator: torch.Generator | None, temperature: float) -> Tensor:
@@ -158,6 +152,53 @@ class FlowDistribution(Distribution):
             return parameter
         tensors = [*self.base.parameters(), *self.bijection.buffers(), *self.base.buffers(), torch.empty(0)]
         return next(t for t in tensors if t.is_floating_point()) if self.context is None else self.context
+
+
+class FlowTransform(Transform):
+    r"""Data to noise, :math:`z = T^{-1}(x)`, for a fixed context; ``.inv`` is noise to data.
+
+    Example:
+        >>> import torch, sinuflow
+        >>> from torch.distributions import Independent, Normal, TransformedDistribution
+        >>> flow = sinuflow.SinusoidalFlow(features=2, blocks=2, hidden=(32,))
+        >>> noise = Independent(Normal(torch.zeros(2), torch.ones(2)), 1)
+        >>> d = TransformedDistribution(noise, [flow.transform().inv])
+        >>> x = d.sample((5,))
+        >>> torch.allclose(d.log_prob(x), flow().log_prob(x), atol=1e-4)
+        True
+    """
+
+    domain = constraints.real_vector
+    codomain = constraints.real_vector
+    bijective = True
+
+    def __init__(self, bijection: Bijection, context: Tensor | None = None, cache_size: int = 0) -> None:
+        super().__init__(cache_size=cache_size)
+        self.bijection = bijection
+        self.context = context
+
+    def __eq__(self, other: Any) -> bool:
+        same = isinstance(other, FlowTransform) and other.bijection is self.bijection
+        return same and other.context is self.context
+
+    __hash__ = object.__hash__
+
+    def with_cache(self, cache_size: int = 1) -> FlowTransform:
+        return FlowTransform(self.bijection, self.context, cache_size)
+
+    def _call(self, x: Tensor) -> Tensor:
+        return self.call_and_ladj(x)[0]
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return self.bijection.inverse(y, self.context)[0]
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.call_and_ladj(x)[1]
+
+    def call_and_ladj(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """z and the log-determinant in one pass; zuko calls this method."""
+        z, ladj = self.bijection(x, self.context)
+        return z, ladj
 
 
 def check_temperature(temperature: float) -> None:

@@ -1,4 +1,4 @@
-"""A flow as an SVG drawing: its layers in a row, a card for every kind of layer, and the sum of the parameters.
+"""A flow as an SVG drawing: its layers in a line, a row for every kind of layer, and the sum of the parameters.
 
 Only presentation attributes are used, no style sheet and no ids: they would clash with other drawings in a notebook.
 """
@@ -8,12 +8,11 @@ from __future__ import annotations
 import copy
 import os
 import re
-import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
 import torch
@@ -23,7 +22,7 @@ from ..errors import ArgumentError
 from ..files import write_atomically
 from .flow import Flow
 
-_INK, _MUTED, _PAPER, _PANEL, _FAINT = "#1f2328", "#6a7078", "#ffffff", "#f6f7f8", "#eceef0"
+_INK, _MUTED, _FAINT = "#1f2328", "#6a7078", "#eceef0"
 _FONT = "Helvetica Neue, Helvetica, Arial, Liberation Sans, sans-serif"
 #: A strong and a pale colour for each form of the Jacobian.
 _COLOURS = {
@@ -32,8 +31,8 @@ _COLOURS = {
     "lower": ("#2f7d5b", "#dcefe6"),
     "": ("#6f5a9c", "#e9e4f3"),
 }
-_MARGIN, _CARD, _HEIGHT, _GAP, _STRIP, _PICTURE = 32, 250, 290, 20, 96, 120
-_CARDS_PER_ROW, _MOST_CARDS, _MOST_BLOCKS, _MOST_CELLS, _MOST_CURVES = 4, 12, 6, 8, 4
+_WIDTH, _MARGIN, _ROWS, _ROW, _PICTURE = 760, 32, 134, 136, 120
+_MOST_ROWS, _MOST_BLOCKS, _MOST_CELLS, _MOST_CURVES = 12, 6, 8, 4
 
 #: By class: symbol, title, formula, form of the Jacobian.
 _KINDS = {
@@ -87,26 +86,30 @@ def draw(flow: Flow) -> Drawing:
     top = list(flow.bijection) if isinstance(flow.bijection, Chain) else [flow.bijection]
     blocks = [[_layer(part) for part in (block if isinstance(block, Chain) else [block])] for block in top]
     kinds = list({layer[1:]: layer for block in blocks for layer in block}.values())
-    cards, columns = kinds[:_MOST_CARDS], max(3, min(_CARDS_PER_ROW, len(kinds)))
-    width = 2 * _MARGIN + columns * (_CARD + _GAP) + _GAP
-    panel, depth = _STRIP + 72, -(-len(cards) // columns) * (_HEIGHT + _GAP) + _GAP
+    rows = kinds[:_MOST_ROWS]
+    bottom = _ROWS + _ROW * len(rows)
     name, base = (re.sub("(?<=[a-z])(?=[A-Z])", " ", type(m).__name__) for m in (flow, flow.base))
     context = f" · context of {flow.context}" if flow.context else ""
     summary = f"{_count(flow.features, 'feature')}{context} · base: {base}"
-    canvas = _Canvas(width, panel + depth + 56, f"{name}: {summary}")
-    canvas.text(_MARGIN, 36, name, 20, text_anchor="start", font_weight="bold")
-    canvas.text(_MARGIN, 58, summary, 13, _MUTED, text_anchor="start")
-    canvas.text(width - _MARGIN, 36, "density: data to noise  ⟶", 13, _MUTED, text_anchor="end")
-    canvas.text(width - _MARGIN, 58, "sampling: noise to data  ⟵", 13, _MUTED, text_anchor="end")
-    _strip(canvas, blocks)
-    canvas.box(_MARGIN, panel, width - 2 * _MARGIN, depth, _PANEL, radius=10)
-    for i, layer in enumerate(cards):
-        row, column = divmod(i, columns)
-        left = (width - min(columns, len(cards) - row * columns) * (_CARD + _GAP) + _GAP) / 2
-        _card(canvas, layer, left + column * (_CARD + _GAP), panel + _GAP + row * (_HEIGHT + _GAP))
-    more = f"; {len(kinds) - len(cards)} further layers not shown" if len(kinds) > len(cards) else ""
-    canvas.text(width / 2, panel + depth + 34, _parameter_sum(flow, blocks) + more, 15, font_weight="bold")
-    return Drawing(canvas.svg())
+    symbols = ["".join(layer.symbol for layer in block) for block in blocks]
+    if len(symbols) > _MOST_BLOCKS:
+        symbols[_MOST_BLOCKS - 3 : -2] = ["…"]
+    more = f"; {len(kinds) - len(rows)} further layers not shown" if len(kinds) > len(rows) else ""
+    size = f'width="{_WIDTH}" height="{bottom + 46}" viewBox="0 0 {_WIDTH} {bottom + 46}"'
+    elements = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family="{_FONT}">',
+        f"<title>{escape(f'{name}: {summary}')}</title>",
+        _box(0, 0, _WIDTH, bottom + 46, "#ffffff"),
+        _text(_MARGIN, 36, name, 20, font_weight="bold"),
+        _text(_MARGIN, 58, summary, 13, _MUTED),
+        _text(_WIDTH - _MARGIN, 36, "density: data to noise  ⟶", 13, _MUTED, text_anchor="end"),
+        _text(_WIDTH - _MARGIN, 58, "sampling: noise to data  ⟵", 13, _MUTED, text_anchor="end"),
+        _text(_MARGIN, 104, _fitted("  →  ".join(["x", *symbols, "z"]), 60), 20),
+        *(element for i, layer in enumerate(rows) for element in _row(layer, _ROWS + i * _ROW)),
+        _text(_MARGIN, bottom + 26, _parameter_sum(flow, blocks) + more, 15, font_weight="bold"),
+        "</svg>\n",
+    ]
+    return Drawing("\n".join(elements))
 
 
 def _layer(bijection: Bijection) -> _Layer:
@@ -116,15 +119,10 @@ def _layer(bijection: Bijection) -> _Layer:
     if spec.name in _KINDS and (spec.arguments.get("reverse") or spec.arguments.get("order") == "reverse"):
         symbol, title = symbol.replace("L", "U"), f"{title}, reversed"
         formula, form = formula.replace("<", ">"), "upper"
-    unused = ["hidden"] if form == "diagonal" and not bijection.context else []
-    arguments = {k: v for k, v in spec.arguments.items() if v and k not in ("features", "context", "reverse", *unused)}
-    shown = ", ".join(f"{k} {_argument(v)}" for k, v in arguments.items()).replace("_", " ")
-    return _Layer(bijection, symbol, title, formula, form, shown, sum(p.numel() for p in bijection.parameters()))
-
-
-def _argument(value: Any) -> str:
-    shown = f"({', '.join(map(str, value))})" if isinstance(value, list) else str(value)
-    return textwrap.shorten(shown, 60, placeholder=" …")
+    hidden = ["features", "context", "reverse", *(["hidden"] if form == "diagonal" and not bijection.context else [])]
+    shown = [f"{k.replace('_', ' ')} {v}" for k, v in spec.arguments.items() if v and k not in hidden]
+    arguments = re.sub(r"\[([^\[\]]*)\]", r"(\1)", ", ".join(shown))
+    return _Layer(bijection, symbol, title, formula, form, arguments, sum(p.numel() for p in bijection.parameters()))
 
 
 def _parameter_sum(flow: Flow, blocks: Sequence[Sequence[_Layer]]) -> str:
@@ -139,96 +137,62 @@ def _parameter_sum(flow: Flow, blocks: Sequence[Sequence[_Layer]]) -> str:
     return f"{' + '.join(terms)} = {_count(sum(p.numel() for p in flow.parameters()), 'parameter')}"
 
 
-def _strip(canvas: _Canvas, blocks: list[list[_Layer]]) -> None:
-    """All blocks in a row, from x to z; the middle of a long chain is left out."""
-    shown = [(str(i), block) for i, block in enumerate(blocks, 1)]
-    if len(shown) > _MOST_BLOCKS:
-        shown[_MOST_BLOCKS - 3 : -2] = [("…", [])]
-    cells = [("x", []), *shown, ("z", [])]
-    sizes, gap, height = [max(28 * len(block), 34) for _, block in cells], 24, 46
-    x = (canvas.width - sum(sizes) - gap * (len(cells) - 1)) / 2
-    for i, ((label, block), size) in enumerate(zip(cells, sizes, strict=True)):
-        if i:
-            canvas.text(x - gap / 2, _STRIP + height / 2 + 6, "→", 18, _MUTED)
-        for j, layer in enumerate(block):
-            (strong, pale), each = _COLOURS[layer.form], size / len(block)
-            canvas.box(x + j * each, _STRIP, each, height, pale, strong, 3)
-            canvas.text(x + (j + 0.5) * each, _STRIP + height / 2 + 6, layer.symbol, 17, strong)
-        canvas.text(x + size / 2, *((_STRIP - 8, label, 11, _MUTED) if block else (_STRIP + 30, label, 22)))
-        x += size + gap
-
-
-def _card(canvas: _Canvas, layer: _Layer, x: float, y: float) -> None:
-    """A layer: its formula, its curves or the form of its Jacobian, its arguments and its size."""
-    (strong, pale), left, top = _COLOURS[layer.form], x + (_CARD - _PICTURE) / 2, y + 70
-    canvas.box(x, y, _CARD, _HEIGHT, _PAPER, strong, 8)
-    canvas.box(x + 1, y + 1, _CARD - 2, 32, pale, radius=7)
-    canvas.text(x + 12, y + 23, layer.symbol, 17, strong, text_anchor="start", font_weight="bold")
-    canvas.text(x + _CARD - 12, y + 22, textwrap.shorten(layer.title, 28), 13, text_anchor="end", font_weight="bold")
-    canvas.text(x + _CARD / 2, y + 56, textwrap.shorten(layer.formula, 44, placeholder=" …"))
+def _row(layer: _Layer, y: float) -> Iterator[str]:
+    """A layer's formula, arguments and size, with its curves or the form of its Jacobian."""
+    (strong, pale), left, right = _COLOURS[layer.form], _MARGIN + 52, _WIDTH - _MARGIN - _PICTURE
+    yield _box(_MARGIN, y, 36, _PICTURE, pale, strong, 3)
+    yield _text(_MARGIN + 18, y + 66, layer.symbol, 17, strong, text_anchor="middle", font_weight="bold")
+    yield _text(left, y + 18, _fitted(layer.title, 60), 15, font_weight="bold")
+    yield _text(left, y + 42, _fitted(layer.formula, 80), 13)
+    yield _text(left, y + 66, _fitted(layer.arguments, 80), 12, _MUTED)
+    if layer.bijection.context:
+        yield _text(left, y + 88, "with context", 12, _MUTED)
+    yield _text(left, y + 112, _count(layer.parameters, "parameter"), 13, strong, font_weight="bold")
     if layer.form == "diagonal":
-        canvas.curves(left, top, _curves(layer.bijection), strong)
+        yield from _curves(layer.bijection, right, y, strong)
     elif layer.form:
         count = min(layer.bijection.features, _MOST_CELLS)
-        cell = min(24.0, _PICTURE / count)
-        left, top = left + (_PICTURE - count * cell) / 2, top + (_PICTURE - count * cell) / 2
+        cell = _PICTURE / count
         for i, j in product(range(count), repeat=2):  # rows are outputs, columns are inputs
             fill = strong if i == j else pale if (j < i) == (layer.form == "lower") else _FAINT
-            canvas.box(left + j * cell + 1, top + i * cell + 1, cell - 2, cell - 2, fill, radius=2)
-    lines = textwrap.wrap(layer.arguments, 38)[:3] + ["with context"] * bool(layer.bijection.context)
-    for i, line in enumerate(lines):
-        canvas.text(x + _CARD / 2, y + 210 + 16 * i, line, 12, _MUTED)
-    canvas.text(x + _CARD / 2, y + _HEIGHT - 12, _count(layer.parameters, "parameter"), 13, strong, font_weight="bold")
+            yield _box(right + j * cell + 1, y + i * cell + 1, cell - 2, cell - 2, fill, radius=2)
 
 
-def _curves(layer: Bijection) -> list[list[float]]:
-    """z_i at equally spaced x_i from -4 to 4, of the first features of an elementwise layer; the context is 0."""
-    like = next(layer.parameters()).detach().double()
-    x = torch.linspace(-4, 4, 81, device=like.device).to(like).unsqueeze(-1).expand(-1, layer.features)
-    exact = copy.deepcopy(layer).double()
-    with torch.no_grad():
-        z, _ = exact(x, like.new_zeros(layer.context) if layer.context else None)
-    return [list(map(float, curve)) for curve in z[:, :_MOST_CURVES].T.nan_to_num()]
+def _fitted(words: str, most: int) -> str:
+    return words if len(words) <= most else f"{words[: most - 2]} …"
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-@dataclass
-class _Canvas:
-    """SVG elements; x goes right and y goes down, in pixels."""
+def _box(x: float, y: float, wide: float, high: float, fill: str, line: str = "none", radius: int = 0) -> str:
+    return _element("rect", x=x, y=y, width=wide, height=high, rx=radius, fill=fill, stroke=line)
 
-    width: float
-    height: float
-    title: str
-    elements: list[str] = field(default_factory=list)
 
-    def svg(self) -> str:
-        size = f'width="{self.width:g}" height="{self.height:g}" viewBox="0 0 {self.width:g} {self.height:g}"'
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family="{_FONT}" text-anchor="middle">'
-        page = f'<rect x="0" y="0" width="{self.width:g}" height="{self.height:g}" fill="{_PAPER}"/>'
-        return "\n".join([head, f"<title>{escape(self.title)}</title>", page, *self.elements, "</svg>"]) + "\n"
+def _curves(layer: Bijection, x: float, y: float, colour: str) -> Iterator[str]:
+    """z_i at equally spaced x_i from -4 to 4, of the first features of an elementwise layer; the context is 0."""
+    yield _box(x, y, _PICTURE, _PICTURE, _FAINT, radius=4)
+    exact = copy.deepcopy(layer).cpu().double()
+    inputs = torch.linspace(-4, 4, 81, dtype=torch.float64)
+    with torch.no_grad():
+        context = inputs.new_zeros(layer.context) if layer.context else None
+        z, _ = exact(inputs.unsqueeze(-1).expand(-1, layer.features), context)
+    z = z[:, :_MOST_CURVES].nan_to_num()
+    across, up = ((_PICTURE - 8) * (t - t.min()) / (t.max() - t.min()).clamp(min=1e-300) for t in (inputs, z))
+    for curve in up.T:
+        points = " ".join(f"{x + 4 + i:.1f},{y + _PICTURE - 4 - j:.1f}" for i, j in zip(across, curve, strict=True))
+        yield _element("polyline", points=points, fill="none", stroke=colour)
 
-    def box(self, x: float, y: float, wide: float, high: float, fill: str, line: str = "none", radius: int = 0) -> None:
-        self._add("rect", x=x, y=y, width=wide, height=high, rx=radius, fill=fill, stroke=line)
 
-    def curves(self, x: float, y: float, curves: list[list[float]], colour: str) -> None:
-        """Functions of a common variable in a square."""
-        self.box(x, y, _PICTURE, _PICTURE, _FAINT, radius=4)
-        low, high, size = min(map(min, curves)), max(map(max, curves)), _PICTURE - 8
-        for curve in curves:
-            steps = ((i / (len(curve) - 1), (v - low) / ((high - low) or 1)) for i, v in enumerate(curve))
-            points = " ".join(f"{x + 4 + size * s:.1f},{y + _PICTURE - 4 - size * v:.1f}" for s, v in steps)
-            self._add("polyline", points=points, fill="none", stroke=colour)
+def _text(x: float, y: float, words: str, size: float = 12, fill: str = _INK, **attributes: str) -> str:
+    """Text whose baseline is at y; ``_i`` and ``_{<i}`` are subscripts."""
+    down, small = 0.25 * size, 0.72 * size
+    subscript = rf'<tspan dy="{down:g}" font-size="{small:g}">\1\2</tspan><tspan dy="{-down:g}">'
+    content, count = re.subn(r"_(?:\{([^}]*)\}|(\w))", subscript, escape(words))
+    return _element("text", content + "</tspan>" * count, x=x, y=y, font_size=size, fill=fill, **attributes)
 
-    def text(self, x: float, y: float, words: str, size: float = 12, fill: str = _INK, **attributes: str) -> None:
-        """Text whose baseline is at y; ``_i`` and ``_{<i}`` are subscripts."""
-        down, small = 0.25 * size, 0.72 * size
-        subscript = rf'<tspan dy="{down:g}" font-size="{small:g}">\1\2</tspan><tspan dy="{-down:g}">'
-        content, count = re.subn(r"_(?:\{([^}]*)\}|(\w))", subscript, escape(words))
-        self._add("text", content + "</tspan>" * count, x=x, y=y, font_size=size, fill=fill, **attributes)
 
-    def _add(self, tag: str, content: str = "", /, **attributes: object) -> None:
-        listed = " ".join(f"{name.replace('_', '-')}={quoteattr(str(value))}" for name, value in attributes.items())
-        self.elements.append(f"<{tag} {listed}>{content}</{tag}>" if content else f"<{tag} {listed}/>")
+def _element(tag: str, content: str = "", /, **attributes: object) -> str:
+    listed = " ".join(f"{name.replace('_', '-')}={quoteattr(str(value))}" for name, value in attributes.items())
+    return f"<{tag} {listed}>{content}</{tag}>"

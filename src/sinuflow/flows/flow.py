@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from ..bijections import Bijection, Chain
-from ..bijections.base import all_finite, raise_unless_converged
+from ..bijections.base import all_finite, from_feature_major, raise_unless_converged
+from ..checks import choice
 from ..errors import ArgumentError, StorageError
 from ..registry import Component, register
 from ..solvers import Inversion, SolverOptions
 from ..solvers.options import Method
 from .bases import Base, StandardNormal
-from .distribution import FlowDistribution
-from .inversion import inverse_with_certificate, round_trip
+from .distribution import FlowDistribution, FlowTransform
+from .inversion import round_trip
 from .storage import Model, check_storable, write_model
-from .transform import FlowTransform
 
 if TYPE_CHECKING:
     from .drawing import Drawing
@@ -77,7 +77,7 @@ class Flow(Component, nn.Module):
         return FlowDistribution(self.bijection, self.base, context, validate_args=validate_args)
 
     def transform(self, context: Tensor | None = None) -> FlowTransform:
-        """The map from data to noise as a :class:`torch.distributions.Transform`; ``.inv`` generates."""
+        """The bijection from data to noise as a :class:`torch.distributions.Transform`; ``.inv`` generates."""
         return FlowTransform(self.bijection, context)
 
     def initialize(self, x: Tensor, context: Tensor | None = None) -> None:
@@ -120,18 +120,18 @@ class Flow(Component, nn.Module):
             on_failure: ``"raise"`` an :class:`~sinuflow.InversionError` unless every sample converged, or
                 ``"return"`` the result with ``converged`` False. The latter works in a compiled full graph.
         """
-        if on_failure not in ("raise", "return"):
-            raise ArgumentError(f"on_failure must be 'raise' or 'return'; got {on_failure!r}")
+        choice("on_failure", on_failure, ("raise", "return"))
         options = SolverOptions(solver, rtol, atol, max_iterations)
-        result = inverse_with_certificate(self.bijection, z, context, options)
-        trip = round_trip(self.bijection, result.x, z, context, options)
+        rows, context_rows, shape = self.bijection.feature_major(z, context, "z")
+        result = self.bijection.certified(rows, context_rows, options)
+        x = from_feature_major(result.x, shape).contiguous()
+        trip = round_trip(self.bijection, x, z, context, options)
         if on_failure == "raise":
             raise_unless_converged(result, list(self.bijection.layer_names()))
             trip.demand("pass a larger rtol, or on_failure='return'")
-        shape = result.ladj.shape
         converged = result.converged.all(0).reshape(shape) & trip.accurate
         iterations = result.iterations.amax(0).reshape(shape)
-        return Inversion(result.x, result.ladj, iterations, trip.residual, converged)
+        return Inversion(x, result.ladj.reshape(shape), iterations, trip.residual, converged)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the flow to one safetensors file, atomically; :func:`sinuflow.load` reads it.

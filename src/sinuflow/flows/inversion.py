@@ -9,35 +9,35 @@ import torch
 from torch import Tensor
 
 from ..bijections import Bijection
-from ..bijections.base import CERTIFIED, from_feature_major, raise_unless_converged
-from ..errors import ArgumentError, InversionError
-from ..solvers import Inversion, SolverOptions
+from ..bijections.base import CERTIFIED
+from ..checks import choice
+from ..errors import InversionError
+from ..solvers import SolverOptions
 
 #: Kinds of certificate of a draw: each layer's inverse by itself, or also the round trip through the whole flow.
 Certify = Literal["layers", "end-to-end"]
+CERTIFICATES = get_args(Certify)
+_LAYERS_ONLY = "leave out certify, for draws that are certified layer by layer alone"
 
 
 class RoundTrip(NamedTuple):
-    """Distance of x, mapped back through the whole flow, to the noise z; both tensors have the batch shape."""
+    """Distance of x, mapped back through the whole flow, to the noise z, and whether it meets its tolerance."""
 
     residual: Tensor
-    accurate: Tensor  # whether the residual meets its tolerance
+    accurate: Tensor
 
     def demand(self, alternative: str | None) -> None:
         """Raise an :class:`InversionError`, whose message offers the alternative, unless all met the tolerance."""
         if bool(self.accurate.all()):
             return
         largest = float(self.residual.nan_to_num(nan=torch.inf).max())
-        remedies = [
-            "Look for parameters of extreme size, which even float64 cannot invert to this tolerance"
-            if self.residual.dtype == torch.float64
-            else "Use float64 (flow.double())",
-            *([] if alternative is None else [alternative]),
-        ]
-        failed = int((~self.accurate).sum())
+        remedy = "Use float64 (flow.double())"
+        if self.residual.dtype == torch.float64:
+            remedy = "Look for parameters of extreme size, which even float64 cannot invert to this tolerance"
         raise InversionError(
             f"every layer was inverted, but rounding errors accumulate to a residual of {largest:.3g} over the whole "
-            f"flow, beyond the tolerance for {failed} of {self.accurate.numel()} samples. {', or '.join(remedies)}."
+            f"flow, beyond the tolerance for {int((~self.accurate).sum())} of {self.accurate.numel()} samples. "
+            f"{remedy}{'' if alternative is None else f', or {alternative}'}."
         )
 
 
@@ -66,66 +66,46 @@ def round_trip(
     return RoundTrip(residual, accurate)
 
 
-def inverse_with_certificate(
-    bijection: Bijection, z: Tensor, context: Tensor | None, options: SolverOptions = CERTIFIED
-) -> Inversion:
-    """x of shape (..., D) and the log-determinant (...), with the layers' certificates (layers, B); does not raise."""
-    rows, context_rows, shape = bijection.feature_major(z, context, "z")
-    result = bijection.certified(rows, context_rows, options)
-    # Contiguous, so that the round trip rounds exactly as it would for the tensor that the caller gets.
-    x = from_feature_major(result.x, shape).contiguous()
-    return result._replace(x=x, ladj=result.ladj.reshape(shape))
-
-
 def certified_inverse(
-    bijection: Bijection, z: Tensor, context: Tensor | None, certify: Certify = "layers"
-) -> tuple[Tensor, Tensor]:
+    bijection: Bijection,
+    z: Tensor,
+    context: Tensor | None,
+    certify: Certify = "layers",
+    options: SolverOptions = CERTIFIED,
+    alternative: str | None = _LAYERS_ONLY,
+) -> tuple[Tensor, Tensor, RoundTrip | None]:
     """x and the log-determinant, certified layer by layer or end to end: or an :class:`InversionError`.
 
     In a compiled graph, which cannot raise, samples that fail are NaN.
     """
-    check_certify(certify)
+    choice("certify", certify, CERTIFICATES)
     x, ladj = bijection.inverse(z, context)
-    x = x.contiguous()
+    x = x.contiguous()  # so that the round trip rounds exactly as it would for the tensor that the caller gets
     if certify == "layers":
-        return x, ladj
-    trip = round_trip(bijection, x, z, context)
+        return x, ladj, None
+    trip = round_trip(bijection, x, z, context, options)
     if torch.compiler.is_compiling():
-        return torch.where(trip.accurate.unsqueeze(-1), x, torch.nan), torch.where(trip.accurate, ladj, torch.nan)
-    trip.demand(_LAYERS_ONLY)
-    return x, ladj
+        x = torch.where(trip.accurate.unsqueeze(-1), x, torch.nan)
+        return x, torch.where(trip.accurate, ladj, torch.nan), trip
+    trip.demand(alternative)
+    return x, ladj, trip
 
 
+@torch.no_grad()
 def inverse_with_fallback(bijection: Bijection, z: Tensor, context: Tensor | None, certify: Certify) -> Drawn:
     """x for noise z, in float64 if any sample cannot be certified in float32: or an :class:`InversionError`.
 
     The whole batch is then recomputed, so that x has the precision in which it maps back to z. In float64 the residual
     is always checked end to end, with the tolerance of the flow's own precision.
     """
-    check_certify(certify)
     relative, absolute = CERTIFIED.tolerances(z.dtype)
     tolerance = SolverOptions(rtol=relative, atol=absolute)
-    measured = certify == "end-to-end"
-    with torch.no_grad():
-        result = inverse_with_certificate(bijection, z, context)
-        trip = round_trip(bijection, result.x, z, context, tolerance) if measured else None
-        good = result.converged.all() & (True if trip is None else trip.accurate.all())
-        if z.dtype != torch.float64 and not bool(good):
-            precise, z = copy.deepcopy(bijection).double(), z.double()
-            context = None if context is None else context.double()
-            result = inverse_with_certificate(precise, z, context)
-            trip = round_trip(precise, result.x, z, context, tolerance)
-    raise_unless_converged(result, list(bijection.layer_names()))
-    if trip is not None:
-        trip.demand(_LAYERS_ONLY if measured else None)
-    return Drawn(result.x, float(trip.residual.max()) if trip is not None and measured else None)
-
-
-def check_certify(certify: str) -> None:
-    """Raise an :class:`~sinuflow.ArgumentError` for an unknown kind of certificate."""
-    if certify not in get_args(Certify):
-        raise ArgumentError(f"certify must be one of {', '.join(map(repr, get_args(Certify)))}; got {certify!r}")
-
-
-#: The alternative to an end-to-end certificate.
-_LAYERS_ONLY = "leave out certify, for draws that are certified layer by layer alone"
+    try:
+        x, _, trip = certified_inverse(bijection, z, context, certify)
+    except InversionError:
+        if z.dtype == torch.float64:
+            raise
+        precise, context = copy.deepcopy(bijection).double(), None if context is None else context.double()
+        alternative = _LAYERS_ONLY if certify == "end-to-end" else None
+        x, _, trip = certified_inverse(precise, z.double(), context, "end-to-end", tolerance, alternative)
+    return Drawn(x, float(trip.residual.max()) if trip is not None and certify == "end-to-end" else None)

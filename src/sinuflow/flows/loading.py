@@ -14,10 +14,9 @@ from torch.nn.modules import module as hooks
 from torch.overrides import TorchFunctionMode
 
 from ..errors import ArgumentError, StorageError
-from ..flow_config import flow_config
 from ..registry import Spec, build
 from .flow import Flow
-from .sinusoidal import SinusoidalFlow
+from .sinusoidal import flow_spec
 from .storage import TooLargeError, check_size, size_of
 
 
@@ -29,10 +28,10 @@ def build_flow(path: Path, config: Any, tensors: dict[str, Tensor]) -> Flow:
     """
     composed = isinstance(config, dict) and "class" in config
     try:
-        spec = Spec.from_json(config) if composed else None
-        check_size(flow_config(config).size if spec is None else spec, tensors)
+        spec = Spec.from_json(config) if composed else flow_spec(config)
+        check_size(spec, tensors)
         with _WithoutValues(tensors):
-            flow = SinusoidalFlow.from_config(config) if spec is None else build(spec)
+            flow = build(spec)
         if not isinstance(flow, Flow):
             raise ArgumentError(f"it describes a {type(flow).__name__}")
     except StorageError as error:
@@ -69,10 +68,8 @@ def _set_tensors(path: Path, flow: Flow, tensors: dict[str, Tensor]) -> None:
     modules = dict(flow.named_modules(remove_duplicate=False))
     for name, tensor in tensors.items():  # load_state_dict would take time that grows with the square of their number
         module, _, own = name.rpartition(".")
-        old = state[name]
-        setattr(
-            modules[module], own, nn.Parameter(tensor, old.requires_grad) if isinstance(old, nn.Parameter) else tensor
-        )
+        is_parameter = isinstance(state[name], nn.Parameter)
+        setattr(modules[module], own, nn.Parameter(tensor, state[name].requires_grad) if is_parameter else tensor)
     for holder in modules.values():  # masks, which are not stored, have the dtype of the parameters
         for name in holder._non_persistent_buffers_set:
             buffer = holder._buffers[name]
@@ -118,9 +115,8 @@ class _WithoutValues(TorchFunctionMode):
         self._elements = self._registered = 0
 
     def __enter__(self) -> _WithoutValues:
-        registries = ("parameter", "buffer", "module")
-        register = [getattr(hooks, f"register_module_{name}_registration_hook") for name in registries]
-        self._hooks = [each(self._count) for each in register]
+        for kind in ("parameter", "buffer", "module"):
+            self._hooks.append(getattr(hooks, f"register_module_{kind}_registration_hook")(self._count))
         super().__enter__()
         return self
 
@@ -135,8 +131,8 @@ class _WithoutValues(TorchFunctionMode):
             return
         self._elements += value.numel() if isinstance(value, Tensor) else 0
         self._registered += 1
-        parameters, tensors = self._size
-        if self._elements > 4 * parameters + 100_000 or self._registered > 10 * tensors + 2000:
+        elements, tensors = self._size
+        if self._elements > 4 * elements + 100_000 or self._registered > 10 * tensors + 2000:
             raise TooLargeError
 
     def __torch_function__(
@@ -146,7 +142,7 @@ class _WithoutValues(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if name in _FACTORIES:
             size = kwargs.get("size", args[0] if args and isinstance(args[0], (tuple, list)) else args)
-            if math.prod(size) > 2 * self._size.parameters + 100_000:
+            if math.prod(size) > 2 * self._size[0] + 100_000:
                 raise TooLargeError
             if name in ("empty", "ones", "zeros"):
                 kwargs["dtype"] = dtype = kwargs.get("dtype") or self._dtype or torch.get_default_dtype()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 from pathlib import Path
@@ -19,13 +20,14 @@ from torch import Tensor
 
 from ..errors import StorageError
 from ..files import write_atomically
-from ..flow_config import Size, total
-from ..registry import Spec
+from ..registry import Spec, leaves
 from ..tensor_file import MOST_TENSORS, parse_json, read_tensor_file
 
 FORMAT = "sinuflow"
 #: The newest version of the format.
 FORMAT_VERSION = 2
+#: Arguments of a layer whose product its parameters exceed.
+_FACTORS = {"features", "outputs", "blocks", "scales", "waves"}
 
 
 class Model(NamedTuple):
@@ -44,12 +46,7 @@ def write_model(path: str | os.PathLike[str], model: Model, version: int = 1) ->
     if len(model.tensors) > MOST_TENSORS:
         raise StorageError(f"cannot write {path}: it would have more than {MOST_TENSORS:,} tensors; use fewer blocks")
     tensors = {name: t.detach().cpu().contiguous() for name, t in model.tensors.items()}
-    header = {
-        "format": FORMAT,
-        "format_version": str(version),
-        "kind": model.kind,
-        "config": json.dumps(model.config),
-    }
+    header = {"format": FORMAT, "format_version": str(version), "kind": model.kind, "config": json.dumps(model.config)}
     header["sha256"] = _checksum(header, tensors)
     try:
         content = to_safetensors(tensors, metadata=header)
@@ -92,47 +89,47 @@ class TooLargeError(ValueError):
     """A configuration needs far more memory than there are tensors for."""
 
 
-def size_of(tensors: dict[str, Tensor]) -> Size:
+def size_of(tensors: dict[str, Tensor]) -> tuple[int, int]:
     """The number of elements and of tensors."""
-    return Size(sum(t.numel() for t in tensors.values()), len(tensors))
+    return sum(t.numel() for t in tensors.values()), len(tensors)
 
 
 def check_storable(path: str | os.PathLike[str], spec: Spec, state: dict[str, Tensor]) -> None:
     """Raise a :class:`~sinuflow.StorageError` if a file with this spec and these tensors could not be loaded."""
-    for name in spec.unregistered():
-        raise StorageError(f"cannot write {path}: the class {name} is not registered; put @sinuflow.register before it")
+    for each in spec.walk():
+        if not each.is_registered:
+            raise StorageError(
+                f"cannot write {path}: the class {each.name} is not registered; put @sinuflow.register before it"
+            )
     try:
         check_size(spec, state)
     except TooLargeError as error:
         raise StorageError(f"cannot write {path}: its description needs far more parameters than it has") from error
 
 
-def check_size(config: Spec | Size, tensors: dict[str, Tensor]) -> None:
-    """Raise a :class:`TooLargeError` unless the tensors can be those of a spec, or of a flow of a known size.
+def check_size(spec: Spec, tensors: dict[str, Tensor]) -> None:
+    """Raise a :class:`TooLargeError` unless the tensors can be those of a spec.
 
     Small mismatches get a precise message when tensors are compared. Here it matters to construct nothing far larger.
     """
     elements, count = size_of(tensors)
-    needed, components = config if isinstance(config, Size) else _extent(config)
-    slack = (10_000, 100) if isinstance(config, Size) else (200_000, 1000)
-    if needed > 2 * elements + slack[0] or components > 2 * count + slack[1]:
+    specs = list(spec.walk())
+    needed = sum(_needed(each) for each in specs if each.is_own)
+    if needed > 2 * elements + 20_000 or len(specs) > 2 * count + 1000:
         raise TooLargeError
 
 
-def _extent(value: Any, own: bool = True) -> Size:
-    """The sum of the integers in the arguments of Sinuflow's own classes, and the number of specs.
+def _needed(spec: Spec) -> int:
+    """A size that the parameters of one of Sinuflow's classes reach, by the integers in its arguments.
 
-    These integers are sizes, or permutations, which count by their length.
+    It is their sum, in which permutations count by their length, and the product of those that a layer multiplies.
     """
-    if isinstance(value, Spec):
-        return total([Size(0, 1), _extent(dict(value.arguments), value.is_own())])
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        if len(value) <= 1024 and all(type(n) is int for n in value) and sorted(value) == list(range(len(value))):
-            return Size(len(value), 0)
-        return total(_extent(each, own) for each in value)
-    return Size(abs(value) if own and type(value) is int else 0, 0)
+    needed = abs(math.prod(n for name, n in spec.arguments.items() if name in _FACTORS and type(n) is int))
+    for value in spec.arguments.values():
+        integers = [abs(n) for n in leaves(value) if type(n) is int]
+        is_order = isinstance(value, list) and 1 < len(value) <= 1024 and sorted(integers) == list(range(len(value)))
+        needed += len(value) if is_order else sum(integers)
+    return needed
 
 
 def _checksum(header: dict[str, str], tensors: dict[str, Tensor]) -> str:

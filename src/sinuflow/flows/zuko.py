@@ -12,12 +12,8 @@ from ..errors import ArgumentError
 class ZukoFlow(nn.Module):
     """A flow of zuko.
 
-    Args:
-        name: "MAF" for masked affine autoregressive layers, or "NSF" for rational-quadratic splines.
-        features: number of columns.
-        context: number of context columns.
-        transforms: number of layers.
-        hidden: hidden widths of each layer's network.
+    ``name`` is "MAF" for masked affine autoregressive layers, or "NSF" for rational-quadratic splines, ``transforms``
+    the number of layers, and ``hidden`` has the hidden widths of each layer's network.
 
     Example:
         >>> import torch
@@ -43,13 +39,8 @@ class ZukoFlow(nn.Module):
         except ImportError as error:
             raise ArgumentError("other flows need zuko: pip install 'sinuflow[peers]'") from error
         self.features, self.context = features, context
-        self.config = {
-            "peer": name,
-            "features": features,
-            "context": context,
-            "transforms": transforms,
-            "hidden": list(hidden),
-        }
+        sizes = {"features": features, "context": context, "transforms": transforms, "hidden": list(hidden)}
+        self.config = {"peer": name, **sizes}
         self.flow: Any = getattr(flows, name)(features, context, transforms=transforms, hidden_features=hidden)
 
     def forward(self, context: Tensor | None = None, validate_args: bool | None = None) -> Any:

@@ -5,17 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from ..errors import ArgumentError
+from ..checks import choice
 from ..flow_config import ImageConditioning
 
 Size = Literal["auto", "small", "paper"]
 
 #: Images with at most this many pixels times channels get a small flow on a GPU too.
 _FEW = 256
+#: By the number of rows, below a limit: the flow, steps, learning rate and weight decay.
+_TABLES: list[tuple[float, dict[str, Any], int, float, float]] = [
+    (500, {"hidden": (32, 32), "blocks": 3, "scales": 1, "dropout": 0.2}, 1_500, 1e-3, 1e-2),
+    (2_000, {"hidden": (128, 128), "blocks": 4, "scales": 2, "dropout": 0.2}, 3_000, 2e-3, 1e-2),
+    (10_000, {"hidden": (256, 256), "blocks": 4, "scales": 1, "waves": 8, "dropout": 0.3}, 4_000, 1e-3, 1e-3),
+    (math.inf, {"hidden": (128, 128), "blocks": 5, "scales": 2, "dropout": 0.0}, 8_000, 2e-3, 1e-4),
+]
 
 
 @dataclass(frozen=True)
@@ -33,35 +40,17 @@ class Recipe:
         content = json.dumps([self.flow, self.training, self.as_long_as], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 
-    def override(
-        self, flow: Mapping[str, Any] | None, training: Mapping[str, Any] | None, steps: int | None = None
-    ) -> Recipe:
-        """The recipe with other values for some of the arguments."""
-        more = {} if steps is None else {"steps": steps}
-        return replace(self, flow={**self.flow, **(flow or {})}, training={**self.training, **(training or {}), **more})
 
-
-def table_recipe(rows: int, features: int, conditioning: str = "full") -> Recipe:
-    """The defaults for a table with so many training rows and modelled columns.
+def table_recipe(rows: int, conditioning: str = "full") -> Recipe:
+    """The defaults for a table with so many training rows.
 
     Small tables get small networks with dropout and weight decay, large ones wide networks and more steps.
     """
-    if rows < 500:
-        size: dict[str, Any] = {"hidden": (32, 32), "blocks": 3, "scales": 1, "dropout": 0.2}
-        steps, rate, decay = 1_500, 1e-3, 1e-2
-    elif rows < 2_000:
-        size = {"hidden": (128, 128), "blocks": 4, "scales": 2, "dropout": 0.2}
-        steps, rate, decay = 3_000, 2e-3, 1e-2
-    elif rows < 10_000:
-        size = {"hidden": (256, 256), "blocks": 4, "scales": 1, "waves": 8, "dropout": 0.3}
-        steps, rate, decay = 4_000, 1e-3, 1e-3
-    else:
-        size = {"hidden": (128, 128), "blocks": 5, "scales": 2, "dropout": 0.0}
-        steps, rate, decay = 8_000, 2e-3, 1e-4
+    flow, steps, rate, decay = next(row[1:] for row in _TABLES if rows < row[0])
     if conditioning == "shift":
-        size |= {"blocks": 2 * size["blocks"], "scales": 4, "waves": 4}
+        flow = {**flow, "blocks": 2 * flow["blocks"], "scales": 4, "waves": 4}
     batch_size = 512 if rows >= 10_000 else 256 if rows >= 1_000 else 64
-    return Recipe({"conditioning": conditioning, **size}, _training(steps, batch_size, rate, decay, 0.99))
+    return Recipe({"conditioning": conditioning, **flow}, _training(steps, batch_size, rate, decay, 0.99))
 
 
 def image_recipe(
@@ -76,8 +65,7 @@ def image_recipe(
         >>> image_recipe((1, 8, 8)).flow["blocks"], image_recipe((3, 32, 32), gpu=True).flow["blocks"]
         (4, 12)
     """
-    if size not in get_args(Size):
-        raise ArgumentError(f"size must be one of {', '.join(get_args(Size))}; got {size!r}")
+    choice("size", size, get_args(Size))
     if size == "auto":
         size = "paper" if gpu and math.prod(shape) > _FEW else "small"
     if size == "paper":
@@ -90,13 +78,5 @@ def image_recipe(
 
 
 def _training(steps: int, batch_size: int, learning_rate: float, weight_decay: float, ema: float) -> dict[str, Any]:
-    return {
-        "steps": steps,
-        "batch_size": batch_size,
-        "learning_rate": learning_rate,
-        "optimizer": "adamw",
-        "weight_decay": weight_decay,
-        "schedule": "cosine",
-        "ema": ema,
-        "patience": 20,
-    }
+    speed = {"learning_rate": learning_rate, "weight_decay": weight_decay, "optimizer": "adamw", "schedule": "cosine"}
+    return {"steps": steps, "batch_size": batch_size, **speed, "ema": ema, "patience": 20}

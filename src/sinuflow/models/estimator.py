@@ -18,6 +18,7 @@ from .table import TableModel
 from .table_fitting import fit_table
 
 try:
+    import pyarrow
     from sklearn.base import BaseEstimator, DensityMixin
     from sklearn.utils import check_random_state
     from sklearn.utils.validation import check_is_fitted, validate_data
@@ -35,18 +36,9 @@ class SinusoidalDensity(DensityMixin, BaseEstimator):
     compressed; densities are in the units of X. The defaults of None depend on the number of rows.
 
     Args:
-        conditioning: ``"full"`` or ``"shift"``, as in :class:`~sinuflow.SinusoidalFlow`.
-        blocks: layers of the flow.
-        scales: sinusoidal transformers in each of them.
-        waves: sine waves in each transformer.
-        hidden: sizes of the networks' hidden layers.
-        dropout: probability of dropping a hidden unit while training.
-        steps: the most training steps.
-        batch_size: rows in each step.
-        learning_rate: the maximum of the schedule.
-        weight_decay: of the optimizer.
-        patience: stop after this many validations without improvement.
-        device: ``"auto"`` takes a GPU if there is one.
+        conditioning: ``"full"`` or ``"shift"``.
+        blocks, scales, waves, hidden, dropout: of :class:`~sinuflow.SinusoidalFlow`.
+        steps, batch_size, learning_rate, weight_decay, patience, device: of :func:`~sinuflow.fit`.
         random_state: a seed; None for a different result at every call.
         verbose: whether to show progress.
 
@@ -82,18 +74,18 @@ class SinusoidalDensity(DensityMixin, BaseEstimator):
     def fit(self, X: ArrayLike, y: Any = None) -> SinusoidalDensity:
         """Learn the density of the rows of X; y is ignored."""
         numbers = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(numbers.shape[1])])
         self.model_ = fit_table(
-            self._table(numbers),
+            pyarrow.table({str(name): numbers[:, i] for i, name in enumerate(names)}),
             conditioning=self.conditioning,
-            seed=seed,
+            seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
             device=self.device,
             progress=self.verbose,
             test=False,
             architecture=self._given("blocks", "scales", "waves", "hidden", "dropout"),
             training=self._given("steps", "batch_size", "learning_rate", "weight_decay", "patience"),
         )
-        self._in_double_precision()
+        self.model_.flow.double()  # so that a row's score does not depend on which other rows are scored with it
         self.n_iter_ = int(self.model_.facts["steps"])
         return self
 
@@ -119,9 +111,8 @@ class SinusoidalDensity(DensityMixin, BaseEstimator):
         """Write the fitted estimator to one model file, which ``sinuflow score`` can use as well."""
         check_is_fitted(self)
         names = getattr(self, "feature_names_in_", None)
-        parameters = {name: _plain(value) for name, value in self.get_params().items()}
         self.model_.facts["estimator"] = {
-            "parameters": parameters,
+            "parameters": {name: _plain(value) for name, value in self.get_params().items()},
             "features": self.n_features_in_,
             "names": None if names is None else list(map(str, names)),
         }
@@ -141,25 +132,15 @@ class SinusoidalDensity(DensityMixin, BaseEstimator):
         if {stored["features"], len(stored["names"] or model.columns)} != {len(model.columns)}:
             raise StorageError(f"{path} holds an estimator that does not fit its columns")
         estimator.model_ = model
-        estimator._in_double_precision()
+        model.flow.double()
         estimator.n_features_in_ = stored["features"]
         estimator.n_iter_ = int(model.facts["steps"])
         if stored["names"] is not None:
             estimator.feature_names_in_ = np.array(stored["names"], dtype=object)
         return estimator
 
-    def _table(self, numbers: NDArray[np.float64]) -> Any:
-        import pyarrow
-
-        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(numbers.shape[1])])
-        return pyarrow.table({str(name): numbers[:, i] for i, name in enumerate(names)})
-
     def _given(self, *names: str) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-
-    def _in_double_precision(self) -> None:
-        # So that a row's score does not depend on which other rows are scored with it.
-        self.model_.flow.double()
 
 
 def _plain(value: Any) -> Any:

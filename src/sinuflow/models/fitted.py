@@ -1,23 +1,28 @@
-"""What all fitted models have in common."""
+"""What all fitted models and their training runs have in common."""
 
 from __future__ import annotations
 
 import os
-import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..checks import Check, anything, fields, integer, items, number
-from ..flow_config import FlowConfig, ImageFlowConfig
+from ..data.sources import RowSource
+from ..errors import ArgumentError
 from ..flows.sinusoidal import SinusoidalFlow
 from ..flows.storage import Model, write_model
-from ..training import FitResult
+from ..training import FitResult, fit
 from ..training.history import RECORD
+from .defaults import Recipe
 
 _Self = TypeVar("_Self", bound="FittedModel")
+_Flow = TypeVar("_Flow", bound=SinusoidalFlow)
 
 
 class FittedModel(ABC):
@@ -37,17 +42,9 @@ class FittedModel(ABC):
     #: The kind of model file, and what it is called in messages.
     kind: ClassVar[str]
     description: ClassVar[str]
-    #: The schema of its configuration, and the names of its tensors by group.
+    #: The schema of its configuration, and the names of its tensors.
     schema: ClassVar[Check]
-    tensor_names: ClassVar[dict[str, set[str]]] = {}
-
-    @abstractmethod
-    def log_prob(self, *args: Any, **kwargs: Any) -> Any:
-        """The log-density of every row or image, in nats and in the units of the data."""
-
-    @abstractmethod
-    def sample(self, *args: Any, **kwargs: Any) -> Any:
-        """Draw rows or images, certified as ``certify`` says, or raise an :class:`~sinuflow.InversionError`."""
+    tensor_names: ClassVar[set[str]] = set()
 
     @abstractmethod
     def _stored(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -56,11 +53,11 @@ class FittedModel(ABC):
     @classmethod
     @abstractmethod
     def parse(
-        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: FlowConfig | ImageFlowConfig
+        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: SinusoidalFlow
     ) -> tuple[Any, ...]:
         """The constructor's arguments after the flow, from a stored configuration that fits the schema.
 
-        A ValueError says why they do not fit each other, or the flow's hyperparameters.
+        A ValueError says why they do not fit each other, or the flow.
         """
 
     def to(self: _Self, device: str | torch.device) -> _Self:
@@ -85,23 +82,50 @@ def model_schema(own: dict[str, Check], facts: dict[str, Check], optional_facts:
     """The schema of a fitted model's configuration: its own fields and facts besides those of all models."""
     steps = integer()
     facts = {"seed": integer(0, 2**63), "steps": steps, "best_step": steps, "seconds": number(low=0), **facts}
-    flow = fields({}, others=anything)  # checked by flow_config
+    flow = fields({}, others=anything)  # checked when it is built
     return fields(
         {"flow": flow, "history": items(RECORD), "facts": fields(facts, optional_facts, others=anything), **own}
     )
 
 
+@dataclass(frozen=True)
+class Run:
+    """A training run with the options of :func:`sinuflow.fit_table` and :func:`sinuflow.fit_images`."""
+
+    steps: int | None
+    seed: int
+    device: str | torch.device
+    checkpoint: str | os.PathLike[str] | None
+    checkpoint_minutes: float
+    resume: bool
+    progress: bool
+    architecture: Mapping[str, Any] | None
+    training: Mapping[str, Any] | None
+    started: float = field(default_factory=monotonic)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise ArgumentError(f"seed must be an integer of at least 0; got {self.seed}")
+
+    def build(self, kind: type[_Flow], recipe: Recipe, *sizes: Any) -> _Flow:
+        """An untrained flow; its initial weights depend on the seed alone."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return kind(*sizes, **{**recipe.flow, **(self.architecture or {})})
+
+    def train(self, flow: SinusoidalFlow, recipe: Recipe, train: RowSource, validation: RowSource) -> FitResult:
+        """Train the flow with the recipe's settings, unless the options say otherwise."""
+        settings = {**recipe.training, "checkpoint_minutes": self.checkpoint_minutes, **(self.training or {})}
+        settings |= {} if self.steps is None else {"steps": self.steps}
+        settings |= {"checkpoint": self.checkpoint, "resume": self.resume, "progress": self.progress}
+        return fit(flow, train, validation, device=self.device, seed=self.seed, **settings)
+
+    def facts(self, result: FitResult) -> dict[str, Any]:
+        """The provenance of any fitted model."""
+        taken = {"steps": result.steps, "best_step": result.best_step, "seconds": round(monotonic() - self.started, 1)}
+        return {"seed": self.seed, **taken, "torch": torch.__version__}
+
+
 def quantiles_of(scores: Tensor) -> Tensor:
     """The quantiles of scores that a fitted model stores: 1001, from the least to the largest."""
     return torch.quantile(scores, torch.linspace(0, 1, 1001, dtype=torch.float64))
-
-
-def run_facts(result: FitResult, seed: int, started: float) -> dict[str, Any]:
-    """The provenance of any fitted model; ``started`` is the monotonic time at which its fit began."""
-    return {
-        "seed": seed,
-        "steps": result.steps,
-        "best_step": result.best_step,
-        "seconds": round(time.monotonic() - started, 1),
-        "torch": torch.__version__,
-    }

@@ -13,13 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..bijections.pixels import PixelMap
-from ..checks import flag, integer, items, number, optional, text, whole
+from ..checks import choice, flag, integer, items, number, optional, text, whole
 from ..data.image_files import as_images, class_indices, listed
 from ..errors import DataError
-from ..flow_config import FlowConfig, ImageFlowConfig
 from ..flows.distribution import check_temperature
-from ..flows.inversion import Certify, Drawn, check_certify, inverse_with_fallback
-from ..flows.sinusoidal import SinusoidalFlow
+from ..flows.inversion import CERTIFICATES, Certify, Drawn, inverse_with_fallback
+from ..flows.sinusoidal import ImageFlow, SinusoidalFlow
 from ..training import Batch, ImageRows
 from .fitted import FittedModel, model_schema
 
@@ -28,11 +27,7 @@ _SCORED, _DRAWN = 256, 128
 
 
 _SCHEMA = model_schema(
-    {
-        "alpha": number(low=0),
-        "classes": optional(items(text(), least=1)),
-        "counts": optional(items(integer(), least=1)),
-    },
+    {"alpha": number(0), "classes": optional(items(text(), least=1)), "counts": optional(items(integer(), least=1))},
     {
         **dict.fromkeys(("train_images", "validation_images"), integer()),
         **dict.fromkeys(("bits_per_dimension", "histogram_bits"), number(finite=False)),
@@ -48,13 +43,12 @@ class ImageModel(FittedModel):
     """The density of 8-bit images.
 
     Args:
-        flow: over the logits of pixels.
         pixels: the map between bytes and logits.
         classes: the names of the classes, for a class-conditional density.
         counts: how many training images each class had.
         quantiles: of the bits per dimension of held-out images, in increasing order.
-        history: the records of the training run.
-        facts: provenance: images, seed, steps, seconds, versions.
+
+    The other arguments are those of all fitted models.
 
     Example:
         >>> import sinuflow
@@ -87,8 +81,6 @@ class ImageModel(FittedModel):
         kind = {1: "greyscale", 3: "colour"}.get(channels, f"{channels} channels")
         classes = "" if self.classes is None else f", {len(self.classes)} classes"
         return f"{width}x{height} pixels, {kind}{classes}"
-
-    # ---------------------------------------------------------------- scoring
 
     def bits_per_dimension(self, images: Any, labels: Any = None) -> Tensor:
         """Bits per dimension of every image, given its class if the model has classes.
@@ -144,18 +136,13 @@ class ImageModel(FittedModel):
         below = torch.searchsorted(self.quantiles, bits.double())
         return below.double() * 100 / len(self.quantiles)
 
-    # ---------------------------------------------------------------- sampling
-
     def sample(
         self, count: int, label: Any = None, seed: int = 0, temperature: float = 1.0, certify: Certify = "layers"
     ) -> Tensor:
         """Draw images: bytes of shape (count, C, H, W).
 
-        Guarantee: with ``certify="layers"``, each layer of the flow was inverted to working precision for every image;
-        with ``"end-to-end"``, every image's logits map back to their noise through the whole flow, within the
-        tolerance of :meth:`SinusoidalFlow.invert <sinuflow.SinusoidalFlow.invert>`; or an
-        :class:`~sinuflow.InversionError` is raised. Where float32 is not enough, float64 is used. The certificate
-        concerns the logits, before they are rounded to bytes.
+        Guarantee: that of :meth:`FlowDistribution.sample <sinuflow.flows.distribution.FlowDistribution.sample>`, before
+        logits are rounded to bytes. Where float32 is not enough, float64 is used.
 
         Args:
             count: the number of images.
@@ -171,7 +158,7 @@ class ImageModel(FittedModel):
         self, count: int, label: Any = None, seed: int = 0, temperature: float = 1.0, certify: Certify = "layers"
     ) -> Drawn:
         """The images of :meth:`sample`, and the largest end-to-end residual if that is certified."""
-        check_certify(certify)
+        choice("certify", certify, CERTIFICATES)
         count = whole("count", count, least=1)
         check_temperature(temperature)
         generator = torch.Generator().manual_seed(seed)
@@ -185,8 +172,6 @@ class ImageModel(FittedModel):
             images.append(self.pixels.to_bytes(x.cpu()).view(size, *self.shape))
             residuals.append(residual)
         return Drawn(torch.cat(images), max((r for r in residuals if r is not None), default=None))
-
-    # ---------------------------------------------------------------- classes
 
     def _labels(self, count: int, label: Any, generator: torch.Generator) -> Any:
         """A label for each image to draw."""
@@ -208,11 +193,11 @@ class ImageModel(FittedModel):
 
     @classmethod
     def parse(
-        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: FlowConfig | ImageFlowConfig
+        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: SinusoidalFlow
     ) -> tuple[PixelMap, list[str] | None, list[int] | None]:
         classes, counts = config["classes"], config["counts"]
         consistent = (classes is None) == (counts is None) and len(classes or []) == len(counts or []) == flow.context
-        if not consistent or not isinstance(flow, ImageFlowConfig):
+        if not consistent or not isinstance(flow, ImageFlow):
             raise ValueError("its flow does not fit its images or classes")
         if classes is not None and (len(set(classes)) < len(classes) or not sum(counts)):
             raise ValueError("its classes must have different names and at least one image")

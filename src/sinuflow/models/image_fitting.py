@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
-import time
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from ..bijections.pixels import PixelMap
+from ..bijections.pixels import LEVELS, PixelMap
 from ..data.image_files import Pictures, class_counts, class_indices, open_pictures
 from ..data.sources import seeded
-from ..errors import ArgumentError, DataError
+from ..errors import DataError
 from ..flow_config import ImageConditioning
-from ..flows.sinusoidal import SinusoidalFlow
-from ..training import ImageRows, fit
+from ..flows.sinusoidal import ImageFlow
+from ..training import ImageRows
 from ..training.fit import find_device
 from .defaults import Size, image_recipe
-from .fitted import quantiles_of, run_facts
+from .fitted import Run, quantiles_of
 from .image import ImageModel
-from .image_baseline import histogram_bits
 
 #: The fraction of images that are held out for validation, and the most of them.
 _FRACTION, _MOST = 0.1, 5_000
@@ -61,27 +61,12 @@ def fit_images(
         size: ``"paper"``, ``"small"``, or ``"auto"``: the paper's flow if there is a GPU and many pixels.
         conditioning: ``"affine"``, shifts and log-scales, or ``"shift"``, as in the paper. By default ``"shift"`` for
             the paper's flow and with ``stability``, which is for shifts alone.
-        steps: the maximum number of training steps.
         seed: of the split, the weights, the dequantization noise, and the order of the images.
-        device: ``"auto"`` takes a GPU if there is one.
-        checkpoint: a folder for checkpoints.
-        checkpoint_minutes: minutes between checkpoints.
-        resume: continue from the folder's checkpoint.
-        progress: whether to show progress.
         architecture: arguments of :meth:`SinusoidalFlow.image <sinuflow.SinusoidalFlow.image>` that replace defaults.
-        training: arguments of :func:`~sinuflow.fit` that replace defaults.
 
-    Example:
-        >>> images = torch.randint(256, (40, 1, 4, 4), dtype=torch.uint8)
-        >>> model = fit_images(images, steps=3, progress=False)
-        >>> model.bits_per_dimension(images).shape
-        torch.Size([40])
-        >>> model.sample(5).shape
-        torch.Size([5, 1, 4, 4])
+    The other arguments are those of :func:`~sinuflow.fit_table`; :class:`~sinuflow.ImageModel` has an example.
     """
-    if not 0 <= seed < 2**63:
-        raise ArgumentError(f"seed must be an integer of at least 0; got {seed}")
-    started = time.monotonic()
+    run = Run(steps, seed, device, checkpoint, checkpoint_minutes, resume, progress, architecture, training)
     data = open_pictures(images, labels)
     shape = tuple(data.images.shape[1:])
     counts = None if data.labels is None else class_counts(data.labels)
@@ -91,10 +76,7 @@ def fit_images(
     if conditioning is None and (training or {}).get("stability") is not None:
         conditioning = "shift"
     recipe = image_recipe(shape, size, place.type == "cuda", conditioning)
-    recipe = recipe.override(architecture, {"checkpoint_minutes": checkpoint_minutes, **(training or {})}, steps)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        flow = SinusoidalFlow.image(shape, len(classes or []), **recipe.flow)
+    flow = run.build(ImageFlow, recipe, shape, len(classes or []))
     pixels = PixelMap((1e-6 if shape[0] == 1 else 0.05) if alpha is None else alpha)
     flips = shape[0] > 1 if flips is None else flips
 
@@ -103,17 +85,7 @@ def fit_images(
         return ImageRows(part.images, pixels, context, flips)
 
     val = rows(held_out, False)
-    result = fit(
-        flow,
-        rows(train, flips),
-        val,
-        checkpoint=checkpoint,
-        resume=resume,
-        progress=progress,
-        device=device,
-        seed=seed,
-        **recipe.training,
-    )
+    result = run.train(flow, recipe, rows(train, flips), val)
     facts = {
         "images": data.name,
         "train_images": len(train.images),
@@ -121,7 +93,7 @@ def fit_images(
         "flips": flips,
         "bits_per_dimension": None if result.best_nll is None else val.bits_per_dimension(result.best_nll),
         "histogram_bits": histogram_bits(train.images, held_out.images),
-        **run_facts(result, seed, started),
+        **run.facts(result),
     }
     model = ImageModel(flow, pixels, classes, counts, torch.zeros(0), result.history, facts)
     home = next(flow.parameters()).device
@@ -155,3 +127,23 @@ def _parts(data: Pictures, validation: Any, classes: list[str] | None, seed: int
         raise DataError("the images have labels, so validation must be a pair (images, labels)")
     labels = class_indices(held_out.known_labels, classes or [], len(held_out.images))
     return data, Pictures(held_out.images, labels)
+
+
+def histogram_bits(train: Tensor, test: Tensor) -> float:
+    """Bits per dimension of images ``test`` under independent pixels with the histograms of ``train``.
+
+    The histograms are smoothed by one additional count for every value.
+
+    Example:
+        >>> black = torch.zeros(256, 1, 2, 2, dtype=torch.uint8)
+        >>> round(histogram_bits(black, black), 3)  # 257 of 512 counts are for black
+        0.994
+    """
+    size = train[0].numel()
+    first = torch.arange(size) * LEVELS  # the index of each pixel's first count
+    counts = torch.ones(size * LEVELS, dtype=torch.float64)
+    for part in train.flatten(1).split(1024):
+        counts += torch.bincount((part + first).flatten(), minlength=len(counts))
+    bits = -(counts / (len(train) + LEVELS)).log2()
+    total = sum(float(bits[part + first].sum()) for part in test.flatten(1).split(1024))
+    return total / test.numel() if test.numel() else math.nan

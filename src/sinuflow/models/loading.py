@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..errors import SinuflowError, StorageError
-from ..flow_config import FlowConfig, ImageFlowConfig, flow_config
 from ..flows.flow import Flow
 from ..flows.loading import build_flow
 from ..flows.sinusoidal import SinusoidalFlow
@@ -42,42 +38,22 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Fl
     if fitted is None:
         raise StorageError(f"{path} holds a {model.kind[:60]!r}, which this version of Sinuflow does not know")
     config, groups = model.config, grouped(model.tensors)
-    with _described(path, fitted.description):
+    try:
         fitted.schema(config, "configuration")
-        _check_names(groups, {"quantiles": {""}, **fitted.tensor_names})
-        quantiles = groups["quantiles"][""]
+        expected = {"quantiles", *fitted.tensor_names}
+        if {name for name in model.tensors if not name.startswith("flow/")} != expected:
+            raise ValueError(f"besides the flow's tensors, it must have {', '.join(sorted(expected))} and no others")
+        quantiles = model.tensors["quantiles"]
         increasing = quantiles.dim() == 1 and len(quantiles) > 1 and quantiles.dtype == torch.float64
         if not increasing or not bool((quantiles[1:] >= quantiles[:-1]).all()):  # False for NaN
             raise ValueError("its quantiles must be float64 and in increasing order")
-        parts = fitted.parse(config, groups, _hyperparameters(path, config["flow"]))
-    flow = build_flow(path, config["flow"], groups.get("flow", {}))
-    assert isinstance(flow, SinusoidalFlow)  # by its hyperparameters
-    loaded: TableModel | ImageModel = fitted(flow, *parts, quantiles, config["history"], config["facts"])
-    return loaded.to(device)
-
-
-@contextmanager
-def _described(path: Path, what: str) -> Iterator[None]:
-    """Raise errors of an invalid configuration as a StorageError."""
-    try:
-        yield
+        flow = build_flow(path, config["flow"], groups.get("flow", {}))
+        if not isinstance(flow, SinusoidalFlow):
+            raise ValueError("its flow has no hyperparameters")
+        parts = fitted.parse(config, groups, flow)
     except StorageError:
         raise
     except (ValueError, OverflowError, SinuflowError) as error:
-        raise StorageError(f"{path} has an invalid configuration for a {what}: {error}") from error
-
-
-def _hyperparameters(path: Path, config: Any) -> FlowConfig | ImageFlowConfig:
-    with _described(path, "flow"):
-        return flow_config(config)
-
-
-def _check_names(groups: dict[str, dict[str, Tensor]], expected: dict[str, set[str]]) -> None:
-    """Refuse missing and unexpected tensors; those of the flow are checked when it is built."""
-    for group, names in expected.items():
-        if set(groups.get(group, {})) != names:
-            shown = ", ".join(f"{group}/{name}" if name else group for name in sorted(names))
-            raise ValueError(f"of the tensors of {group}, it must have {shown} and no others")
-    unknown = groups.keys() - {"flow", *expected}
-    if unknown:
-        raise ValueError(f"it has tensors called {min(unknown)[:60]!r}, which are not expected")
+        raise StorageError(f"{path} has an invalid configuration for a {fitted.description}: {error}") from error
+    loaded: TableModel | ImageModel = fitted(flow, *parts, quantiles, config["history"], config["facts"])
+    return loaded.to(device)

@@ -10,15 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checks import anything, fields, integer, items, number, optional, text
+from ..checks import anything, choice, fields, integer, items, number, optional, text
 from ..data import Column, Preprocessor, open_table
 from ..data.columns import LONGEST_NAME, quoted_list
-from ..data.split import Ids, Split
+from ..data.split import Split
 from ..data.tables import Rows, read_rows
 from ..data.values import code_of, to_arrow
 from ..errors import DataError, InversionError
-from ..flow_config import FlowConfig, ImageFlowConfig
-from ..flows.inversion import Certify, Drawn, check_certify, inverse_with_fallback
+from ..flows.inversion import CERTIFICATES, Certify, Drawn, inverse_with_fallback
 from ..flows.sinusoidal import SinusoidalFlow
 from .fitted import FittedModel, model_schema
 
@@ -28,15 +27,10 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 _ROWS = 4096
 
 
-_ESTIMATOR = fields(
-    {
-        "parameters": fields({}, others=anything),
-        "features": integer(1),
-        "names": optional(items(text(LONGEST_NAME))),
-    }
-)
+_OBJECT = fields({}, others=anything)
+_ESTIMATOR = fields({"parameters": _OBJECT, "features": integer(1), "names": optional(items(text(LONGEST_NAME)))})
 _SCHEMA = model_schema(
-    {"preprocessing": fields({"columns": items(fields({}, others=anything), least=1)})},  # checked by Column
+    {"preprocessing": fields({"columns": items(_OBJECT, least=1)})},  # checked by Column
     {
         **dict.fromkeys(("rows", "used_rows", "train_rows", "parameters"), integer(1)),
         "table": text(),
@@ -52,12 +46,11 @@ class TableModel(FittedModel):
     """The density of a table, in the units of its columns: base ∘ flow ∘ preprocessing.
 
     Args:
-        flow: over the preprocessed columns.
         preprocessor: the bijection from the table's units to the flow's input, in float64.
         split: the training, validation and test rows.
         quantiles: of the log-densities of the training rows, in increasing order.
-        history: the training records.
-        facts: the provenance: table, rows, seed, steps, seconds, versions.
+
+    The other arguments are those of all fitted models.
     """
 
     flow: SinusoidalFlow
@@ -67,7 +60,8 @@ class TableModel(FittedModel):
     history: list[dict[str, Any]]
     facts: dict[str, Any]
     kind, description, schema = "table", "model of a table", _SCHEMA
-    tensor_names: ClassVar = {"preprocessing": {"mean", "factor"}, "split": {"validation", "test", "unused"}}
+    tensor_names: ClassVar = {"preprocessing/mean", "preprocessing/factor"}
+    tensor_names |= {"split/validation", "split/test", "split/unused"}
 
     @property
     def columns(self) -> list[str]:
@@ -80,13 +74,12 @@ class TableModel(FittedModel):
         ``data`` is anything that can be opened as a table: a frame, a path, an array. Values of
         integer columns and categories are scored at the middles of their cells.
         """
-        parts, missing = [], 0
-        for rows in read_rows(open_table(data), self.preprocessor):
-            parts.append(self.score_rows(rows))
-            missing += int((~rows.complete).sum())
+        scores = [self.score_rows(rows) for rows in read_rows(open_table(data), self.preprocessor)]
+        result = np.concatenate(scores) if scores else np.empty(0)
+        missing = int(np.isnan(result).sum())
         if missing:
             raise DataError(f"{missing} rows have missing values: fill them in, or leave those rows out")
-        return np.concatenate(parts) if parts else np.empty(0)
+        return result
 
     def score_rows(self, rows: Rows) -> Array:
         """The log-density of rows of a table, NaN where a value is missing and nowhere else."""
@@ -125,19 +118,12 @@ class TableModel(FittedModel):
         return np.where(np.isnan(log_density), np.nan, 100 * (1 - shares))
 
     def sample(
-        self,
-        count: int,
-        given: Mapping[str, Any] | None = None,
-        seed: int | None = None,
-        certify: Certify = "layers",
+        self, count: int, given: Mapping[str, Any] | None = None, seed: int | None = None, certify: Certify = "layers"
     ) -> Any:
         """Draw rows, as an Arrow table with the columns of the training table.
 
-        Guarantee: with ``certify="layers"``, each layer of the flow was inverted to working precision for every row;
-        with ``"end-to-end"``, the flow's x of every row maps back to its noise through the whole flow, within
-        the tolerance of :meth:`SinusoidalFlow.invert <sinuflow.SinusoidalFlow.invert>`; or an
-        :class:`~sinuflow.InversionError` is raised. Where float32 is not enough, float64 is used. The certificate
-        concerns the flow's x, before integers, categories and repeated values are rounded.
+        Guarantee: that of :meth:`FlowDistribution.sample <sinuflow.flows.distribution.FlowDistribution.sample>`, before
+        integers, categories and repeated values are rounded. Where float32 is not enough, float64 is used.
 
         Args:
             count: the number of rows.
@@ -159,9 +145,11 @@ class TableModel(FittedModel):
         """The record batches of :meth:`sample`, each with its largest end-to-end residual if that is certified."""
         import pyarrow
 
-        check_certify(certify)
+        choice("certify", certify, CERTIFICATES)
         given, like = given or {}, self._like
         context = self._context(given)
+        fixed = {c.name: 0.0 for c in self.preprocessor.columns if c.kind == "constant"}
+        fixed |= {c.name: _context_number(c, given[c.name]) for c in self.preprocessor.context_columns}
         generator = torch.Generator(like.device)
         generator.seed() if seed is None else generator.manual_seed(seed)
         for start in range(0, count, _ROWS):
@@ -174,11 +162,8 @@ class TableModel(FittedModel):
                     f"{int((~np.isfinite(x)).any(1).sum())} of {size} draws overflow float64 in the units of their "
                     "columns: the flow is not trained well enough to be sampled"
                 )
-            values = {c.name: x[:, i] for i, c in enumerate(self.preprocessor.features)}
-            for column in self.preprocessor.columns:
-                if column.name not in values:
-                    number = 0.0 if column.kind == "constant" else _context_number(column, given[column.name])
-                    values[column.name] = np.full(size, number)
+            values = {name: np.full(size, number) for name, number in fixed.items()}
+            values |= {c.name: x[:, i] for i, c in enumerate(self.preprocessor.features)}
             arrays = [to_arrow(column, values[column.name]) for column in self.preprocessor.columns]
             yield Drawn(pyarrow.record_batch(arrays, names=self.columns), residual)
 
@@ -186,11 +171,11 @@ class TableModel(FittedModel):
         """The flow's context for values of the context columns, in one row."""
         columns = self.preprocessor.context_columns
         names = [c.name for c in columns]
-        constant = [c.name for c in self.preprocessor.columns if c.role == "context" and c.kind == "constant"]
-        unknown = [name for name in given if name not in names and name not in constant]
+        known = {c.name for c in self.preprocessor.columns if c.role == "context"}
+        unknown = [name for name in given if name not in known]
         if unknown:
-            known = f"its context columns are {', '.join(map(repr, names))}" if names else "it has no context columns"
-            raise DataError(f"the model cannot be conditioned on {unknown[0]!r}: {known}")
+            has = f"its context columns are {', '.join(map(repr, names))}" if names else "it has no context columns"
+            raise DataError(f"the model cannot be conditioned on {unknown[0]!r}: {has}")
         absent = [name for name in names if name not in given]
         if absent:
             raise DataError(f"the model is conditional: give a value for {', '.join(map(repr, absent))}")
@@ -205,12 +190,14 @@ class TableModel(FittedModel):
 
     def _stored(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors = {f"preprocessing/{name}": t for name, t in self.preprocessor.tensors().items()}
-        tensors |= {f"split/{name}": _compact(ids) for name, ids in self.split.stored().items()}
+        for name, ids in self.split.stored().items():
+            small = not len(ids) or ids[-1] < 2**31
+            tensors[f"split/{name}"] = torch.from_numpy(ids.astype(np.int32 if small else np.int64))
         return {"preprocessing": self.preprocessor.as_dict()}, tensors
 
     @classmethod
     def parse(
-        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: FlowConfig | ImageFlowConfig
+        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: SinusoidalFlow
     ) -> tuple[Preprocessor, Split]:
         preprocessor = Preprocessor.from_dict(config["preprocessing"], groups["preprocessing"])
         rows = groups["split"]
@@ -221,11 +208,6 @@ class TableModel(FittedModel):
         if (flow.features, flow.context) != (len(preprocessor.features), preprocessor.context_width):
             raise ValueError("the size of its flow does not match its columns")
         return preprocessor, split
-
-
-def _compact(ids: Ids) -> Tensor:
-    small = not len(ids) or int(ids.max()) < 2**31
-    return torch.from_numpy(ids.astype(np.int32 if small else np.int64))
 
 
 def _context_number(column: Column, value: Any) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,10 @@ from ..data.inspect import Wish
 from ..data.sources import CONTENT_ROWS, MemoryRows, RowSource, content_hash, fingerprint, seeded
 from ..data.split import Ids, Split, split_rows
 from ..data.tables import columns_to_numbers
-from ..errors import ArgumentError
 from ..flows.sinusoidal import SinusoidalFlow
-from ..training import fit
 from ..training.progress import make_progress
 from .defaults import table_recipe
-from .fitted import quantiles_of, run_facts
+from .fitted import Run, quantiles_of
 from .table import TableModel
 
 #: The most rows for estimating the whitening and the quantiles of the scores, and the most validation rows.
@@ -63,9 +60,8 @@ def fit_table(
         steps: the most training steps; by default they depend on the number of rows.
         seed: of the split, the weights, and the order of the rows.
         device: ``"auto"`` takes a GPU if there is one.
-        checkpoint: a folder for checkpoints.
-        checkpoint_minutes: minutes between checkpoints.
-        resume: resume from that folder's checkpoint.
+        checkpoint, checkpoint_minutes, resume: a folder for checkpoints, the minutes between them, and whether to
+            continue from the last one.
         progress: whether to show progress.
         test: whether to hold out rows for testing.
         architecture: arguments of :class:`~sinuflow.SinusoidalFlow` instead of the defaults.
@@ -73,37 +69,23 @@ def fit_table(
 
     A tenth of the rows is held out for validation, and a tenth for testing (15 % of small tables).
     """
-    if not 0 <= seed < 2**63:
-        raise ArgumentError(f"seed must be a whole number, 0 or more; got {seed}")
-    started = time.monotonic()
+    run = Run(steps, seed, device, checkpoint, checkpoint_minutes, resume, progress, architecture, training)
     table = open_table(data)
     surveyed = survey(table, context or [], drop or [], missing, maps, seed)
     split = split_rows(surveyed.usable, surveyed.total, seed, test)
     rows = _Rows(table, surveyed, split, seed)
     preprocessor = rows.preprocessor
-    recipe = table_recipe(len(split.train), len(preprocessor.features), conditioning)
-    recipe = recipe.override(architecture, {"checkpoint_minutes": checkpoint_minutes, **(training or {})}, steps)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        flow = SinusoidalFlow(len(preprocessor.features), preprocessor.context_width, **recipe.flow)
+    recipe = table_recipe(len(split.train), conditioning)
+    flow = run.build(SinusoidalFlow, recipe, len(preprocessor.features), preprocessor.context_width)
     if checkpoint is not None:
         shown = make_progress(progress)
         rows.identify(shown.say)
         shown.close()
-    result = fit(
-        flow,
-        rows.source(split.train),
-        rows.source(_some(split.validation, _VALIDATION, seed)),
-        checkpoint=checkpoint,
-        resume=resume,
-        progress=progress,
-        device=device,
-        seed=seed,
-        **recipe.training,
-    )
+    validation = rows.source(_some(split.validation, _VALIDATION, seed))
+    result = run.train(flow, recipe, rows.source(split.train), validation)
     model = TableModel(flow, preprocessor, split, torch.zeros(0), result.history, {})
     model.quantiles = quantiles_of(model.score_numbers(*rows.sample))
-    model.facts = {
+    model.facts |= {
         "table": Path(table.name).name,
         "rows": surveyed.total,
         "content": rows.content,
@@ -111,7 +93,7 @@ def fit_table(
         "train_rows": len(split.train),
         "validation_nll": result.best_nll,
         "parameters": sum(p.numel() for p in flow.parameters()),
-        **run_facts(result, seed, started),
+        **run.facts(result),
     }
     return model
 
@@ -129,9 +111,8 @@ class _Rows:
     def __init__(self, table: Table, surveyed: Survey, split: Split, seed: int) -> None:
         self._table, self._survey = table, surveyed
         self.preprocessor = Preprocessor(surveyed.columns(split.train))
-        names = [c.name for c in self.preprocessor.columns]
         self._columns = [*self.preprocessor.features, *self.preprocessor.context_columns]
-        self._order = [names.index(c.name) for c in self._columns]
+        self._order = [self.preprocessor.columns.index(c) for c in self._columns]
         #: Training rows and their context, at most as many as statistics need.
         self.sample = self._in_memory(_some(split.train, _ENOUGH, seed))
         self.content = content_hash(surveyed.numbers[:CONTENT_ROWS, self._order])

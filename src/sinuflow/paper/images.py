@@ -17,7 +17,7 @@ from ..data.image_sets import IMAGE_SETS, image_set
 from ..errors import ArgumentError
 from ..flows.sinusoidal import SinusoidalFlow
 from ..models.defaults import Recipe
-from ..models.image_baseline import histogram_bits
+from ..models.image_fitting import histogram_bits
 from ..training import ImageRows
 from .comparison import Comparison, Evaluation
 from .image_data import downsample, load, shape_of
