@@ -116,6 +116,6 @@ def test_the_operators_are_well_formed():
     waves = [t.detach() for t in scale.constrained(c)]
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
     rest = ("certified", 1e-12, 1e-12, 200)
-    torch.library.opcheck(inverse_op, (z, None, waves, STACK.key, *rest), test_utils=checks)
-    parameters = [p.detach() for p in upper.parameters()]
-    torch.library.opcheck(inverse_op, (z, c, parameters, upper.key, *rest), test_utils=checks)
+    torch.library.opcheck(inverse_op, (z, waves, STACK.key, *rest), test_utils=checks)
+    inputs = [*(p.detach() for p in upper.parameters()), c]
+    torch.library.opcheck(inverse_op, (z, inputs, upper.key, *rest), test_utils=checks)

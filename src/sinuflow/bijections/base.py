@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ..errors import ArgumentError, InversionError, SinuflowError
 from ..registry import Component, register
@@ -224,23 +223,6 @@ def _finite_samples(x: Tensor, ladj: Tensor) -> Tensor:
 def from_feature_major(x: Tensor, shape: torch.Size) -> Tensor:
     """(D, B) as (..., D), without a copy."""
     return x.reshape(x.shape[0], *shape).movedim(0, -1)
-
-
-class _Call(nn.Module):
-    """A function of a module, as a module."""
-
-    def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.module, self.function = module, function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
-
-
-def with_parameters(module: nn.Module, parameters: Sequence[Tensor], function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function of the module while its parameters are replaced by these, in the order of ``parameters()``."""
-    names = (f"module.{name}" for name, _ in module.named_parameters())
-    return functional_call(_Call(module, function), dict(zip(names, parameters, strict=True)), args)
 
 
 def log_normal(z: Tensor) -> Tensor:

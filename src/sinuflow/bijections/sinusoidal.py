@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -86,4 +87,5 @@ class SinusoidalLayer(Bijection):
         return scale_stack(x, self.constrained(context))
 
     def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
-        return implicit_inverse(STACK, z, None, self.constrained(context), options)
+        waves = self.constrained(context)
+        return implicit_inverse(STACK, z, lambda: waves, options, partial(STACK.solve, z, waves, options))

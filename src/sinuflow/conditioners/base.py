@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,18 +11,11 @@ from torch import Tensor, nn
 from ..registry import Component
 from ..solvers import Inversion, SolverOptions, Step
 from ..transformers import Transformer
+from ..transformers.base import vector_jacobian
 
 #: From the gradient with respect to the chosen features of x, (n, B), to those with respect to the same features of z
 #: and to their parameters, (n, B) and (n, P, B).
 Local = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
-
-
-class Adjoint(NamedTuple):
-    """Gradients through the inverse of an autoregressive map."""
-
-    z: Tensor  # (D, B)
-    parameters: list[Tensor]  # of the conditioner, in the order of its parameters()
-    context: Tensor | None
 
 
 class Conditioner(Component, nn.Module):
@@ -70,37 +63,24 @@ class Conditioner(Component, nn.Module):
             yield step
             x[i : i + 1] = step.solution
 
-    def adjoint(self, x: Tensor, context: Tensor | None, grad: Tensor, local: Local) -> Adjoint:
-        r"""Gradients through the inverse at its solution x, given those with respect to x.
+    def adjoint(self, x: Tensor, context: Tensor | None, grad: Tensor, local: Local) -> list[Tensor]:
+        r"""Gradients through the inverse at its solution x: of z, of the parameters, and of the context, if any.
 
         The default solves the triangular system :math:`J^T v = g` by sweeps
         :math:`v \leftarrow D^{-1} (g - N^T v)` with vector-Jacobian products of ``forward``. As N is strictly
         triangular, at most D sweeps are exact.
         """
-        parameters = list(self.parameters())
         with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            context = None if context is None else context.detach().requires_grad_()
-            h = self(x, context)
+            x, *given = (t.detach().requires_grad_() for t in (x, context) if t is not None)
+            h = self(x, *given)
         through = torch.zeros_like(grad)  # the gradient that reaches x through the parameters
         for _ in range(self.features):
             grad_z, grad_h = local(slice(None), grad + through)
-            again = None
-            if h.requires_grad:
-                (again,) = torch.autograd.grad(h, x, grad_h, retain_graph=True, allow_unused=True)
-            if again is None or torch.equal(again, through):
+            (again,) = vector_jacobian([h], [x], [grad_h], retain_graph=True)
+            if torch.equal(again, through):
                 break
             through = again
-        leaves = [*parameters, *([] if context is None else [context])]
-        wanted = [t for t in leaves if t.requires_grad]
-        grads = iter(
-            torch.autograd.grad(h, wanted, grad_h, allow_unused=True)
-            if wanted and h.requires_grad
-            else [None] * len(wanted)
-        )
-        results = [next(grads) if t.requires_grad else None for t in leaves]
-        filled = [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, results, strict=True)]
-        return Adjoint(grad_z, filled[: len(parameters)], None if context is None else filled[-1])
+        return [grad_z, *vector_jacobian([h], [*self.parameters(), *given], [grad_h])]
 
     def fused_forward(self, transformer: Transformer, x: Tensor, context: Tensor | None, reverse: bool) -> Any:
         """z, and the log-determinant or None for 0, where the pair has an op of its own; else None.

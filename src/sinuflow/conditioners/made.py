@@ -17,7 +17,7 @@ from ..ops.staircase import staircase_mask
 from ..registry import register
 from ..solvers import Inversion, SolverOptions, Step
 from ..transformers import Transformer
-from .base import Adjoint, Conditioner, Local
+from .base import Conditioner, Local
 
 #: Rows of a mask that are computed at a time.
 _ROWS = 256
@@ -112,14 +112,14 @@ class MADE(Conditioner):
     def incremental(self, like: Tensor, context: Tensor | None = None) -> Iterator[Step]:
         return incremental(self._network(), like, context)
 
-    def adjoint(self, x: Tensor, context: Tensor | None, grad: Tensor, local: Local) -> Adjoint:
+    def adjoint(self, x: Tensor, context: Tensor | None, grad: Tensor, local: Local) -> list[Tensor]:
         layers = [*self.layers, self.head]
         if any(name not in layer._parameters for layer in layers for name in ("weight", "bias")):
             return super().adjoint(x, context, grad, local)  # parametrized: weights are computed from other tensors
         grads = ordered_adjoint(self._network(masked=True), x, context, grad, local)
-        of_weights = [g.mul_(layer.mask) for g, layer in zip(grads.weights, layers, strict=True)]
-        pairs = zip(of_weights, grads.biases, strict=True)
-        return Adjoint(grads.z, [g for pair in pairs for g in pair], grads.context)
+        of_layers = zip(layers, grads.weights, grads.biases, strict=True)
+        of_parameters = [t for layer, weight, bias in of_layers for t in (weight.mul_(layer.mask), bias)]
+        return [grads.z, *of_parameters, *([] if grads.context is None else [grads.context])]
 
     def fused_inverse(
         self, transformer: Transformer, z: Tensor, context: Tensor | None, options: SolverOptions

@@ -26,7 +26,8 @@ from ..ops.pixelcnn_inverse import Activations, PixelNetwork, certified, increme
 from ..registry import register
 from ..solvers import Inversion, SolverOptions, Step, substitute
 from ..transformers import Transformer
-from .base import Adjoint, Conditioner, Local
+from ..transformers.base import vector_jacobian
+from .base import Conditioner, Local
 
 Shape = tuple[int, int, int]
 #: Reach of the first convolution in every direction: its kernel is 7x7.
@@ -146,24 +147,18 @@ class PixelCNN(Conditioner):
     def incremental(self, like: Tensor, context: Tensor | None = None) -> Iterator[Step]:
         return incremental(self._network(context), like)
 
-    def adjoint(self, x: Tensor, context: Tensor | None, grad: Tensor, local: Local) -> Adjoint:
-        parameters = list(self.parameters())
+    def adjoint(self, x: Tensor, context: Tensor | None, grad: Tensor, local: Local) -> list[Tensor]:
         active: list[Tensor] = []
         with torch.enable_grad():
-            leaf = None if context is None else context.detach().requires_grad_()
-            images = to_images(x.detach(), self.shape)
-            outputs = from_images(pixel_network(images, None if leaf is None else leaf.mT, self.weights(), active))
+            given = [] if context is None else [context.detach().requires_grad_()]
+            images, rows = to_images(x.detach(), self.shape), given[0].mT if given else None
+            outputs = from_images(pixel_network(images, rows, self.weights(), active))
         masks = [(t.detach() > 0).flatten(2).permute(1, 2, 0).contiguous() for t in active]
         with torch.inference_mode():  # makes small operations about twice as fast
             pattern = Activations(masks[::3], masks[1::3], masks[2::3])
             grad_z, grad_h = pixelcnn_adjoint(self._network(None), pattern, grad, local)
-        grad_z, grad_h = grad_z.clone(), grad_h.clone()
-        leaves = [*parameters, *([] if leaf is None else [leaf])]
-        wanted = [t for t in leaves if t.requires_grad]
-        flat = grad_h.transpose(0, 1).reshape(outputs.shape)
-        grads = iter(torch.autograd.grad(outputs, wanted, flat) if wanted else ())
-        results = [next(grads) if t.requires_grad else torch.zeros_like(t) for t in leaves]
-        return Adjoint(grad_z, results[: len(parameters)], None if leaf is None else results[-1])
+        flat = grad_h.clone().transpose(0, 1).reshape(outputs.shape)
+        return [grad_z.clone(), *vector_jacobian([outputs], [*self.parameters(), *given], [flat])]
 
     def fused_forward(self, transformer: Transformer, x: Tensor, context: Tensor | None, reverse: bool) -> Any:
         if transformer.kind not in ("shift", "affine"):

@@ -15,21 +15,15 @@ from .waves import Waves
 
 
 class _Stack:
-    """The stack as a problem of :mod:`sinuflow.solvers.implicit`, whose parameters are those of its waves."""
+    """The stack as a problem of :mod:`sinuflow.solvers.implicit`, whose inputs are its waves."""
 
     key: int
-    stateful = False
 
-    def solve(
-        self, z: Tensor, context: Tensor | None, parameters: Sequence[Tensor] | None, options: SolverOptions
-    ) -> Inversion:
-        assert parameters is not None
-        return scale_stack.inverse(z, Waves(*parameters), options)
+    def solve(self, z: Tensor, inputs: Sequence[Tensor], options: SolverOptions) -> Inversion:
+        return scale_stack.inverse(z, Waves(*inputs), options)
 
-    def pull_back(
-        self, x: Tensor, context: Tensor | None, parameters: Sequence[Tensor], grad_x: Tensor, grad_ladj: Tensor
-    ) -> list[Tensor]:
-        pull = partial(scale_stack.backward, x, Waves(*parameters))
+    def pull_back(self, x: Tensor, inputs: Sequence[Tensor], grad_x: Tensor, grad_ladj: Tensor) -> list[Tensor]:
+        pull = partial(scale_stack.backward, x, Waves(*inputs))
         slope, _ = pull(torch.ones_like(x), torch.zeros_like(grad_ladj))
         ladj_by_x, _ = pull(torch.zeros_like(x), grad_ladj)
         grad_z = (grad_x - ladj_by_x) / slope

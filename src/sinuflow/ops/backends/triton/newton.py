@@ -1,4 +1,4 @@
-"""Steps of the safeguarded Newton iteration of :mod:`sinuflow.solvers.newton`, always inside a bracket."""
+"""Steps of the safeguarded Newton iteration of :mod:`sinuflow.solvers.scalar`, always inside a bracket."""
 
 from __future__ import annotations
 
