@@ -92,7 +92,7 @@ class Autoregressive(Bijection):
                 return fused  # type: ignore[no-any-return]
         x = self._ordered(x, self.permutation)
         z, ladj = self.transformer(x, self.conditioner(x, context))
-        return self._ordered(z, self.inverse_permutation), None if self.transformer.unimodular else ladj
+        return self._ordered(z, self.inverse_permutation), None if self.transformer.kind == "shift" else ladj
 
     def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
         z = self._ordered(z, self.permutation)

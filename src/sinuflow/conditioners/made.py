@@ -19,9 +19,6 @@ from ..solvers import Inversion, SolverOptions, Step
 from ..transformers import Transformer
 from .base import Conditioner, Local
 
-#: Rows of a mask that are computed at a time.
-_ROWS = 256
-
 
 class MaskedLinear(nn.Module):
     r"""The parameters of :math:`(M \odot W) h + b`, with a staircase mask M.
@@ -34,8 +31,8 @@ class MaskedLinear(nn.Module):
     def __init__(self, layer: Layer, zero: bool = False) -> None:
         super().__init__()
         rows, columns = len(layer.reach), layer.columns[-1]
-        self.register_buffer("mask", _mask(layer.reach, columns), persistent=False)
         self.weight = nn.Parameter(torch.zeros(rows, columns))
+        self.register_buffer("mask", staircase_mask(layer.reach, columns).to(self.weight), persistent=False)
         self.bias = nn.Parameter(torch.zeros(rows))
         if not zero:
             bound = 1 / math.sqrt(max(1, columns))
@@ -43,13 +40,6 @@ class MaskedLinear(nn.Module):
             nn.init.uniform_(self.bias, -bound, bound)
             with torch.no_grad():
                 self.weight.mul_(self.mask)
-
-
-def _mask(reach: Sequence[int], columns: int) -> Tensor:
-    mask = torch.empty((len(reach), columns))
-    for start in range(0, len(reach), _ROWS):  # without a second mask of the same size beside it
-        mask[start : start + _ROWS] = staircase_mask(reach[start : start + _ROWS], columns)
-    return mask
 
 
 @register
@@ -98,15 +88,10 @@ class MADE(Conditioner):
         h = squash(x, self.squash)
         if context is not None:
             h = torch.cat([context, h])
-        layers = [*self.layers, self.head]
         network = Network(self.plan, self.skips, self.activation, self.dropout if self.training else 0.0)
-        out = masked_network(
-            network,
-            h,
-            [layer.weight for layer in layers],
-            [layer.bias for layer in layers],
-            [layer.mask for layer in layers],
-        )
+        layers = [*self.layers, self.head]
+        tensors = ([getattr(layer, name) for layer in layers] for name in ("weight", "bias", "mask"))
+        out = masked_network(network, h, *tensors)
         return out.view(self.plan.features, self.plan.outputs, out.shape[-1])
 
     def incremental(self, like: Tensor, context: Tensor | None = None) -> Iterator[Step]:

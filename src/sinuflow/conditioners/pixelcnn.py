@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +30,6 @@ from ..transformers.base import vector_jacobian
 from .base import Conditioner, Local
 
 Shape = tuple[int, int, int]
-#: Reach of the first convolution in every direction: its kernel is 7x7.
-_FAR = 3
 
 
 class MaskedConvolution(nn.Module):
@@ -47,14 +45,7 @@ class MaskedConvolution(nn.Module):
     mask: Tensor
 
     def __init__(
-        self,
-        kind: Literal["A", "B"],
-        channels: int,
-        inputs: int,
-        outputs: int,
-        reach: int,
-        zero: bool = False,
-        groups: int = 1,
+        self, kind: str, channels: int, inputs: int, outputs: int, reach: int, zero: bool = False, groups: int = 1
     ) -> None:
         super().__init__()
         shape = (outputs, inputs, reach + 1, 2 * reach + 1)
@@ -73,20 +64,6 @@ class MaskedConvolution(nn.Module):
             with torch.no_grad():
                 self.weight.mul_(self.mask)
 
-    @property
-    def masked_weight(self) -> Tensor:
-        """The weight with masked entries set to zero."""
-        return self.mask * self.weight
-
-
-class ContextMap(nn.Module):
-    """The matrix that maps the context to a term added to every feature map."""
-
-    def __init__(self, context: int, maps: int) -> None:
-        super().__init__()
-        bound = 1 / math.sqrt(context)
-        self.weight = nn.Parameter(torch.empty(maps, context).uniform_(-bound, bound))
-
 
 class ResidualBlock(nn.Module):
     r"""The parameters of a bottleneck, :math:`h + W_3 f(W_2 * f(W_1 f(h)) + V k)`, with f = relu and the context k."""
@@ -96,7 +73,7 @@ class ResidualBlock(nn.Module):
         self.shrink = MaskedConvolution("B", channels, 2 * maps, maps, reach=0)
         self.look = MaskedConvolution("B", channels, maps, maps, reach=1)
         self.grow = MaskedConvolution("B", channels, maps, 2 * maps, reach=0)
-        self.given = ContextMap(context, maps) if context else None
+        self.given = nn.Linear(context, maps, bias=False) if context else None
 
 
 @register
@@ -130,22 +107,21 @@ class PixelCNN(Conditioner):
         check_channels(channels, shape[0])
         if residual_blocks < 0:
             raise ArgumentError(f"residual_blocks must be at least 0; got {residual_blocks}")
-        channels_, height, width = shape
-        self.shape: Shape = (channels_, height, width)
+        self.shape: Shape = (shape[0], shape[1], shape[2])
         self.channels = channels
-        self.first = MaskedConvolution("A", shape[0], shape[0], 2 * channels, reach=_FAR)
-        self.given = ContextMap(context, 2 * channels) if context else None
+        self.first = MaskedConvolution("A", shape[0], shape[0], 2 * channels, reach=3)
+        self.given = nn.Linear(context, 2 * channels, bias=False) if context else None
         self.blocks = nn.ModuleList(ResidualBlock(shape[0], channels, context) for _ in range(residual_blocks))
-        self.head = MaskedConvolution(
-            "B", shape[0], 2 * channels, outputs * shape[0], reach=0, zero=True, groups=outputs
-        )
+        heads = outputs * shape[0]
+        self.head = MaskedConvolution("B", shape[0], 2 * channels, heads, reach=0, zero=True, groups=outputs)
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         h = pixel_network(to_images(x, self.shape), None if context is None else context.mT, self.weights())
         return from_images(h).view(self.outputs, self.features, -1).transpose(0, 1)
 
     def incremental(self, like: Tensor, context: Tensor | None = None) -> Iterator[Step]:
-        return incremental(self._network(context), like)
+        rows = None if context is None else context.mT
+        return incremental(PixelNetwork.of(self.shape, self.weights(), rows), like)
 
     def adjoint(self, x: Tensor, context: Tensor | None, grad: Tensor, local: Local) -> list[Tensor]:
         active: list[Tensor] = []
@@ -156,7 +132,7 @@ class PixelCNN(Conditioner):
         masks = [(t.detach() > 0).flatten(2).permute(1, 2, 0).contiguous() for t in active]
         with torch.inference_mode():  # makes small operations about twice as fast
             pattern = Activations(masks[::3], masks[1::3], masks[2::3])
-            grad_z, grad_h = pixelcnn_adjoint(self._network(None), pattern, grad, local)
+            grad_z, grad_h = pixelcnn_adjoint(PixelNetwork.of(self.shape, self.weights(), None), pattern, grad, local)
         flat = grad_h.clone().transpose(0, 1).reshape(outputs.shape)
         return [grad_z.clone(), *vector_jacobian([outputs], [*self.parameters(), *given], [flat])]
 
@@ -200,7 +176,7 @@ class PixelCNN(Conditioner):
     def weights(self) -> PixelWeights:
         """The masked weights, biases and context matrices, in the order in which they are used."""
         layers = self.layers
-        masked = [layer.masked_weight for layer in layers]
+        masked = [layer.mask * layer.weight for layer in layers]
         return PixelWeights(masked, [layer.bias for layer in layers], self.context_maps)
 
     def network(self) -> Network:
@@ -216,9 +192,6 @@ class PixelCNN(Conditioner):
             context_weights=self.context_maps,
             masks=[layer.mask for layer in layers],
         )
-
-    def _network(self, context: Tensor | None) -> PixelNetwork:
-        return PixelNetwork.of(self.shape, self.weights(), None if context is None else context.mT)
 
 
 def owners(maps: int, channels: int) -> Tensor:

@@ -36,8 +36,6 @@ class Transformer(Component, nn.Module):
     num_parameters: int
     #: The map's name to ops that are fused with a conditioner; None if there are none.
     kind: str | None = None
-    #: Whether the derivative is 1 everywhere, so that the log-determinant is 0.
-    unimodular = False
 
     def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         """z of shape (D, B) and the log-determinant of shape (B,), for x of shape (D, B) and h of shape (D, P, B)."""
