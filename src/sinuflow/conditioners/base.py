@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,16 +19,34 @@ from ..transformers.base import vector_jacobian
 Local = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
 
 
+class Masked(nn.Module):
+    """The parameters of a masked layer: zero, or if it has a ``fan_in``, uniform within its inverse root.
+
+    The mask is applied whenever the weight is used, so that values written into masked entries have no effect.
+    """
+
+    mask: Tensor
+
+    def __init__(self, mask: Tensor, fan_in: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(mask.shape))
+        self.bias = nn.Parameter(torch.zeros(len(mask)))
+        self.register_buffer("mask", mask.to(self.weight), persistent=False)
+        if fan_in:
+            bound = 1 / math.sqrt(fan_in)
+            nn.init.uniform_(self.weight, -bound, bound)
+            nn.init.uniform_(self.bias, -bound, bound)
+            with torch.no_grad():
+                self.weight.mul_(self.mask)
+
+
 class Conditioner(Component, nn.Module):
     r"""A network :math:`h_i = c_i(x_{<i}, \text{context})` that computes the parameters of a transformer.
 
     A subclass implements :meth:`forward`. The default :meth:`incremental` evaluates it once for each feature; a
     subclass that overrides it, without computing any hidden state twice, makes sampling about as fast as scoring.
 
-    Args:
-        features: D, the number of features.
-        outputs: P, the number of parameters per feature: the transformer's ``num_parameters``.
-        context: the dimension of the context; 0 for none.
+    It has P = ``outputs`` parameters per feature, the transformer's ``num_parameters``.
 
     Example:
         >>> class Linear(Conditioner):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -17,29 +16,15 @@ from ..ops.staircase import staircase_mask
 from ..registry import register
 from ..solvers import Inversion, SolverOptions, Step
 from ..transformers import Transformer
-from .base import Conditioner, Local
+from .base import Conditioner, Local, Masked
 
 
-class MaskedLinear(nn.Module):
-    r"""The parameters of :math:`(M \odot W) h + b`, with a staircase mask M.
-
-    The mask is applied whenever the weight is used, so that values written into masked entries have no effect.
-    """
-
-    mask: Tensor
+class MaskedLinear(Masked):
+    r"""The parameters of :math:`(M \odot W) h + b`, with a staircase mask M."""
 
     def __init__(self, layer: Layer, zero: bool = False) -> None:
-        super().__init__()
-        rows, columns = len(layer.reach), layer.columns[-1]
-        self.weight = nn.Parameter(torch.zeros(rows, columns))
-        self.register_buffer("mask", staircase_mask(layer.reach, columns).to(self.weight), persistent=False)
-        self.bias = nn.Parameter(torch.zeros(rows))
-        if not zero:
-            bound = 1 / math.sqrt(max(1, columns))
-            nn.init.uniform_(self.weight, -bound, bound)
-            nn.init.uniform_(self.bias, -bound, bound)
-            with torch.no_grad():
-                self.weight.mul_(self.mask)
+        columns = layer.columns[-1]
+        super().__init__(staircase_mask(layer.reach, columns), 0 if zero else max(1, columns))
 
 
 @register

@@ -27,42 +27,29 @@ from ..registry import register
 from ..solvers import Inversion, SolverOptions, Step, substitute
 from ..transformers import Transformer
 from ..transformers.base import vector_jacobian
-from .base import Conditioner, Local
+from .base import Conditioner, Local, Masked
 
 Shape = tuple[int, int, int]
 
 
-class MaskedConvolution(nn.Module):
+class MaskedConvolution(Masked):
     r"""The parameters of a convolution :math:`(M \odot W) * h + b` that sees nothing after the centre, in raster order.
 
     Every map, of inputs and outputs, belongs to one of the image's ``channels``, spread evenly; output maps in
     ``groups`` that are each spread over all channels. At the centre, a map of channel g sees the channels below g
     (kind ``"A"``), or up to g (kind ``"B"``). Places before the centre are seen whole. The kernel's rows below the
-    centre are not stored. The mask is applied whenever the weight is used, so that values written into masked entries
-    have no effect.
+    centre are not stored.
     """
-
-    mask: Tensor
 
     def __init__(
         self, kind: str, channels: int, inputs: int, outputs: int, reach: int, zero: bool = False, groups: int = 1
     ) -> None:
-        super().__init__()
-        shape = (outputs, inputs, reach + 1, 2 * reach + 1)
         of_output = owners(outputs // groups, channels).repeat(groups).unsqueeze(1)
         of_input = owners(inputs, channels)
-        mask = torch.ones(shape)
+        mask = torch.ones(outputs, inputs, reach + 1, 2 * reach + 1)
         mask[:, :, reach, reach] = (of_input < of_output) if kind == "A" else (of_input <= of_output)
         mask[:, :, reach, reach + 1 :] = 0
-        self.register_buffer("mask", mask, persistent=False)
-        self.weight = nn.Parameter(torch.zeros(shape))
-        self.bias = nn.Parameter(torch.zeros(outputs))
-        if not zero:
-            bound = 1 / math.sqrt(inputs * ((reach + 1) * (2 * reach + 1) - reach))
-            nn.init.uniform_(self.weight, -bound, bound)
-            nn.init.uniform_(self.bias, -bound, bound)
-            with torch.no_grad():
-                self.weight.mul_(self.mask)
+        super().__init__(mask, 0 if zero else inputs * ((reach + 1) * (2 * reach + 1) - reach))
 
 
 class ResidualBlock(nn.Module):
@@ -86,13 +73,6 @@ class PixelCNN(Conditioner):
     by ``residual_blocks`` bottlenecks with a 3x3 convolution over ``channels`` maps, and a 1x1 head that starts at
     zero. Linear maps of the context, without bias, are added to the maps of the first convolution and of the 3x3
     convolution of every block.
-
-    Args:
-        shape: (C, H, W).
-        context: the dimension of the context; 0 for none.
-        channels: feature maps inside a bottleneck, at least C.
-        residual_blocks: how many bottlenecks.
-        outputs: parameters for each channel of each pixel.
 
     Example:
         >>> network = PixelCNN(shape=(3, 8, 8), context=10)
@@ -175,9 +155,7 @@ class PixelCNN(Conditioner):
 
     def weights(self) -> PixelWeights:
         """The masked weights, biases and context matrices, in the order in which they are used."""
-        layers = self.layers
-        masked = [layer.mask * layer.weight for layer in layers]
-        return PixelWeights(masked, [layer.bias for layer in layers], self.context_maps)
+        return self.network().masked()
 
     def network(self) -> Network:
         """The network as plain data for the fused kernels."""
