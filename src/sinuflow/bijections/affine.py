@@ -12,17 +12,14 @@ from ..registry import register
 from ..solvers import Inversion, SolverOptions
 from .base import Bijection
 
-#: Standard deviations from the mean within which practically all draws lie: the fraction outside is 1e-15.
-_PLAUSIBLE = 8.0
-
 
 @register
 class ElementwiseAffine(Bijection):
     r"""The map :math:`z_i = (x_i - \mu_i) \, e^{-s_i}`.
 
-    It starts as the identity. :meth:`initialize` sets it from data, as ActNorm does (Kingma and
-    Dhariwal, 2018), so that its output has mean 0 and standard deviation 1; this happens when it
-    is called and never inside ``forward``, whose meaning must not depend on what it saw before.
+    It starts as the identity. :meth:`initialize` sets it from data, as ActNorm does (Kingma and Dhariwal, 2018), so
+    that its output has mean 0 and standard deviation 1; this happens when it is called and never inside ``forward``,
+    whose meaning must not depend on what it saw before.
 
     Example:
         >>> affine = ElementwiseAffine(2)
@@ -71,7 +68,7 @@ def _resolved(mean: Tensor, log_scale: Tensor) -> Tensor:
     plausible draws :math:`\mu + e^s z` must not all round to the same value.
     """
     normal = log_scale.abs() <= -math.log(torch.finfo(log_scale.dtype).tiny)
-    reach = _PLAUSIBLE * torch.exp(log_scale)
+    reach = 8 * torch.exp(log_scale)  # the fraction of draws outside is 1e-15
     return normal & (mean + reach > mean - reach)
 
 

@@ -61,7 +61,6 @@ class Autoregressive(Bijection):
     transformer: Transformer
     conditioner: Conditioner
     permutation: Tensor | None
-    inverse_permutation: Tensor | None
 
     def __init__(self, transformer: Transformer, conditioner: Conditioner, order: Order = "forward") -> None:
         super().__init__(conditioner.features, conditioner.context)
@@ -81,8 +80,6 @@ class Autoregressive(Bijection):
         elif order not in ("forward", "reverse"):
             raise ArgumentError(f"order must be 'forward', 'reverse' or a permutation; got {order!r}")
         self.register_buffer("permutation", permutation, persistent=False)
-        inverse = None if permutation is None else permutation.argsort()
-        self.register_buffer("inverse_permutation", inverse, persistent=False)
         enter(self)
 
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -90,18 +87,15 @@ class Autoregressive(Bijection):
             fused = self.conditioner.fused_forward(self.transformer, x, context, self.reverse)
             if fused is not None:
                 return fused  # type: ignore[no-any-return]
-        x = self._ordered(x, self.permutation)
+        x = self._ordered(x)
         z, ladj = self.transformer(x, self.conditioner(x, context))
-        return self._ordered(z, self.inverse_permutation), None if self.transformer.kind == "shift" else ladj
+        return self._back(z), None if self.transformer.kind == "shift" else ladj
 
     def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
-        z = self._ordered(z, self.permutation)
-
-        def inputs() -> list[Tensor]:
-            return [*self.parameters(), *([] if context is None else [context])]
-
-        result = implicit_inverse(self, z, inputs, options, partial(self._solve, z, context, options))
-        return result._replace(x=self._ordered(result.x, self.inverse_permutation))
+        z, given = self._ordered(z), () if context is None else (context,)
+        solve = partial(self._solve, z, context, options)
+        result = implicit_inverse(self, z, lambda: [*self.parameters(), *given], options, solve)
+        return result._replace(x=self._back(result.x))
 
     def solve(self, z: Tensor, inputs: Sequence[Tensor], options: SolverOptions) -> Inversion:
         """The inverse of a feature-major batch in the conditioner's order, by these parameters and context."""
@@ -162,10 +156,13 @@ class Autoregressive(Bijection):
             grads = [*vector_jacobian(outputs, own, (-grad_z, -grad_ladj)), *grads]
         return [grad_z, *grads]
 
-    def _ordered(self, x: Tensor, permutation: Tensor | None) -> Tensor:
-        if permutation is not None:
-            return x[permutation]
-        return x.flip(0) if self.reverse else x
+    def _ordered(self, x: Tensor) -> Tensor:
+        """The features in the conditioner's order."""
+        return x[self.permutation] if self.permutation is not None else x.flip(0) if self.reverse else x
+
+    def _back(self, x: Tensor) -> Tensor:
+        """The features in their own order."""
+        return self._ordered(x) if self.permutation is None else torch.empty_like(x).index_copy(0, self.permutation, x)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -190,14 +187,7 @@ class AutoregressiveWaves(Autoregressive):
     """
 
     def __init__(
-        self,
-        features: int,
-        context: int = 0,
-        *,
-        scales: int = 2,
-        waves: int = 4,
-        reverse: bool = False,
-        **options: Any,
+        self, features: int, context: int = 0, *, scales: int = 2, waves: int = 4, reverse: bool = False, **options: Any
     ) -> None:
         transformer = ConditionalWaves(scales, waves)
         conditioner = MADE(features, transformer.num_parameters, context=context, **options)

@@ -50,7 +50,5 @@ def concatenated(parts: list[Any]) -> Any:
     first = parts[0]
     if isinstance(first, Tensor):
         return torch.cat(parts, dim=-1)
-    if not isinstance(first, tuple):
-        return first  # a name, which is the same for all rows
     fields = (concatenated(list(each)) for each in zip(*parts, strict=True))
     return type(first)(*fields) if hasattr(first, "_fields") else tuple(fields)

@@ -18,10 +18,6 @@ _PATIENCE = 12
 _SMALL = 4096
 #: With this many elements that stay together, one of them nearly always needs one evaluation more.
 _MANY = 512
-#: A step within which waves of any reasonable frequency do not turn.
-_SHORT = 2e-4
-#: The bracket doubles its width this often before a solution is considered out of reach.
-_DOUBLINGS = 128
 
 Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -117,7 +113,8 @@ def _twice_divisor(
 def _last_step(converged: Tensor, x: Tensor, gap: Tensor, slope: Tensor, curvature: Tensor) -> tuple[Tensor, Tensor]:
     """What has converged, better still, and the slope there; but where the function bends within rounding, x stays."""
     step = gap / slope
-    straight = ((step * curvature).abs_() <= 0.01 * slope) & (step.abs() <= _SHORT)
+    # Within a step of 2e-4, waves of any reasonable frequency do not turn.
+    straight = ((step * curvature).abs_() <= 0.01 * slope) & (step.abs() <= 2e-4)
     after = torch.where(converged & straight, x - step, x)
     return after, torch.addcmul(slope, curvature, after - x)
 
@@ -154,13 +151,8 @@ def bracketed_newton(evaluate: Evaluate, target: Tensor, h: Tensor, max_iteratio
     A bracket around the target is doubled until it contains the solution. Newton steps that leave the bracket, or that
     do not halve the residual, are replaced by bisection. An element has converged when rounding explains its residual:
     that of x, of the target, and of x to the next floating-point number, :math:`f'(x) \, |x| \, \epsilon`; or when no
-    floating-point number is left inside its bracket.
-
-    Args:
-        evaluate: gives f(x; h) and f'(x; h) for a selection of n elements: x of shape (1, n) and h of shape (1, P, n).
-        target: of shape (D, B).
-        h: parameters of the functions, of shape (D, P, B).
-        max_iterations: evaluations per element, without those that find the bracket.
+    floating-point number is left inside its bracket. The target has shape (D, B), and h (D, P, B); ``evaluate`` gives
+    f(x; h) and f'(x; h) for a selection of n elements, x of shape (1, n) and h of shape (1, P, n).
 
     Example:
         >>> root = bracketed_newton(lambda x, h: (x.sinh(), x.cosh()), torch.tensor([[10.0]]), torch.zeros(1, 0, 1))
@@ -198,7 +190,7 @@ def _bracket(evaluate: Evaluate, target: Tensor, h: Tensor) -> tuple[Tensor, Ten
     """An interval with f(low) <= target <= f(high); NaN where none is found."""
     width = 1 + target.abs()
     low, high = target - width, target + width
-    for _ in range(_DOUBLINGS):
+    for _ in range(128):
         below, above = evaluate(low, h)[0] <= target, evaluate(high, h)[0] >= target
         if bool((below & above).all()):
             break

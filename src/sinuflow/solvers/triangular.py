@@ -11,8 +11,6 @@ from torch import Tensor
 from .options import SolverOptions
 from .result import Inversion, Root
 
-#: The indices of some features: a slice or a tensor of integers.
-Features = Any
 #: The inverse of the scalar transformer: from z and its parameters to x.
 ScalarInverse = Callable[[Tensor, Tensor, SolverOptions], Root]
 
@@ -20,12 +18,10 @@ ScalarInverse = Callable[[Tensor, Tensor, SolverOptions], Root]
 class Step:
     """Some features whose parameters are known, and in return the solution for these features.
 
-    Args:
-        features: their indices, as a slice or a tensor of integers.
-        parameters: of shape (features of the step, P, B).
+    The features are a slice or a tensor of indices; their parameters have shape (features of the step, P, B).
     """
 
-    def __init__(self, features: Features, parameters: Tensor) -> None:
+    def __init__(self, features: Any, parameters: Tensor) -> None:
         self.features, self.parameters = features, parameters
         self.x: Tensor | None = None
 
@@ -47,7 +43,7 @@ def substitute(steps: Iterable[Step], inverse: ScalarInverse, z: Tensor, options
     A conditioner yields parameters step by step: as soon as it knows the features that they depend on, which the
     previous steps have solved.
     """
-    solved: list[Features] = []
+    solved: list[Any] = []
     roots: list[Root] = []
     with torch.inference_mode():  # makes small operations about twice as fast
         for step in steps:
