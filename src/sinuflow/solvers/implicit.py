@@ -25,18 +25,20 @@ from .options import SolverOptions
 from .result import Inversion
 
 Fields = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+Inputs = Callable[[], Sequence[Tensor]]
 
 
 class Problem(Protocol):
-    """A bijection to invert, whose inputs may need gradients: its parameters, and the context if there is one."""
+    """A bijection to invert, whose inputs may need gradients: its parameters, and the context if there is one.
+
+    ``solve`` inverts a feature-major batch (D, B), and is called without gradients; ``pull_back`` gives the gradients
+    of z and of the inputs.
+    """
 
     key: int
 
-    def solve(self, z: Tensor, inputs: Sequence[Tensor], options: SolverOptions) -> Inversion:
-        """The inverse for a feature-major batch (D, B), called without gradients."""
-
-    def pull_back(self, x: Tensor, inputs: Sequence[Tensor], grad_x: Tensor, grad_ladj: Tensor) -> list[Tensor]:
-        """Gradients with respect to z and the inputs."""
+    def solve(self, z: Tensor, inputs: Sequence[Tensor], options: SolverOptions) -> Inversion: ...
+    def pull_back(self, x: Tensor, inputs: Sequence[Tensor], grad_x: Tensor, grad_ladj: Tensor) -> list[Tensor]: ...
 
 
 _PROBLEMS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -50,11 +52,7 @@ def enter(problem: Problem) -> None:
 
 
 def implicit_inverse(
-    problem: Problem,
-    z: Tensor,
-    inputs: Callable[[], Sequence[Tensor]],
-    options: SolverOptions,
-    solve: Callable[[], Inversion],
+    problem: Problem, z: Tensor, inputs: Inputs, options: SolverOptions, solve: Callable[[], Inversion]
 ) -> Inversion:
     """The problem's inverse, with gradients for z and the inputs; ``solve`` computes it with the current inputs."""
     if torch.compiler.is_compiling():
@@ -97,9 +95,6 @@ class _FirstOrder(torch.autograd.Function):
             "second derivatives through an inverse are not available: differentiate log_prob or the forward "
             "map instead, which have them"
         )
-
-
-# ---------------------------------------------------------------- the operators of compiled graphs
 
 
 def _in_a_thread(like: Tensor, function: Callable[[], Sequence[Tensor]]) -> list[Tensor]:

@@ -23,27 +23,21 @@ Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class MonotoneFunction(Protocol):
-    """A strictly increasing function of one variable, one per element of a tensor."""
+    """A strictly increasing function of one variable, one per element of a tensor, with bounds m > 0 and M of f'.
+
+    ``evaluate`` gives f(x), f'(x) and f''(x), which the caller may overwrite, and the next evaluation does; ``guess``
+    gives a starting point, ``bracket`` an interval that contains the solution, and ``select`` the functions of the
+    elements (rows[j], columns[j]) alone, as a tensor of shape (1, count).
+    """
 
     @property
-    def lowest_slope(self) -> Tensor:
-        """A lower bound m > 0 of f'."""
-
+    def lowest_slope(self) -> Tensor: ...
     @property
-    def highest_slope(self) -> Tensor:
-        """An upper bound of f'."""
-
-    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """f(x), f'(x) and f''(x); the caller may overwrite them, and the next evaluation does."""
-
-    def guess(self, target: Tensor) -> Tensor:
-        """A starting point."""
-
-    def bracket(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """An interval that contains the solution."""
-
-    def select(self, rows: Tensor, columns: Tensor) -> MonotoneFunction:
-        """The functions of the elements (rows[j], columns[j]) alone, as a tensor of shape (1, count)."""
+    def highest_slope(self) -> Tensor: ...
+    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
+    def guess(self, target: Tensor) -> Tensor: ...
+    def bracket(self, target: Tensor) -> tuple[Tensor, Tensor]: ...
+    def select(self, rows: Tensor, columns: Tensor) -> MonotoneFunction: ...
 
 
 def working_precision(x: Tensor, target: Tensor) -> Tensor:
