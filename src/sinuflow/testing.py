@@ -285,7 +285,7 @@ def _check_rows(
 def _check_jacobian(check: _Check, bijection: Bijection, x: Tensor, context: Tensor | None, ladj: Tensor) -> Tensor:
     """The Jacobians of the rows, (rows, D, D)."""
     # Rows are independent, so that the derivatives of their sum are those of each.
-    jacobian = torch.autograd.functional.jacobian(lambda t: bijection(t, context)[0].sum(0), x).transpose(0, 1)
+    jacobian: Tensor = torch.autograd.functional.jacobian(lambda t: bijection(t, context)[0].sum(0), x).transpose(0, 1)
     direction, step = torch.randn_like(x), 1e-6
     with torch.no_grad():
         ahead, behind = (bijection(x + s * direction, context)[0] for s in (step, -step))

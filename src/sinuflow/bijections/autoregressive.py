@@ -13,7 +13,7 @@ from torch.func import functional_call
 from ..conditioners import MADE, Conditioner
 from ..errors import ArgumentError
 from ..registry import register
-from ..solvers import Inversion, SolverOptions, parallel_sweeps, substitute
+from ..solvers import Inversion, SolverOptions, parallel_sweeps
 from ..solvers.implicit import enter, implicit_inverse
 from ..transformers import ConditionalWaves, Transformer
 from ..transformers.base import vector_jacobian
@@ -128,10 +128,7 @@ class Autoregressive(Bijection):
 
     def _solve_part(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
         if options.method == "certified":
-            fused = self.conditioner.fused_inverse(self.transformer, z, context, options)
-            if fused is not None:
-                return fused
-            return substitute(self.conditioner.incremental(z, context), self.transformer.inverse, z, options)
+            return self.conditioner.invert(self.transformer, z, context, options)
 
         def evaluate(x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             h = self.conditioner(x, None if context is None else context[:, rows])

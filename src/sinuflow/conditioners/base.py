@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..registry import Component
-from ..solvers import Inversion, SolverOptions, Step
+from ..solvers import Inversion, SolverOptions, Step, substitute
 from ..transformers import Transformer
 from ..transformers.base import vector_jacobian
 
@@ -44,9 +44,8 @@ class Conditioner(Component, nn.Module):
     r"""A network :math:`h_i = c_i(x_{<i}, \text{context})` that computes the parameters of a transformer.
 
     A subclass implements :meth:`forward`. The default :meth:`incremental` evaluates it once for each feature; a
-    subclass that overrides it, without computing any hidden state twice, makes sampling about as fast as scoring.
-
-    It has P = ``outputs`` parameters per feature, the transformer's ``num_parameters``.
+    subclass that overrides it, without computing any hidden state twice, makes sampling about as fast as scoring. Its
+    ``outputs`` are P parameters per feature, the transformer's ``num_parameters``.
 
     Example:
         >>> class Linear(Conditioner):
@@ -108,8 +107,6 @@ class Conditioner(Component, nn.Module):
         """
         return None
 
-    def fused_inverse(
-        self, transformer: Transformer, z: Tensor, context: Tensor | None, options: SolverOptions
-    ) -> Inversion | None:
-        """The certified inverse where the pair has an op of its own; else None."""
-        return None
+    def invert(self, transformer: Transformer, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
+        """The certified inverse of the pair, by substitution unless the pair has an op of its own."""
+        return substitute(self.incremental(z, context), transformer.inverse, z, options)

@@ -91,11 +91,9 @@ class MADE(Conditioner):
         of_parameters = [t for layer, weight, bias in of_layers for t in (weight.mul_(layer.mask), bias)]
         return [grads.z, *of_parameters, *([] if grads.context is None else [grads.context])]
 
-    def fused_inverse(
-        self, transformer: Transformer, z: Tensor, context: Tensor | None, options: SolverOptions
-    ) -> Inversion | None:
+    def invert(self, transformer: Transformer, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
         if transformer.kind != "shift":
-            return None
+            return super().invert(transformer, z, context, options)
         x = substitute_shift(self._network(), z, context)
         return Inversion.exact(x, z.new_zeros(z.shape[-1]))
 

@@ -24,7 +24,7 @@ from ..ops.pixelcnn_fused import (
 )
 from ..ops.pixelcnn_inverse import Activations, PixelNetwork, certified, incremental, pixelcnn_adjoint
 from ..registry import register
-from ..solvers import Inversion, SolverOptions, Step, substitute
+from ..solvers import Inversion, SolverOptions, Step
 from ..transformers import Transformer
 from ..transformers.base import vector_jacobian
 from .base import Conditioner, Local, Masked
@@ -122,15 +122,13 @@ class PixelCNN(Conditioner):
         z, ladj = scaled(pixelcnn_outputs(self.network(), x, context, reverse), len(x))
         return z, None if transformer.kind == "shift" else ladj
 
-    def fused_inverse(
-        self, transformer: Transformer, z: Tensor, context: Tensor | None, options: SolverOptions
-    ) -> Inversion | None:
+    def invert(self, transformer: Transformer, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
         if transformer.kind not in ("shift", "affine"):
-            return None
+            return super().invert(transformer, z, context, options)
         kernels = inverse_kernels(self.network(), z)
         if kernels is not None:
             return certified(z, *fused_inverse(kernels, z, context, self.weights()), torch.float32)
-        x = substitute(self.incremental(z, context), transformer.inverse, z, options).x
+        x = super().invert(transformer, z, context, options).x
         active: list[Tensor] = []
         with torch.inference_mode():
             outputs = reference_outputs(x, context, self.weights(), self.shape, False, active)
@@ -159,17 +157,9 @@ class PixelCNN(Conditioner):
 
     def network(self) -> Network:
         """The network as plain data for the fused kernels."""
-        layers = self.layers
-        return Network(
-            size=self.shape,
-            channels=self.channels,
-            outputs=self.outputs,
-            training=self.training,
-            weights=[layer.weight for layer in layers],
-            biases=[layer.bias for layer in layers],
-            context_weights=self.context_maps,
-            masks=[layer.mask for layer in layers],
-        )
+        weights, biases, masks = ([getattr(t, name) for t in self.layers] for name in ("weight", "bias", "mask"))
+        maps = self.context_maps
+        return Network(self.shape, self.channels, self.outputs, self.training, weights, biases, maps, masks)
 
 
 def owners(maps: int, channels: int) -> Tensor:
