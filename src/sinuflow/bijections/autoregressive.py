@@ -84,12 +84,9 @@ class Autoregressive(Bijection):
 
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if self.permutation is None:
-            fused = self.conditioner.fused_forward(self.transformer, x, context, self.reverse)
-            if fused is not None:
-                return fused  # type: ignore[no-any-return]
-        x = self._ordered(x)
-        z, ladj = self.transformer(x, self.conditioner(x, context))
-        return self._back(z), None if self.transformer.kind == "shift" else ladj
+            return self.conditioner.transform_with(self.transformer, x, context, self.reverse)
+        z, ladj = self.conditioner.transform_with(self.transformer, self._ordered(x), context)
+        return self._back(z), ladj
 
     def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
         z, given = self._ordered(z), () if context is None else (context,)
@@ -128,7 +125,7 @@ class Autoregressive(Bijection):
 
     def _solve_part(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
         if options.method == "certified":
-            return self.conditioner.invert(self.transformer, z, context, options)
+            return self.conditioner.invert_with(self.transformer, z, context, options)
 
         def evaluate(x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             h = self.conditioner(x, None if context is None else context[:, rows])

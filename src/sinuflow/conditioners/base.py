@@ -100,13 +100,16 @@ class Conditioner(Component, nn.Module):
             through = again
         return [grad_z, *vector_jacobian([h], [*self.parameters(), *given], [grad_h])]
 
-    def fused_forward(self, transformer: Transformer, x: Tensor, context: Tensor | None, reverse: bool) -> Any:
-        """z, and the log-determinant or None for 0, where the pair has an op of its own; else None.
+    def transform_with(
+        self, transformer: Transformer, x: Tensor, context: Tensor | None, reverse: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """z, and the log-determinant or None for 0; with ``reverse``, features are in reverse order on both sides."""
+        x = x.flip(0) if reverse else x
+        z, ladj = transformer(x, self(x, context))
+        return z.flip(0) if reverse else z, None if transformer.kind == "shift" else ladj
 
-        With ``reverse``, features are in reverse order on both sides.
-        """
-        return None
-
-    def invert(self, transformer: Transformer, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
+    def invert_with(
+        self, transformer: Transformer, z: Tensor, context: Tensor | None, options: SolverOptions
+    ) -> Inversion:
         """The certified inverse of the pair, by substitution unless the pair has an op of its own."""
         return substitute(self.incremental(z, context), transformer.inverse, z, options)

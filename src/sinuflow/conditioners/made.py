@@ -91,9 +91,11 @@ class MADE(Conditioner):
         of_parameters = [t for layer, weight, bias in of_layers for t in (weight.mul_(layer.mask), bias)]
         return [grads.z, *of_parameters, *([] if grads.context is None else [grads.context])]
 
-    def invert(self, transformer: Transformer, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
+    def invert_with(
+        self, transformer: Transformer, z: Tensor, context: Tensor | None, options: SolverOptions
+    ) -> Inversion:
         if transformer.kind != "shift":
-            return super().invert(transformer, z, context, options)
+            return super().invert_with(transformer, z, context, options)
         x = substitute_shift(self._network(), z, context)
         return Inversion.exact(x, z.new_zeros(z.shape[-1]))
 

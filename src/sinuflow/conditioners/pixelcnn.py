@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -116,19 +115,23 @@ class PixelCNN(Conditioner):
         flat = grad_h.clone().transpose(0, 1).reshape(outputs.shape)
         return [grad_z.clone(), *vector_jacobian([outputs], [*self.parameters(), *given], [flat])]
 
-    def fused_forward(self, transformer: Transformer, x: Tensor, context: Tensor | None, reverse: bool) -> Any:
+    def transform_with(
+        self, transformer: Transformer, x: Tensor, context: Tensor | None, reverse: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
         if transformer.kind not in ("shift", "affine"):
-            return None
+            return super().transform_with(transformer, x, context, reverse)
         z, ladj = scaled(pixelcnn_outputs(self.network(), x, context, reverse), len(x))
         return z, None if transformer.kind == "shift" else ladj
 
-    def invert(self, transformer: Transformer, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
+    def invert_with(
+        self, transformer: Transformer, z: Tensor, context: Tensor | None, options: SolverOptions
+    ) -> Inversion:
         if transformer.kind not in ("shift", "affine"):
-            return super().invert(transformer, z, context, options)
+            return super().invert_with(transformer, z, context, options)
         kernels = inverse_kernels(self.network(), z)
         if kernels is not None:
             return certified(z, *fused_inverse(kernels, z, context, self.weights()), torch.float32)
-        x = super().invert(transformer, z, context, options).x
+        x = super().invert_with(transformer, z, context, options).x
         active: list[Tensor] = []
         with torch.inference_mode():
             outputs = reference_outputs(x, context, self.weights(), self.shape, False, active)
