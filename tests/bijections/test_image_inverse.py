@@ -168,9 +168,9 @@ def test_a_wrong_answer_is_caught(kind, monkeypatch):
     """The certificate is what the forward map makes of the answer, not what the solver believes."""
     shift = build(kind, (1, 5, 5), dtype=torch.float32)
     z, _ = batch(25, dtype=torch.float32)
-    from sinuflow.conditioners import pixelcnn
+    from sinuflow.conditioners import base
 
-    honest = pixelcnn.substitute
+    honest = base.substitute
 
     def careless(*arguments):
         result = honest(*arguments)
@@ -178,7 +178,7 @@ def test_a_wrong_answer_is_caught(kind, monkeypatch):
         x[12, 2] += 1e-3
         return result._replace(x=x)
 
-    monkeypatch.setattr(pixelcnn, "substitute", careless)
+    monkeypatch.setattr(base, "substitute", careless)
     with pytest.raises(InversionError, match=r"1 of 5 samples: after 1 iterations the largest residual is"):
         shift.inverse(z)
 
