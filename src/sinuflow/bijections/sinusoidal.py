@@ -57,9 +57,7 @@ class SinusoidalLayer(Bijection):
         if scales < 1 or waves < 1:
             raise ArgumentError(f"scales and waves must be at least 1; got {scales} and {waves}")
         self.scales, self.waves = scales, waves
-        frequency, phase = initial_waves(scales, features, waves)
-        self.frequency = nn.Parameter(frequency)
-        self.phase = nn.Parameter(phase)
+        self.frequency, self.phase = map(nn.Parameter, initial_waves(scales, features, waves))
         self.weight = nn.Parameter(torch.zeros(scales, features, waves))
         self.strength = nn.Parameter(torch.zeros(scales, features))
         self.shift = nn.Parameter(torch.zeros(scales, features))

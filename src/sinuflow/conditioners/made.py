@@ -75,8 +75,8 @@ class MADE(Conditioner):
             h = torch.cat([context, h])
         network = Network(self.plan, self.skips, self.activation, self.dropout if self.training else 0.0)
         layers = [*self.layers, self.head]
-        tensors = ([getattr(layer, name) for layer in layers] for name in ("weight", "bias", "mask"))
-        out = masked_network(network, h, *tensors)
+        weights, biases, masks = [t.weight for t in layers], [t.bias for t in layers], [t.mask for t in layers]
+        out = masked_network(network, h, weights, biases, masks)
         return out.view(self.plan.features, self.plan.outputs, out.shape[-1])
 
     def incremental(self, like: Tensor, context: Tensor | None = None) -> Iterator[Step]:

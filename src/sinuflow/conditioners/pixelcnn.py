@@ -141,18 +141,12 @@ class PixelCNN(Conditioner):
     @property
     def layers(self) -> list[MaskedConvolution]:
         """All convolutions, in the order in which they are applied."""
-        inner = [layer for b in self._residual_blocks for layer in (b.shrink, b.look, b.grow)]
-        return [self.first, *inner, self.head]
+        return [layer for layer in self.modules() if isinstance(layer, MaskedConvolution)]
 
     @property
     def context_maps(self) -> list[Tensor]:
         """The matrices for the context: of the first convolution and of every block; none without a context."""
-        maps = (self.given, *(block.given for block in self._residual_blocks))
-        return [m.weight for m in maps if m is not None]
-
-    @property
-    def _residual_blocks(self) -> list[ResidualBlock]:
-        return [block for block in self.blocks if isinstance(block, ResidualBlock)]
+        return [layer.weight for layer in self.modules() if isinstance(layer, nn.Linear)]
 
     def weights(self) -> PixelWeights:
         """The masked weights, biases and context matrices, in the order in which they are used."""
@@ -160,7 +154,8 @@ class PixelCNN(Conditioner):
 
     def network(self) -> Network:
         """The network as plain data for the fused kernels."""
-        weights, biases, masks = ([getattr(t, name) for t in self.layers] for name in ("weight", "bias", "mask"))
+        layers = self.layers
+        weights, biases, masks = [t.weight for t in layers], [t.bias for t in layers], [t.mask for t in layers]
         maps = self.context_maps
         return Network(self.shape, self.channels, self.outputs, self.training, weights, biases, maps, masks)
 
