@@ -155,8 +155,9 @@ class PixelCNN(Conditioner):
     def network(self) -> Network:
         """The network as plain data for the fused kernels."""
         layers = self.layers
-        weights, biases, masks = [t.weight for t in layers], [t.bias for t in layers], [t.mask for t in layers]
-        maps = self.context_maps
+        weights: list[Tensor] = [layer.weight for layer in layers]
+        biases: list[Tensor] = [layer.bias for layer in layers]
+        maps, masks = self.context_maps, [layer.mask for layer in layers]
         return Network(self.shape, self.channels, self.outputs, self.training, weights, biases, maps, masks)
 
 
