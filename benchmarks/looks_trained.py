@@ -63,7 +63,7 @@ def look_trained(
                 module.bias.copy_(normal(module.bias.shape, 0.1))
             elif kind == "MADE":
                 heads.append(module.head)
-            elif isinstance(module, nn.Linear):
+            elif isinstance(module, nn.Linear) and module.bias is not None:
                 module.weight.copy_(normal(module.weight.shape, gain / math.sqrt(module.in_features)))
                 module.bias.copy_(normal(module.bias.shape, 0.1))
             elif kind in ("SinusoidalLayer", "SinusoidalScale"):

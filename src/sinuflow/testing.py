@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -66,25 +66,19 @@ def check_flow(
         torch.manual_seed(seed)
         flow = _perturbed(flow, perturb)
         x = torch.randn(rows, flow.features).double() if x is None else x.detach().double().cpu()
-        context = _context(flow, x, context)
+        if context is None and flow.context:
+            context = torch.randn(len(x), flow.context)
+        context = None if context is None else context.detach().double().cpu().expand(len(x), -1)
         _check_bijection(flow.bijection, x, context, tolerance, "bijection")
         check_base(flow.base, seed=seed)
-        _check_distribution(flow, x, context, tolerance)
+        check = _Check.of("flow", flow, tolerance)
+        _check_distribution(check, flow, x, context)
         if save:
-            _check_file(flow, x, context)
+            _check_file(check, flow, x, context)
 
 
-def check_bijection(
-    bijection: Bijection,
-    context: Tensor | None = None,
-    *,
-    x: Tensor | None = None,
-    rows: int = 8,
-    perturb: float = 0.1,
-    tolerance: float = 1e-6,
-    seed: int = 0,
-) -> None:
-    """Check a bijection, and first its layers if it is a chain; arguments are those of :func:`check_flow`.
+def check_bijection(bijection: Bijection, context: Tensor | None = None, **options: Any) -> None:
+    """Check a bijection, and first its layers if it is a chain; options are those of :func:`check_flow`.
 
     Checked are: the Jacobian by automatic differentiation against finite differences, and its log-determinant; the
     inverse, its log-determinant, its certificate, also for noise that is not finite, and its gradients against the
@@ -101,11 +95,7 @@ def check_bijection(
         Traceback (most recent call last):
         AssertionError: bijection (Doubling): its log-determinant differs from that of its Jacobian by 2.08
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        bijection = _perturbed(bijection, perturb)
-        x = torch.randn(rows, bijection.features).double() if x is None else x.detach().double().cpu()
-        _check_bijection(bijection, x, _context(bijection, x, context), tolerance, "bijection")
+    check_flow(Flow(bijection), context, save=False, **options)
 
 
 def check_transformer(
@@ -154,22 +144,42 @@ def check_base(base: Base, *, seed: int = 0) -> None:
         >>> from sinuflow.testing import check_base
         >>> check_base(StudentT(3, df=2.0))
     """
-    place = f"base ({type(base).__name__})"
+    check = _Check.of("base", base)
     like = torch.zeros((), dtype=torch.float64)
     base = copy.deepcopy(base).double()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for shape in ((), (0,), (2, 3)):
             z = base.draw(shape, None, like)
-            _demand(z.shape == (*shape, base.features), place, f"sample({shape}) has shape {tuple(z.shape)}")
-            _demand(base.log_prob(z).shape == shape, place, f"log_prob has not the batch shape {shape}")
+            check.demand(z.shape == (*shape, base.features), f"sample({shape}) has shape {tuple(z.shape)}")
+            check.demand(base.log_prob(z).shape == shape, f"log_prob has not the batch shape {shape}")
         z = base.draw((_DRAWS,), None, like).detach().requires_grad_()
         (score,) = torch.autograd.grad(base.log_prob(z).sum(), z)
-        product = (z * score).detach()
+    product = (z * score).detach()
     error = (product.mean(0) + 1).abs() / (product.std(0) / _DRAWS**0.5 + 1e-6)
     message = "its draws do not fit its log_prob: E[z ∂ log p(z)/∂z] is {:.3g} instead of -1"
     worst = int(error.argmax())
-    _demand(bool(error[worst] < _STANDARD_ERRORS), place, message.format(float(product.mean(0)[worst])))
+    check.demand(bool(error[worst] < _STANDARD_ERRORS), message.format(float(product.mean(0)[worst])))
+
+
+class _Check(NamedTuple):
+    """Assertions about one component, whose messages begin with its place in the flow."""
+
+    place: str
+    tolerance: float = 0.0
+
+    @classmethod
+    def of(cls, name: str, component: object, tolerance: float = 0.0) -> _Check:
+        return cls(f"{name} ({type(component).__name__})", tolerance)
+
+    def demand(self, condition: bool, message: str) -> None:
+        if not condition:
+            raise AssertionError(f"{self.place}: {message}")
+
+    def close(self, ours: Tensor, expected: Tensor, message: str, factor: float = 1.0) -> None:
+        ours, expected = ours.detach(), expected.detach()
+        error, size = (float(t.abs().max()) if t.numel() else 0.0 for t in (ours - expected, expected))
+        self.demand(error <= factor * self.tolerance * (1 + size), f"{message} by {error:.3g}")  # False for NaN
 
 
 def _perturbed(module: Module, perturb: float) -> Module:
@@ -180,14 +190,8 @@ def _perturbed(module: Module, perturb: float) -> Module:
     return module
 
 
-def _context(component: Flow | Bijection, x: Tensor, context: Tensor | None) -> Tensor | None:
-    if context is None and component.context:
-        return torch.randn(len(x), component.context).double()
-    return None if context is None else context.detach().double().cpu().expand(len(x), -1)
-
-
 def _check_bijection(bijection: Bijection, x: Tensor, context: Tensor | None, tolerance: float, name: str) -> None:
-    place = f"{name} ({type(bijection).__name__})"
+    check = _Check.of(name, bijection, tolerance)
     context = context if bijection.context else None
     if isinstance(bijection, Chain):
         value = x
@@ -200,76 +204,71 @@ def _check_bijection(bijection: Bijection, x: Tensor, context: Tensor | None, to
         h = _check_conditioner(bijection.conditioner, rows, row_context, tolerance, f"{name}.conditioner")
         _check_transformer(bijection.transformer, rows, h, tolerance, f"{name}.transformer")
     z, ladj = (t.detach() for t in bijection(x, context))
-    _demand(z.shape == x.shape, place, f"z has shape {tuple(z.shape)} for x of shape {tuple(x.shape)}")
-    _demand(ladj.shape == x.shape[:-1], place, f"the log-determinants have shape {tuple(ladj.shape)}")
-    _demand(bool(z.isfinite().all() & ladj.isfinite().all()), place, "its result is NaN or infinite")
-    _check_rows(bijection, x, context, z, ladj, tolerance, place)
+    check.demand(z.shape == x.shape, f"z has shape {tuple(z.shape)} for x of shape {tuple(x.shape)}")
+    check.demand(ladj.shape == x.shape[:-1], f"the log-determinants have shape {tuple(ladj.shape)}")
+    check.demand(bool(z.isfinite().all() & ladj.isfinite().all()), "its result is NaN or infinite")
+    _check_rows(check, bijection, x, context, z, ladj)
+    few, few_context = x[:_JACOBIANS], None if context is None else context[:_JACOBIANS]
     if bijection.features <= _MOST_FEATURES:
-        jacobian = _check_jacobian(bijection, x, context, ladj, tolerance, place)
-        _check_inverse(bijection, x, context, tolerance, place)
-        _check_inverse_gradients(bijection, x, context, jacobian, tolerance, place)
-    else:
-        _check_inverse(bijection, x, context, tolerance, place)
+        jacobian = _check_jacobian(check, bijection, few, few_context, ladj[:_JACOBIANS])
+    _check_inverse(check, bijection, x, context, z, ladj)
+    if bijection.features <= _MOST_FEATURES:
+        _check_inverse_gradients(check, bijection, few, few_context, jacobian)
     single = copy.deepcopy(bijection).float()
     z32, ladj32 = single(x.float(), None if context is None else context.float())
-    _demand(z32.dtype == ladj32.dtype == torch.float32, place, f"float32 gives {z32.dtype} and {ladj32.dtype}")
-    _close(z32.double(), z, 1e-3, place, "in float32, z differs from that in float64")
+    check.demand(z32.dtype == ladj32.dtype == torch.float32, f"float32 gives {z32.dtype} and {ladj32.dtype}")
+    check._replace(tolerance=1e-3).close(z32.double(), z, "in float32, z differs from that in float64")
 
 
 def _check_transformer(transformer: Transformer, x: Tensor, h: Tensor, tolerance: float, name: str) -> None:
-    place = f"{name} ({type(transformer).__name__})"
+    check = _Check.of(name, transformer, tolerance)
     x, h = x.clone().requires_grad_(), h.clone().requires_grad_()
     z, ladj = transformer(x, h)
-    _demand(
-        z.shape == x.shape and ladj.shape == x.shape[1:], place, f"its shapes are {(*z.shape,)} and {(*ladj.shape,)}"
-    )
+    shapes = z.shape == x.shape and ladj.shape == x.shape[1:]
+    check.demand(shapes, f"its shapes are {(*z.shape,)} and {(*ladj.shape,)}")
     (slope,) = torch.autograd.grad(z.sum(), x, retain_graph=True)
-    _demand(bool((slope > 0).all()), place, f"its derivative is {float(slope.min()):.3g} somewhere, and not positive")
-    _close(
-        ladj, slope.log().sum(0), tolerance, place, "its log-determinant differs from the sum of the log-derivatives"
-    )
+    check.demand(bool((slope > 0).all()), f"its derivative is {float(slope.min()):.3g} somewhere, and not positive")
+    check.close(ladj, slope.log().sum(0), "its log-determinant differs from the sum of the log-derivatives")
     with torch.no_grad():
         root = transformer.inverse(z, h, SolverOptions())
-        _demand(bool(root.converged.all()), place, f"its inverse fails for {int((~root.converged).sum())} values")
-        _close(transformer(root.x, h)[0], z, tolerance, place, "x = inverse(z) does not map back to z; it is off")
-        _close(root.slope, slope, 1e3 * tolerance, place, "the slope that its inverse returns is off")
+        check.demand(bool(root.converged.all()), f"its inverse fails for {int((~root.converged).sum())} values")
+        check.close(transformer(root.x, h)[0], z, "x = inverse(z) does not map back to z; it is off")
+        check.close(root.slope, slope, "the slope that its inverse returns is off", 1e3)
     weights = torch.randn_like(z), torch.randn_like(ladj)
     value = (weights[0] * z).sum() + (weights[1] * ladj).sum()
     wanted = torch.autograd.grad(value, (x, h), allow_unused=True, materialize_grads=True)
     for got, expected in zip(transformer.gradients(x.detach(), h.detach(), *weights), wanted, strict=True):
-        _close(got, expected, tolerance, place, "its gradients differ from those of forward")
+        check.close(got, expected, "its gradients differ from those of forward")
 
 
 def _check_conditioner(
     conditioner: Conditioner, x: Tensor, context: Tensor | None, tolerance: float, name: str
 ) -> Tensor:
     """The transformer's parameters at x, without gradients."""
-    place = f"{name} ({type(conditioner).__name__})"
-    known, like = torch.full((len(x),), -1), x[:, :1]
+    check = _Check.of(name, conditioner, tolerance)
+    known = torch.full((len(x),), -1)
     with torch.no_grad():
         h: Tensor = conditioner(x, context)
         shape = (len(x), conditioner.outputs, x.shape[1])
-        _demand(h.shape == shape, place, f"its output has shape {tuple(h.shape)} instead of {shape}")
+        check.demand(h.shape == shape, f"its output has shape {tuple(h.shape)} instead of {shape}")
         for i, step in enumerate(conditioner.incremental(x, context)):
-            _demand(bool((known[step.features] < 0).all()), place, f"step {i} has features of earlier steps")
-            _close(
-                step.parameters, h[step.features], tolerance, place, f"the parameters of step {i} differ from forward"
-            )
+            check.demand(bool((known[step.features] < 0).all()), f"step {i} has features of earlier steps")
+            check.close(step.parameters, h[step.features], f"the parameters of step {i} differ from forward")
             known[step.features] = i
             step.push(x[step.features])
-    _demand(bool((known >= 0).all()), place, f"its steps leave out {int((known < 0).sum())} features")
+    check.demand(bool((known >= 0).all()), f"its steps leave out {int((known < 0).sum())} features")
     if len(x) * conditioner.outputs <= _MOST_OUTPUTS:
         row_context = None if context is None else context[:, :1]
-        jacobian = torch.autograd.functional.jacobian(lambda t: conditioner(t, row_context), like)
+        jacobian = torch.autograd.functional.jacobian(lambda t: conditioner(t, row_context), x[:, :1])
         depends = (jacobian != 0).any(1).view(len(x), len(x))
         wrong = (depends & (known >= known.unsqueeze(-1))).nonzero().tolist()
         message = "its parameters of feature {} depend on feature {}, which is not among the earlier ones"
-        _demand(not wrong, place, message.format(*(wrong[0] if wrong else (0, 0))))
+        check.demand(not wrong, message.format(*(wrong[0] if wrong else (0, 0))))
     return h
 
 
 def _check_rows(
-    bijection: Bijection, x: Tensor, context: Tensor | None, z: Tensor, ladj: Tensor, tolerance: float, place: str
+    check: _Check, bijection: Bijection, x: Tensor, context: Tensor | None, z: Tensor, ladj: Tensor
 ) -> None:
     count = len(x)
     for index, batch in ((slice(None), (1, count)), (slice(1), (1, 1)), (0, ()), (slice(0), (0,))):
@@ -278,90 +277,77 @@ def _check_rows(
         with torch.no_grad():
             part, part_ladj = bijection(rows, row_context)
         shapes = part.shape == rows.shape and part_ladj.shape == batch
-        _demand(shapes, place, f"x of shape {tuple(rows.shape)} gives {tuple(part.shape)} and {tuple(part_ladj.shape)}")
-        _close(part, z[index].view_as(part), tolerance, place, "z of a row depends on the other rows")
-        _close(part_ladj, ladj[index].view_as(part_ladj), tolerance, place, "a log-determinant depends on other rows")
+        check.demand(shapes, f"x of shape {tuple(rows.shape)} gives {tuple(part.shape)} and {tuple(part_ladj.shape)}")
+        check.close(part, z[index].view_as(part), "z of a row depends on the other rows")
+        check.close(part_ladj, ladj[index].view_as(part_ladj), "a log-determinant depends on other rows")
 
 
-def _check_jacobian(
-    bijection: Bijection, x: Tensor, context: Tensor | None, ladj: Tensor, tolerance: float, place: str
-) -> Tensor:
-    """The Jacobians of the first rows, (rows, D, D)."""
-    rows = []
-    for i in range(min(_JACOBIANS, len(x))):
-        row_context = None if context is None else context[i]
-        rows.append(torch.autograd.functional.jacobian(lambda t, g=row_context: bijection(t, g)[0], x[i]))
-    jacobian = torch.stack(rows)
-    count, step = len(rows), 1e-6
-    direction, row_context = torch.randn_like(x[:count]), None if context is None else context[:count]
+def _check_jacobian(check: _Check, bijection: Bijection, x: Tensor, context: Tensor | None, ladj: Tensor) -> Tensor:
+    """The Jacobians of the rows, (rows, D, D)."""
+    # Rows are independent, so that the derivatives of their sum are those of each.
+    jacobian: Tensor = torch.autograd.functional.jacobian(lambda t: bijection(t, context)[0].sum(0), x).transpose(0, 1)
+    direction, step = torch.randn_like(x), 1e-6
     with torch.no_grad():
-        ahead, behind = (bijection(x[:count] + s * direction, row_context)[0] for s in (step, -step))
-    slope = (ahead - behind) / (2 * step)
+        ahead, behind = (bijection(x + s * direction, context)[0] for s in (step, -step))
     product = (jacobian @ direction.unsqueeze(-1)).squeeze(-1)
-    _close(product, slope, 1e-4, place, "its Jacobian by automatic differentiation differs from finite differences")
-    expected = torch.linalg.slogdet(jacobian)[1]
-    _close(ladj[:count], expected, tolerance, place, "its log-determinant differs from that of its Jacobian")
+    message = "its Jacobian by automatic differentiation differs from finite differences"
+    check._replace(tolerance=1e-4).close(product, (ahead - behind) / (2 * step), message)
+    check.close(ladj, torch.linalg.slogdet(jacobian)[1], "its log-determinant differs from that of its Jacobian")
     return jacobian
 
 
-def _check_inverse(bijection: Bijection, x: Tensor, context: Tensor | None, tolerance: float, place: str) -> None:
+def _check_inverse(
+    check: _Check, bijection: Bijection, x: Tensor, context: Tensor | None, z: Tensor, ladj: Tensor
+) -> None:
     with torch.no_grad():
-        z, ladj = bijection(x, context)
         rows, row_context, _ = bijection.feature_major(z, context, "z")
         result = bijection.certified(rows, row_context, SolverOptions())
         failed = int((~result.converged.all(0)).sum())
-        _demand(not failed, place, f"its inverse has not converged for {failed} of {len(x)} rows")
+        check.demand(not failed, f"its inverse has not converged for {failed} of {len(x)} rows")
         again, _ = bijection(result.x.T, context)
-        _close(again, z, tolerance, place, "x = inverse(z) does not map back to z; it is off")
-        _close(result.x.T, x, 1e3 * tolerance, place, "the inverse of forward differs from x")
-        _close(result.ladj, -ladj, 1e3 * tolerance, place, "the log-determinants do not cancel; their sum is off")
+        check.close(again, z, "x = inverse(z) does not map back to z; it is off")
+        check.close(result.x.T, x, "the inverse of forward differs from x", 1e3)
+        check.close(result.ladj, -ladj, "the log-determinants do not cancel; their sum is off", 1e3)
         broken = rows.clone()
         broken[:, 0] = torch.inf
         converged = bijection.certified(broken, row_context, SolverOptions()).converged.all(0)
-    _demand(not bool(converged[0]), place, "the certificate of infinite noise claims convergence")
-    _demand(bool(converged[1:].all()), place, "an infinite row makes the inverse of other rows fail")
+    check.demand(not bool(converged[0]), "the certificate of infinite noise claims convergence")
+    check.demand(bool(converged[1:].all()), "an infinite row makes the inverse of other rows fail")
 
 
 def _check_inverse_gradients(
-    bijection: Bijection, x: Tensor, context: Tensor | None, jacobian: Tensor, tolerance: float, place: str
+    check: _Check, bijection: Bijection, x: Tensor, context: Tensor | None, jacobian: Tensor
 ) -> None:
     """The gradients of a function of x(z) and its log-determinant against the implicit function theorem."""
-    count = len(jacobian)
-    x, context = x[:count].clone().requires_grad_(), None if context is None else context[:count]
-    parameters = [p for p in bijection.parameters() if p.requires_grad]
-    weight, ladj_weight = torch.randn_like(x), torch.randn(count, dtype=x.dtype)
+    x = x.clone().requires_grad_()
+    parameters = {name: p for name, p in bijection.named_parameters() if p.requires_grad}
+    weight, ladj_weight = torch.randn_like(x), torch.randn(len(x), dtype=x.dtype)
     z, ladj = bijection(x, context)
     noise = z.detach().requires_grad_()
     back, back_ladj = bijection.inverse(noise, context)
     value = (weight * back).sum() + (ladj_weight * back_ladj).sum()
-    _demand(value.requires_grad, place, "its inverse has no gradients")
-    got = torch.autograd.grad(value, [noise, *parameters], allow_unused=True, materialize_grads=True)
+    check.demand(value.requires_grad, "its inverse has no gradients")
+    got = torch.autograd.grad(value, [noise, *parameters.values()], allow_unused=True, materialize_grads=True)
     outer = -(ladj_weight * ladj).sum()
     direct = torch.autograd.grad((weight * x).sum() + outer, x, retain_graph=True)[0]
     adjoint = torch.linalg.solve(jacobian.mT, direct.unsqueeze(-1)).squeeze(-1)
     implicit = outer - (adjoint * z).sum()
-    wanted = torch.autograd.grad(implicit, [x, *parameters], allow_unused=True, materialize_grads=True)[1:]
-    names = ["z", *(name for name, p in bijection.named_parameters() if p.requires_grad)]
-    for name, ours, expected in zip(names, got, [adjoint, *wanted], strict=True):
-        _close(ours, expected, 1e3 * tolerance, place, f"the gradient of its inverse with respect to {name} is off")
+    _, *wanted = torch.autograd.grad(implicit, [x, *parameters.values()], allow_unused=True, materialize_grads=True)
+    for name, ours, expected in zip(["z", *parameters], got, [adjoint, *wanted], strict=True):
+        check.close(ours, expected, f"the gradient of its inverse with respect to {name} is off", 1e3)
 
 
-def _check_distribution(flow: Flow, x: Tensor, context: Tensor | None, tolerance: float) -> None:
-    place = f"flow ({type(flow).__name__})"
+def _check_distribution(check: _Check, flow: Flow, x: Tensor, context: Tensor | None) -> None:
     with torch.no_grad():
         d = flow(context)
         z, ladj = flow.bijection(x, context)
-        log_density = d.log_prob(x)
-        _close(
-            log_density, flow.base.log_prob(z) + ladj, tolerance, place, "log_prob is not log p(z) + ladj: it is off"
-        )
+        check.close(d.log_prob(x), flow.base.log_prob(z) + ladj, "log_prob is not log p(z) + ladj: it is off")
         drawn, log_density = d.rsample_and_log_prob((2,), certify="end-to-end")
-        _demand(drawn.shape == (2, *d.batch_shape, flow.features), place, f"draws have shape {tuple(drawn.shape)}")
-        _close(d.log_prob(drawn), log_density, 1e3 * tolerance, place, "the log-density of draws is off")
+        check.demand(drawn.shape == (2, *d.batch_shape, flow.features), f"draws have shape {tuple(drawn.shape)}")
+        check.close(d.log_prob(drawn), log_density, "the log-density of draws is off", 1e3)
 
 
-def _check_file(flow: Flow, x: Tensor, context: Tensor | None) -> None:
-    place = f"flow ({type(flow).__name__})"
+def _check_file(check: _Check, flow: Flow, x: Tensor, context: Tensor | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "flow.safetensors"
         try:
@@ -369,18 +355,6 @@ def _check_file(flow: Flow, x: Tensor, context: Tensor | None) -> None:
             model = read_model(path)
             loaded = build_flow(path, model.config, model.tensors)
         except SinuflowError as error:
-            raise AssertionError(f"{place}: it cannot be saved and loaded: {error}") from error
+            raise AssertionError(f"{check.place}: it cannot be saved and loaded: {error}") from error
     with torch.no_grad():
-        _close(loaded(context).log_prob(x), flow(context).log_prob(x), 0, place, "log_prob of the saved flow is off")
-
-
-def _demand(condition: bool, place: str, message: str) -> None:
-    if not condition:
-        raise AssertionError(f"{place}: {message}")
-
-
-def _close(ours: Tensor, expected: Tensor, tolerance: float, place: str, message: str) -> None:
-    ours, expected = ours.detach(), expected.detach()
-    error = float((ours - expected).abs().max()) if ours.numel() else 0.0
-    size = float(expected.abs().max()) if ours.numel() else 0.0
-    _demand(error <= tolerance * (1 + size), place, f"{message} by {error:.3g}")  # False for NaN
+        check.close(loaded(context).log_prob(x), flow(context).log_prob(x), "log_prob of the saved flow is off", 0)

@@ -8,7 +8,7 @@ from torch.func import functional_call
 
 from sinuflow import InversionError, SinuflowError
 from sinuflow.bijections.image import ImageAffine, ImageShift
-from sinuflow.solvers import SolverOptions, parallel_sweeps
+from sinuflow.solvers import Root, SolverOptions, parallel_sweeps
 from tests.bijections.image_layers import (
     DOUBLE,
     build,
@@ -28,18 +28,17 @@ def plain_sweeps(shift, z, context=None):
     def evaluate(x, rows):
         shift, *free = network(x, None if context is None else context[rows].T).unbind(1)
         scale = torch.exp(2 * torch.tanh(free[0] / 2)) if free else torch.ones_like(x)
-        return scale * (x + shift), torch.stack([shift, scale])
+        return scale * (x + shift), scale.log().sum(0), torch.stack([shift, scale])
 
     target = (z.flip(-1) if shift.reverse else z).T.contiguous()
-    root = parallel_sweeps(
-        evaluate,
-        lambda t, told: (t / told[1] - told[0], torch.ones(t.shape[1], dtype=bool)),
-        target,
-        rtol=0,
-        atol=0,
-        max_iterations=10**4,
-    )
-    return (root.x.flip(0) if shift.reverse else root.x).T, root.iterations.amax(0)
+
+    def inverse(z, parameters, _):
+        shift, scale = parameters
+        return Root.exact(z / scale - shift, scale)
+
+    options = SolverOptions("fixed_point", rtol=0, atol=0, max_iterations=10**4)
+    result = parallel_sweeps(evaluate, inverse, target, options)
+    return (result.x.flip(0) if shift.reverse else result.x).T, result.iterations
 
 
 @every_single_kind
@@ -169,9 +168,9 @@ def test_a_wrong_answer_is_caught(kind, monkeypatch):
     """The certificate is what the forward map makes of the answer, not what the solver believes."""
     shift = build(kind, (1, 5, 5), dtype=torch.float32)
     z, _ = batch(25, dtype=torch.float32)
-    from sinuflow.conditioners import pixelcnn
+    from sinuflow.conditioners import base
 
-    honest = pixelcnn.substitute
+    honest = base.substitute
 
     def careless(*arguments):
         result = honest(*arguments)
@@ -179,7 +178,7 @@ def test_a_wrong_answer_is_caught(kind, monkeypatch):
         x[12, 2] += 1e-3
         return result._replace(x=x)
 
-    monkeypatch.setattr(pixelcnn, "substitute", careless)
+    monkeypatch.setattr(base, "substitute", careless)
     with pytest.raises(InversionError, match=r"1 of 5 samples: after 1 iterations the largest residual is"):
         shift.inverse(z)
 

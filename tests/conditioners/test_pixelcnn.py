@@ -83,7 +83,7 @@ def test_context_reaches_every_output():
             for other in others:
                 other.weight.zero_()
         assert (torch.autograd.functional.jacobian(lambda k: network(x, k), context) != 0).any()
-        assert not hasattr(layer, "bias")
+        assert layer.bias is None
         with torch.no_grad():
             for other, weight in zip(others, saved, strict=True):
                 other.weight.copy_(weight)

@@ -106,7 +106,7 @@ def test_a_compiled_inverse_is_nan_where_it_fails():
 
 def test_the_operators_are_well_formed():
     """PyTorch's own checks: schema, fake tensors, autograd registration."""
-    from sinuflow.ops.stack_inverse import STACK
+    from sinuflow.bijections.sinusoidal import STACK
     from sinuflow.solvers.implicit import inverse_op
 
     flow = small("shift", context=2)
@@ -116,6 +116,6 @@ def test_the_operators_are_well_formed():
     waves = [t.detach() for t in scale.constrained(c)]
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
     rest = ("certified", 1e-12, 1e-12, 200)
-    torch.library.opcheck(inverse_op, (z, None, waves, STACK.key, *rest), test_utils=checks)
-    parameters = [p.detach() for p in upper.parameters()]
-    torch.library.opcheck(inverse_op, (z, c, parameters, upper.key, *rest), test_utils=checks)
+    torch.library.opcheck(inverse_op, (z, waves, STACK.key, *rest), test_utils=checks)
+    inputs = [*(p.detach() for p in upper.parameters()), c]
+    torch.library.opcheck(inverse_op, (z, inputs, upper.key, *rest), test_utils=checks)

@@ -37,7 +37,7 @@ from tests.ops.emulator import EmulatorLauncher
 
 def inverted(network, z, context, options):
     """The certified inverse of the autoregressive map, with a shift or an affine transformer."""
-    return network.fused_inverse((Shift, Affine)[network.outputs - 1](), z, context, options)
+    return network.invert_with((Shift, Affine)[network.outputs - 1](), z, context, options)
 
 
 NETWORKS: dict[str, dict[str, Any]] = {

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from sinuflow import ArgumentError
 from sinuflow.ops.waves import WaveFunction, Waves, transform
 from sinuflow.solvers import SolverOptions, fixed_point, newton
-from sinuflow.solvers.newton import _safeguarded
-from sinuflow.solvers.result import working_precision
+from sinuflow.solvers.scalar import _safeguarded, working_precision
 from tests.ops.test_waves import draw
 
 

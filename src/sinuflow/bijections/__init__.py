@@ -3,14 +3,12 @@
 import warnings
 from typing import Any
 
-from .affine import ElementwiseAffine
+from .affine import ElementwiseAffine, Linear
 from .autoregressive import Autoregressive, AutoregressiveWaves
 from .base import Bijection, Chain
 from .columns import ColumnMap, Log, Logit
 from .image import ImageAffine, ImageLDUBlock, ImageShift
-from .ldu import LDUBlock
-from .linear import Linear
-from .shift import LowerShift, UpperShift
+from .ldu import LDUBlock, LowerShift, UpperShift
 from .sinusoidal import SinusoidalLayer
 
 __all__ = [

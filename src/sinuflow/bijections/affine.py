@@ -1,4 +1,4 @@
-"""Elementwise affine maps."""
+"""Affine maps: elementwise, and with a full matrix."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ from ..registry import register
 from ..solvers import Inversion, SolverOptions
 from .base import Bijection
 
-#: Standard deviations from the mean within which practically all draws lie: the fraction outside is 1e-15.
-_PLAUSIBLE = 8.0
-
 
 @register
 class ElementwiseAffine(Bijection):
     r"""The map :math:`z_i = (x_i - \mu_i) \, e^{-s_i}`.
 
-    It starts as the identity. :meth:`initialize` sets it from data, as ActNorm does (Kingma and
-    Dhariwal, 2018), so that its output has mean 0 and standard deviation 1; this happens when it
-    is called and never inside ``forward``, whose meaning must not depend on what it saw before.
+    It starts as the identity. :meth:`initialize` sets it from data, as ActNorm does (Kingma and Dhariwal, 2018), so
+    that its output has mean 0 and standard deviation 1; this happens when it is called and never inside ``forward``,
+    whose meaning must not depend on what it saw before.
 
     Example:
         >>> affine = ElementwiseAffine(2)
@@ -71,7 +68,7 @@ def _resolved(mean: Tensor, log_scale: Tensor) -> Tensor:
     plausible draws :math:`\mu + e^s z` must not all round to the same value.
     """
     normal = log_scale.abs() <= -math.log(torch.finfo(log_scale.dtype).tiny)
-    reach = _PLAUSIBLE * torch.exp(log_scale)
+    reach = 8 * torch.exp(log_scale)  # the fraction of draws outside is 1e-15
     return normal & (mean + reach > mean - reach)
 
 
@@ -85,3 +82,39 @@ def _refuse_degenerate(mean: Tensor, log_scale: Tensor) -> None:
             f"{mean.dtype} cannot resolve the mean {float(mean[i]):.4g} and the log-scale {float(log_scale[i]):.4g} of "
             f"feature {i}. Standardise the data, leave out features that do not vary, or use float64"
         )
+
+
+@register
+class Linear(Bijection):
+    r"""The map :math:`z = L U x + b` with a unit lower triangular L and an upper triangular U of positive diagonal.
+
+    The log-determinant is :math:`\sum_i \log U_{ii}`, a constant. It starts as the identity.
+
+    Example:
+        >>> linear = Linear(features=3)
+        >>> x = torch.randn(5, 3)
+        >>> z, ladj = linear(x)
+        >>> torch.allclose(linear.inverse(z)[0], x)
+        True
+    """
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.lower = nn.Parameter(torch.zeros(features, features))
+        self.upper = nn.Parameter(torch.zeros(features, features))
+        self.log_diagonal = nn.Parameter(torch.zeros(features))
+        self.bias = nn.Parameter(torch.zeros(features))
+
+    def _factors(self) -> tuple[Tensor, Tensor]:
+        identity = torch.eye(self.features, dtype=self.lower.dtype, device=self.lower.device)
+        return self.lower.tril(-1) + identity, self.upper.triu(1) + self.log_diagonal.exp().diag()
+
+    def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        lower, upper = self._factors()
+        return torch.addmm(self.bias.unsqueeze(-1), lower, upper @ x), self.log_diagonal.sum().expand(x.shape[-1])
+
+    def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
+        lower, upper = self._factors()
+        y = torch.linalg.solve_triangular(lower, z - self.bias.unsqueeze(-1), upper=False, unitriangular=True)
+        x = torch.linalg.solve_triangular(upper, y, upper=True)
+        return Inversion.exact(x, -self.log_diagonal.sum().expand(z.shape[-1]))

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from ..conditioners import MADE, Conditioner
 from ..errors import ArgumentError
 from ..registry import register
-from ..solvers import Inversion, SolverOptions, parallel_sweeps, substitute
+from ..solvers import Inversion, SolverOptions, parallel_sweeps
 from ..solvers.implicit import enter, implicit_inverse
 from ..transformers import ConditionalWaves, Transformer
-from .base import Bijection, with_parameters
+from ..transformers.base import vector_jacobian
+from .base import Bijection
+from .batch_splitting import concatenated
 from .sinusoidal import initial_waves
 
 Order = Literal["forward", "reverse"] | Sequence[int]
+
+
+class _Call(nn.Module):
+    """A function of a module, as a module."""
+
+    def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module, self.function = module, function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
 
 
 @register
@@ -43,11 +58,9 @@ class Autoregressive(Bijection):
     """
 
     key: int
-    stateful = True
     transformer: Transformer
     conditioner: Conditioner
     permutation: Tensor | None
-    inverse_permutation: Tensor | None
 
     def __init__(self, transformer: Transformer, conditioner: Conditioner, order: Order = "forward") -> None:
         super().__init__(conditioner.features, conditioner.context)
@@ -67,32 +80,38 @@ class Autoregressive(Bijection):
         elif order not in ("forward", "reverse"):
             raise ArgumentError(f"order must be 'forward', 'reverse' or a permutation; got {order!r}")
         self.register_buffer("permutation", permutation, persistent=False)
-        inverse = None if permutation is None else permutation.argsort()
-        self.register_buffer("inverse_permutation", inverse, persistent=False)
         enter(self)
 
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if self.permutation is None:
-            fused = self.conditioner.fused_forward(self.transformer, x, context, self.reverse)
-            if fused is not None:
-                return fused  # type: ignore[no-any-return]
-        x = self._ordered(x, self.permutation)
-        z, ladj = self.transformer(x, self.conditioner(x, context))
-        return self._ordered(z, self.inverse_permutation), None if self.transformer.unimodular else ladj
+            return self.conditioner.transform_with(self.transformer, x, context, self.reverse)
+        z, ladj = self.conditioner.transform_with(self.transformer, self._ordered(x), context)
+        return self._back(z), ladj
 
     def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
-        z = self._ordered(z, self.permutation)
-        result = implicit_inverse(self, z, context, self.parameters(), options)
-        return result._replace(x=self._ordered(result.x, self.inverse_permutation))
+        z, given = self._ordered(z), () if context is None else (context,)
+        solve = partial(self._solve, z, context, options)
+        result = implicit_inverse(self, z, lambda: [*self.parameters(), *given], options, solve)
+        return result._replace(x=self._back(result.x))
 
-    def solve(
-        self, z: Tensor, context: Tensor | None, parameters: Sequence[Tensor] | None, options: SolverOptions
-    ) -> Inversion:
-        """The inverse of a feature-major batch in the conditioner's order, without gradients."""
-        with torch.no_grad():
-            if parameters is None:
-                return self._solve(z, context, options)
-            return with_parameters(self, parameters, self._solve, z, context, options)  # type: ignore[no-any-return]
+    def solve(self, z: Tensor, inputs: Sequence[Tensor], options: SolverOptions) -> Inversion:
+        """The inverse of a feature-major batch in the conditioner's order, by these parameters and context."""
+        return self._with(inputs, lambda context: self._solve(z, context, options))  # type: ignore[no-any-return]
+
+    def pull_back(self, x: Tensor, inputs: Sequence[Tensor], grad_x: Tensor, grad_ladj: Tensor) -> list[Tensor]:
+        r"""Gradients through :meth:`solve` with respect to z and the inputs.
+
+        By the implicit function theorem, from :math:`\tau(x; h) = z` and the log-determinant
+        :math:`-\sum_i \log \tau'(x_i; h_i)`.
+        """
+        leaves = [t.detach().requires_grad_() for t in inputs]
+        return self._with(leaves, lambda context: self._pull_back(x, context, grad_x, grad_ladj))  # type: ignore[no-any-return]
+
+    def _with(self, inputs: Sequence[Tensor], function: Callable[[Tensor | None], Any]) -> Any:
+        """Call a function of the context while the parameters are replaced, in the order of ``parameters()``."""
+        parameters, context = (inputs[:-1], inputs[-1]) if self.context else (inputs, None)
+        names = (f"module.{name}" for name, _ in self.named_parameters())
+        return functional_call(_Call(self, function), dict(zip(names, parameters, strict=True)), (context,))
 
     def _solve(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
         rows = z.shape[-1]
@@ -102,44 +121,17 @@ class Autoregressive(Bijection):
             here = slice(start, start + size)
             part = None if context is None else context[:, here]
             parts.append(self._solve_part(z[:, here].contiguous(), part, options))
-        if len(parts) == 1:
-            return parts[0]
-        return Inversion(*(torch.cat(each, dim=-1) for each in zip(*parts, strict=True)))
+        return parts[0] if len(parts) == 1 else concatenated(parts)
 
     def _solve_part(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
-        if options.method != "certified":
-            return self._sweep(z, context, options)
-        fused = self.conditioner.fused_inverse(self.transformer, z, context, options)
-        if fused is not None:
-            return fused
-        return substitute(self.conditioner.incremental(z, context), self.transformer.inverse, z, options)
+        if options.method == "certified":
+            return self.conditioner.invert_with(self.transformer, z, context, options)
 
-    def _sweep(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
-        rtol, atol = options.tolerances(z.dtype)
-
-        def evaluate(x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        def evaluate(x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             h = self.conditioner(x, None if context is None else context[:, rows])
-            return self.transformer(x, h)[0], h
+            return *self.transformer(x, h), h
 
-        def solve(target: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-            root = self.transformer.inverse(target, h, options)
-            return root.x, root.converged.all(0)
-
-        root = parallel_sweeps(evaluate, solve, z, rtol=rtol, atol=atol, max_iterations=options.limit)
-        _, ladj = self.transformer(root.x, self.conditioner(root.x, context))
-        return Inversion(root.x, -ladj, root.iterations.amax(0), root.residual.amax(0), root.converged.all(0))
-
-    def pull_back(
-        self, x: Tensor, context: Tensor | None, parameters: Sequence[Tensor], grad_x: Tensor, grad_ladj: Tensor
-    ) -> list[Tensor]:
-        r"""Gradients through :meth:`solve` with respect to z, the parameters, and the context if there is one.
-
-        By the implicit function theorem, from :math:`\tau(x; h) = z` and the log-determinant
-        :math:`-\sum_i \log \tau'(x_i; h_i)`.
-        """
-        # The parameters of the call that is differentiated, as leaves.
-        leaves = [p.detach().requires_grad_() for p in parameters]
-        return with_parameters(self, leaves, self._pull_back, x, context, grad_x, grad_ladj)  # type: ignore[no-any-return]
+        return parallel_sweeps(evaluate, self.transformer.inverse, z, options)
 
     def _pull_back(self, x: Tensor, context: Tensor | None, grad_x: Tensor, grad_ladj: Tensor) -> list[Tensor]:
         h = self.conditioner(x, context)
@@ -150,24 +142,21 @@ class Autoregressive(Bijection):
             grad_z = (grad - ladj_by_x[features]) / slope[features]
             return grad_z, -torch.addcmul(ladj_by_h[features], grad_z.unsqueeze(-2), z_by_h[features])
 
-        adjoint = self.conditioner.adjoint(x, context, grad_x, local)
-        grads = dict(zip(map(id, self.conditioner.parameters()), adjoint.parameters, strict=True))
+        grad_z, *grads = self.conditioner.adjoint(x, context, grad_x, local)
         own = list(self.transformer.parameters())
         if own:
             with torch.enable_grad():
                 outputs = self.transformer(x, h)
-            pulled = torch.autograd.grad(outputs, own, (-adjoint.z, -grad_ladj), allow_unused=True)
-            grads |= {id(p): torch.zeros_like(p) if g is None else g for p, g in zip(own, pulled, strict=True)}
-        return [
-            adjoint.z,
-            *(grads[id(p)] for p in self.parameters()),
-            *([] if adjoint.context is None else [adjoint.context]),
-        ]
+            grads = [*vector_jacobian(outputs, own, (-grad_z, -grad_ladj)), *grads]
+        return [grad_z, *grads]
 
-    def _ordered(self, x: Tensor, permutation: Tensor | None) -> Tensor:
-        if permutation is not None:
-            return x[permutation]
-        return x.flip(0) if self.reverse else x
+    def _ordered(self, x: Tensor) -> Tensor:
+        """The features in the conditioner's order."""
+        return x[self.permutation] if self.permutation is not None else x.flip(0) if self.reverse else x
+
+    def _back(self, x: Tensor) -> Tensor:
+        """The features in their own order."""
+        return self._ordered(x) if self.permutation is None else torch.empty_like(x).index_copy(0, self.permutation, x)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -192,14 +181,7 @@ class AutoregressiveWaves(Autoregressive):
     """
 
     def __init__(
-        self,
-        features: int,
-        context: int = 0,
-        *,
-        scales: int = 2,
-        waves: int = 4,
-        reverse: bool = False,
-        **options: Any,
+        self, features: int, context: int = 0, *, scales: int = 2, waves: int = 4, reverse: bool = False, **options: Any
     ) -> None:
         transformer = ConditionalWaves(scales, waves)
         conditioner = MADE(features, transformer.num_parameters, context=context, **options)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ..errors import ArgumentError, InversionError, SinuflowError
+from ..ops.autograd import needs_gradients
 from ..registry import Component, register
 from ..solvers import Inversion, SolverOptions
 from .batch_splitting import split_if_out_of_memory
@@ -25,32 +25,32 @@ def raise_unless_converged(result: Inversion, names: Sequence[str]) -> None:
     """Raise an :class:`InversionError` unless every layer, of these names, met its tolerance for every sample."""
     if bool(result.converged.all()):
         return
-    iterations, residual, converged = (t if t.dim() == 2 else t.unsqueeze(0) for t in result[2:])
-    failed = ~converged
-    layer = int(failed.any(1).nonzero()[0])
-    residuals = residual[layer][failed[layer]]
+    layer = int((~result.converged).any(1).nonzero()[0])
+    failed = ~result.converged[layer]
+    residuals = result.residual[layer][failed]
     residuals = residuals[residuals.isfinite()]
-    where = f"layer {names[layer]!r} could not be inverted for {int(failed[layer].sum())} of {failed.shape[1]}"
-    if not len(residuals):
-        raise InversionError(
-            f"{where} samples: they are NaN or infinite, or the layer's parameters are degenerate. Look for such "
-            "values in the input and the parameters (flow.bijection.check_parameters() names them), or get the "
-            "result in any case with flow.invert(..., on_failure='return')."
+    if len(residuals):
+        why = (
+            f"after {int(result.iterations[layer].max())} iterations the largest residual is "
+            f"{float(residuals.max()):.3g}. Try float64 or more iterations"
+        )
+    else:
+        why = (
+            "they are NaN or infinite, or the layer's parameters are degenerate. Look for such values in the input "
+            "and the parameters (flow.bijection.check_parameters() names them)"
         )
     raise InversionError(
-        f"{where} samples: after {int(iterations[layer].max())} iterations the largest residual is "
-        f"{float(residuals.max()):.3g}. Try float64 or more iterations, or get the result in any case with "
-        "flow.invert(..., on_failure='return')."
+        f"layer {names[layer]!r} could not be inverted for {int(failed.sum())} of {len(failed)} samples: {why}, or get "
+        "the result in any case with flow.invert(..., on_failure='return')."
     )
 
 
 class Bijection(Component, nn.Module):
     r"""An invertible map :math:`z = T^{-1}(x)` of vectors, possibly with a context.
 
-    ``forward`` is the paper's :math:`T^{-1}`, from data to noise; ``inverse`` is :math:`T`. Both
-    return the result and the logarithm of the absolute Jacobian determinant of the map that they
-    compute. Tensors have shape ``(..., features)``, the context ``(..., context)``, with any batch
-    dimensions.
+    ``forward`` is the paper's :math:`T^{-1}`, from data to noise; ``inverse`` is :math:`T`. Both return the result and
+    the logarithm of the absolute Jacobian determinant of the map that they compute. Tensors have shape
+    ``(..., features)``, the context ``(..., context)``, with any batch dimensions.
 
     Subclasses implement :meth:`transform` and :meth:`invert` for feature-major tensors, ``(features, rows)``: a
     feature's values are contiguous, and a parameter of a feature broadcasts along the fast axis.
@@ -142,19 +142,16 @@ class Bijection(Component, nn.Module):
         Whatever the layer or backend, a sample whose x or log-determinant is not finite has not converged: the
         last layer, which computed x, fails for it.
         """
-        self.refuse_dropout()
-        result = Inversion.stack([self.invert(z, context, options)])
-        converged = result.converged.clone()
-        converged[-1].logical_and_(_finite_samples(result.x, result.ladj))
-        return result._replace(converged=converged)
-
-    def refuse_dropout(self) -> None:
-        """With dropout active the map is not a function, and has no inverse."""
         if any(m.training and getattr(m, "dropout", 0.0) for m in self.modules()):
             raise SinuflowError(
                 "cannot invert or sample while dropout is active, because the map is random then: "
                 "call .eval() on the flow first"
             )
+        result = Inversion.stack([self.invert(z, context, options)])
+        zero = (result.x.detach() * 0).sum(0).add_(result.ladj.detach() * 0)  # 0 times infinity is NaN
+        converged = result.converged.clone()
+        converged[-1].logical_and_(zero == 0)
+        return result._replace(converged=converged)
 
     def feature_major(self, x: Tensor, context: Tensor | None, name: str) -> tuple[Tensor, Tensor | None, torch.Size]:
         """``x`` as (D, B), the context as (C, B), and their common batch shape; checked."""
@@ -180,19 +177,18 @@ class Bijection(Component, nn.Module):
             raise ArgumentError(
                 f"a context of shape {tuple(context.shape)} was passed, but this bijection was built with context=0"
             )
-        parameter = None
-        for parameter in self.parameters():  # noqa: B007  # PyTorch 2.6 cannot compile next(iterator, default)
-            break
-        if parameter is not None and parameter.dtype != x.dtype:
-            raise ArgumentError(
-                f"{name} has dtype {x.dtype}, but the parameters have {parameter.dtype}: convert one of them "
-                f"({name}.to({parameter.dtype}) or flow.to({x.dtype}))"
-            )
-        if parameter is not None and parameter.device != x.device:
-            raise ArgumentError(
-                f"{name} is on {x.device}, but the parameters are on {parameter.device}: move one of them "
-                f"({name}.to({str(parameter.device)!r}) or flow.to({str(x.device)!r}))"
-            )
+        for parameter in self.parameters():
+            if parameter.dtype != x.dtype:
+                raise ArgumentError(
+                    f"{name} has dtype {x.dtype}, but the parameters have {parameter.dtype}: convert one of them "
+                    f"({name}.to({parameter.dtype}) or flow.to({x.dtype}))"
+                )
+            if parameter.device != x.device:
+                raise ArgumentError(
+                    f"{name} is on {x.device}, but the parameters are on {parameter.device}: move one of them "
+                    f"({name}.to({str(parameter.device)!r}) or flow.to({str(x.device)!r}))"
+                )
+            break  # PyTorch 2.6 cannot compile next(iterator, default)
         return to_feature_major(x, shape), context, shape
 
 
@@ -216,31 +212,9 @@ def all_finite(t: Tensor) -> bool:
     return not t.numel() or bool(t.detach().amin().isfinite() & t.detach().amax().isfinite())
 
 
-def _finite_samples(x: Tensor, ladj: Tensor) -> Tensor:
-    """Which samples of a feature-major batch have finite values and a finite log-determinant, (B,)."""
-    return (x.detach() * 0).sum(0).add_(ladj.detach() * 0) == 0  # 0 times infinity is NaN
-
-
 def from_feature_major(x: Tensor, shape: torch.Size) -> Tensor:
     """(D, B) as (..., D), without a copy."""
     return x.reshape(x.shape[0], *shape).movedim(0, -1)
-
-
-class _Call(nn.Module):
-    """A function of a module, as a module."""
-
-    def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.module, self.function = module, function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
-
-
-def with_parameters(module: nn.Module, parameters: Sequence[Tensor], function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function of the module while its parameters are replaced by these, in the order of ``parameters()``."""
-    names = (f"module.{name}" for name, _ in module.named_parameters())
-    return functional_call(_Call(module, function), dict(zip(names, parameters, strict=True)), args)
 
 
 def log_normal(z: Tensor) -> Tensor:
@@ -323,9 +297,8 @@ class Chain(Bijection):
         return program.nll_gradient(x, context, out) if program is not None and program.has_gradients() else None
 
     def _needs_gradients(self, x: Tensor, context: Tensor | None) -> bool:
-        if not torch.is_grad_enabled():
-            return False
-        return any(t.requires_grad for t in (x, *([] if context is None else [context]), *self.parameters()))
+        given = () if context is None else (context,)
+        return torch.is_grad_enabled() and needs_gradients(x, *given, *self.parameters())
 
     def _program(self, x: Tensor) -> FlowProgram | None:
         """The fused op for all bijections together, if there is one for this chain and this batch."""

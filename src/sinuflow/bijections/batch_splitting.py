@@ -40,16 +40,15 @@ def split_if_out_of_memory(method: Method) -> Method:
                 if size <= 1 or capturing or chain._needs_gradients(x, context):
                     raise
                 size = -(-size // 2)
-        return _concatenated(parts)
+        return concatenated(parts)
 
     return cast(Method, split)
 
 
-def _concatenated(parts: list[Any]) -> Any:
+def concatenated(parts: list[Any]) -> Any:
+    """The results of parts of a batch, as one: tensors whose last dimension is that of the rows, or tuples of such."""
     first = parts[0]
     if isinstance(first, Tensor):
         return torch.cat(parts, dim=-1)
-    if not isinstance(first, tuple):
-        return first  # a name, which is the same for all rows
-    fields = map(_concatenated, map(list, zip(*parts, strict=True)))
+    fields = (concatenated(list(each)) for each in zip(*parts, strict=True))
     return type(first)(*fields) if hasattr(first, "_fields") else tuple(fields)

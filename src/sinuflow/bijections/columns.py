@@ -13,11 +13,6 @@ from ..registry import register, registered
 from ..solvers import Inversion, SolverOptions
 from .base import Bijection
 
-#: Standardized values are clamped to this magnitude, so that no arithmetic overflows.
-_LIMIT = 1e6
-#: Skewness above which a logarithm is considered, and the number of values that it takes to estimate it.
-_SKEWED, _ENOUGH = 1.5, 50
-
 
 class Float64Module(nn.Module):
     """A module whose buffers move between devices, but keep their dtype when the flow is converted to another."""
@@ -118,10 +113,10 @@ class Log(ColumnMap):
 
     @classmethod
     def suits(cls, values: Tensor, low: float, high: float, step: float) -> bool:
-        if low < 0 or not (low > 0 or step) or len(values) < _ENOUGH:
+        if low < 0 or not (low > 0 or step) or len(values) < 50:  # too few to estimate a skewness
             return False
         skewness, skewness_of_log = (_skewness(v) for v in (values, cls.fit(values, low, high, step).value(values)))
-        return skewness > _SKEWED and abs(skewness_of_log) < skewness / 2
+        return skewness > 1.5 and abs(skewness_of_log) < skewness / 2
 
     @classmethod
     def fit(cls, values: Tensor, low: float, high: float, step: float) -> Log:
@@ -170,13 +165,13 @@ class Logit(ColumnMap):
 
 @register
 class Standardize(ColumnMap):
-    """x ↦ (x - centre) / scale, clamped to ±10⁶."""
+    """x ↦ (x - centre) / scale, clamped to ±10⁶ so that no arithmetic overflows."""
 
     centre: Tensor
     scale: Tensor
 
     def value(self, x: Tensor) -> Tensor:
-        return ((x - self.centre) / self.scale).clamp(-_LIMIT, _LIMIT)
+        return ((x - self.centre) / self.scale).clamp(-1e6, 1e6)
 
     def inverse_value(self, y: Tensor) -> Tensor:
         return y * self.scale + self.centre

@@ -18,19 +18,15 @@ from ..solvers import Inversion, SolverOptions
 from ..transformers import Affine, Shift, Transformer
 from .affine import ElementwiseAffine
 from .autoregressive import Autoregressive
-from .base import Bijection, Chain, log_normal
-from .batch_splitting import split_if_out_of_memory
+from .base import Bijection, Chain
 from .sinusoidal import SinusoidalLayer
 
 
 class ImageLayer(Autoregressive):
     """An autoregressive bijection of images, flattened as (C, H, W), whose conditioner is a PixelCNN.
 
-    Args:
-        shape: (C, H, W).
-        context: the dimension of the context; 0 for none.
-        reverse: whether the last pixel comes first: channels, rows and columns are all reversed.
-        options: ``channels`` and ``residual_blocks`` of the :class:`~sinuflow.conditioners.PixelCNN`.
+    With ``reverse`` the last pixel comes first: channels, rows and columns are all reversed. ``options`` are those of
+    :class:`~sinuflow.conditioners.PixelCNN`, ``channels`` and ``residual_blocks``.
     """
 
     kind: type[Transformer]
@@ -78,7 +74,6 @@ class ImageAffine(ImageLayer):
     kind = Affine
 
 
-#: Layers by what their networks compute.
 CONDITIONINGS: dict[str, type[ImageLayer]] = {"shift": ImageShift, "affine": ImageAffine}
 
 
@@ -123,30 +118,23 @@ class ImageChain(Chain):
     needed, float32 images pass from layer to layer as float64, and only the result is rounded.
     """
 
-    @split_if_out_of_memory
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        if not self._in_float64(x, context):
-            return super().transform(x, context)
-        z, ladj = self.layer_by_layer(x.double(), context)
+        z, ladj = super().transform(self._widened(x, context), context)
         return z.to(x.dtype), ladj.to(x.dtype)
 
-    @split_if_out_of_memory
     def log_density(self, x: Tensor, context: Tensor | None) -> Tensor:
-        if not self._in_float64(x, context):
-            return super().log_density(x, context)
-        z, ladj = self.layer_by_layer(x.double(), context)
-        return (log_normal(z) + ladj).to(x.dtype)
+        return super().log_density(self._widened(x, context), context).to(x.dtype)
 
     def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
-        if options.method != "certified" or not self._in_float64(z, context):
-            return super().invert(z, context, options)
-        return self.invert_layer_by_layer(z.double(), context, options).to(z.dtype)
+        wide = self._widened(z, context) if options.method == "certified" else z
+        result = super().invert(wide, context, options)
+        return result if wide is z else result.to(z.dtype)
 
-    def _in_float64(self, x: Tensor, context: Tensor | None) -> bool:
+    def _widened(self, x: Tensor, context: Tensor | None) -> Tensor:
         if x.dtype != torch.float32 or not fused_allowed() or self._needs_gradients(x, context):
-            return False
+            return x
         network = next(m for m in self.modules() if isinstance(m, PixelCNN))  # all have the same shape
-        return has_float64_kernels(network.network(), x)
+        return x.double() if has_float64_kernels(network.network(), x) else x
 
 
 def image_chain(shape: Sequence[int], context: int, blocks: int, scales: int, waves: int, **options: Any) -> Chain:

@@ -1,22 +1,56 @@
-"""The LDU block of the paper's flow."""
+"""L, U and the LDU block of the paper's flow."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
+from ..conditioners import MADE
 from ..registry import register
+from ..transformers import Shift
+from .autoregressive import Autoregressive
 from .base import Chain
-from .shift import LowerShift, UpperShift
 from .sinusoidal import SinusoidalLayer
+
+
+@register
+class LowerShift(Autoregressive):
+    r"""The paper's :math:`L_l^{-1}`: :math:`z_i = x_i + c_i(x_{<i})`, with a lower unitriangular Jacobian.
+
+    Example:
+        >>> import torch
+        >>> shift = LowerShift(features=3, hidden=(16,))
+        >>> z, ladj = shift(torch.randn(7, 3))
+        >>> bool((ladj == 0).all())
+        True
+    """
+
+    def __init__(self, features: int, context: int = 0, **options: Any) -> None:
+        super().__init__(Shift(), MADE(features, context=context, **options))
+
+
+@register
+class UpperShift(Autoregressive):
+    r"""The paper's :math:`U_l^{-1}`: :math:`z_i = x_i + c_i(x_{>i})`, with an upper unitriangular Jacobian.
+
+    Example:
+        >>> import torch
+        >>> shift = UpperShift(features=3, hidden=(16,))
+        >>> z, ladj = shift(torch.randn(7, 3))
+        >>> bool((z[:, 2] == shift.inverse(z)[0][:, 2]).all())
+        True
+    """
+
+    def __init__(self, features: int, context: int = 0, **options: Any) -> None:
+        super().__init__(Shift(), MADE(features, context=context, **options), "reverse")
 
 
 @register
 class LDUBlock(Chain):
     r"""The paper's :math:`T_l^{-1} = L_l^{-1} \circ D_l^{-1} \circ U_l^{-1}`.
 
-    An upper shift, a :class:`SinusoidalLayer`, a lower shift: the Jacobian is dense, and its
-    determinant is that of the diagonal factor alone (Table "ldu").
+    An upper shift, a :class:`SinusoidalLayer`, a lower shift: the Jacobian is dense, and its determinant is that of the
+    diagonal factor alone (Table "ldu").
 
     Example:
         >>> import torch
@@ -26,13 +60,9 @@ class LDUBlock(Chain):
     """
 
     def __init__(self, features: int, context: int = 0, scales: int = 4, waves: int = 4, **options: Any) -> None:
-        super().__init__(
-            [
-                UpperShift(features, context, **options),
-                SinusoidalLayer(features, scales, waves, context),
-                LowerShift(features, context, **options),
-            ]
-        )
+        upper = UpperShift(features, context, **options)
+        scale = SinusoidalLayer(features, scales, waves, context)
+        super().__init__([upper, scale, LowerShift(features, context, **options)])
 
     def layer_names(self) -> Iterator[str]:
         yield from ("lower", "scale", "upper")

@@ -2,39 +2,50 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..registry import Component
-from ..solvers import Inversion, SolverOptions, Step
+from ..solvers import Inversion, SolverOptions, Step, substitute
 from ..transformers import Transformer
+from ..transformers.base import vector_jacobian
 
 #: From the gradient with respect to the chosen features of x, (n, B), to those with respect to the same features of z
 #: and to their parameters, (n, B) and (n, P, B).
 Local = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
 
 
-class Adjoint(NamedTuple):
-    """Gradients through the inverse of an autoregressive map."""
+class Masked(nn.Module):
+    """The parameters of a masked layer: zero, or if it has a ``fan_in``, uniform within its inverse root.
 
-    z: Tensor  # (D, B)
-    parameters: list[Tensor]  # of the conditioner, in the order of its parameters()
-    context: Tensor | None
+    The mask is applied whenever the weight is used, so that values written into masked entries have no effect.
+    """
+
+    mask: Tensor
+
+    def __init__(self, mask: Tensor, fan_in: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(mask.shape))
+        self.bias = nn.Parameter(torch.zeros(len(mask)))
+        self.register_buffer("mask", mask.to(self.weight), persistent=False)
+        if fan_in:
+            bound = 1 / math.sqrt(fan_in)
+            nn.init.uniform_(self.weight, -bound, bound)
+            nn.init.uniform_(self.bias, -bound, bound)
+            with torch.no_grad():
+                self.weight.mul_(self.mask)
 
 
 class Conditioner(Component, nn.Module):
     r"""A network :math:`h_i = c_i(x_{<i}, \text{context})` that computes the parameters of a transformer.
 
     A subclass implements :meth:`forward`. The default :meth:`incremental` evaluates it once for each feature; a
-    subclass that overrides it, without computing any hidden state twice, makes sampling about as fast as scoring.
-
-    Args:
-        features: D, the number of features.
-        outputs: P, the number of parameters per feature: the transformer's ``num_parameters``.
-        context: the dimension of the context; 0 for none.
+    subclass that overrides it, without computing any hidden state twice, makes sampling about as fast as scoring. Its
+    ``outputs`` are P parameters per feature, the transformer's ``num_parameters``.
 
     Example:
         >>> class Linear(Conditioner):
@@ -70,47 +81,35 @@ class Conditioner(Component, nn.Module):
             yield step
             x[i : i + 1] = step.solution
 
-    def adjoint(self, x: Tensor, context: Tensor | None, grad: Tensor, local: Local) -> Adjoint:
-        r"""Gradients through the inverse at its solution x, given those with respect to x.
+    def adjoint(self, x: Tensor, context: Tensor | None, grad: Tensor, local: Local) -> list[Tensor]:
+        r"""Gradients through the inverse at its solution x: of z, of the parameters, and of the context, if any.
 
         The default solves the triangular system :math:`J^T v = g` by sweeps
         :math:`v \leftarrow D^{-1} (g - N^T v)` with vector-Jacobian products of ``forward``. As N is strictly
         triangular, at most D sweeps are exact.
         """
-        parameters = list(self.parameters())
         with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            context = None if context is None else context.detach().requires_grad_()
-            h = self(x, context)
+            x, *given = (t.detach().requires_grad_() for t in (x, context) if t is not None)
+            h = self(x, *given)
         through = torch.zeros_like(grad)  # the gradient that reaches x through the parameters
         for _ in range(self.features):
             grad_z, grad_h = local(slice(None), grad + through)
-            again = None
-            if h.requires_grad:
-                (again,) = torch.autograd.grad(h, x, grad_h, retain_graph=True, allow_unused=True)
-            if again is None or torch.equal(again, through):
+            (again,) = vector_jacobian([h], [x], [grad_h], retain_graph=True)
+            if torch.equal(again, through):
                 break
             through = again
-        leaves = [*parameters, *([] if context is None else [context])]
-        wanted = [t for t in leaves if t.requires_grad]
-        grads = iter(
-            torch.autograd.grad(h, wanted, grad_h, allow_unused=True)
-            if wanted and h.requires_grad
-            else [None] * len(wanted)
-        )
-        results = [next(grads) if t.requires_grad else None for t in leaves]
-        filled = [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, results, strict=True)]
-        return Adjoint(grad_z, filled[: len(parameters)], None if context is None else filled[-1])
+        return [grad_z, *vector_jacobian([h], [*self.parameters(), *given], [grad_h])]
 
-    def fused_forward(self, transformer: Transformer, x: Tensor, context: Tensor | None, reverse: bool) -> Any:
-        """z, and the log-determinant or None for 0, where the pair has an op of its own; else None.
+    def transform_with(
+        self, transformer: Transformer, x: Tensor, context: Tensor | None, reverse: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """z, and the log-determinant or None for 0; with ``reverse``, features are in reverse order on both sides."""
+        x = x.flip(0) if reverse else x
+        z, ladj = transformer(x, self(x, context))
+        return z.flip(0) if reverse else z, None if transformer.kind == "shift" else ladj
 
-        With ``reverse``, features are in reverse order on both sides.
-        """
-        return None
-
-    def fused_inverse(
+    def invert_with(
         self, transformer: Transformer, z: Tensor, context: Tensor | None, options: SolverOptions
-    ) -> Inversion | None:
-        """The certified inverse where the pair has an op of its own; else None."""
-        return None
+    ) -> Inversion:
+        """The certified inverse of the pair, by substitution unless the pair has an op of its own."""
+        return substitute(self.incremental(z, context), transformer.inverse, z, options)

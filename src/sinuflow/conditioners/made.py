@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -17,39 +16,15 @@ from ..ops.staircase import staircase_mask
 from ..registry import register
 from ..solvers import Inversion, SolverOptions, Step
 from ..transformers import Transformer
-from .base import Adjoint, Conditioner, Local
-
-#: Rows of a mask that are computed at a time.
-_ROWS = 256
+from .base import Conditioner, Local, Masked
 
 
-class MaskedLinear(nn.Module):
-    r"""The parameters of :math:`(M \odot W) h + b`, with a staircase mask M.
-
-    The mask is applied whenever the weight is used, so that values written into masked entries have no effect.
-    """
-
-    mask: Tensor
+class MaskedLinear(Masked):
+    r"""The parameters of :math:`(M \odot W) h + b`, with a staircase mask M."""
 
     def __init__(self, layer: Layer, zero: bool = False) -> None:
-        super().__init__()
-        rows, columns = len(layer.reach), layer.columns[-1]
-        self.register_buffer("mask", _mask(layer.reach, columns), persistent=False)
-        self.weight = nn.Parameter(torch.zeros(rows, columns))
-        self.bias = nn.Parameter(torch.zeros(rows))
-        if not zero:
-            bound = 1 / math.sqrt(max(1, columns))
-            nn.init.uniform_(self.weight, -bound, bound)
-            nn.init.uniform_(self.bias, -bound, bound)
-            with torch.no_grad():
-                self.weight.mul_(self.mask)
-
-
-def _mask(reach: Sequence[int], columns: int) -> Tensor:
-    mask = torch.empty((len(reach), columns))
-    for start in range(0, len(reach), _ROWS):  # without a second mask of the same size beside it
-        mask[start : start + _ROWS] = staircase_mask(reach[start : start + _ROWS], columns)
-    return mask
+        columns = layer.columns[-1]
+        super().__init__(staircase_mask(layer.reach, columns), 0 if zero else max(1, columns))
 
 
 @register
@@ -98,34 +73,29 @@ class MADE(Conditioner):
         h = squash(x, self.squash)
         if context is not None:
             h = torch.cat([context, h])
-        layers = [*self.layers, self.head]
         network = Network(self.plan, self.skips, self.activation, self.dropout if self.training else 0.0)
-        out = masked_network(
-            network,
-            h,
-            [layer.weight for layer in layers],
-            [layer.bias for layer in layers],
-            [layer.mask for layer in layers],
-        )
+        layers = [*self.layers, self.head]
+        weights, biases, masks = [t.weight for t in layers], [t.bias for t in layers], [t.mask for t in layers]
+        out = masked_network(network, h, weights, biases, masks)
         return out.view(self.plan.features, self.plan.outputs, out.shape[-1])
 
     def incremental(self, like: Tensor, context: Tensor | None = None) -> Iterator[Step]:
         return incremental(self._network(), like, context)
 
-    def adjoint(self, x: Tensor, context: Tensor | None, grad: Tensor, local: Local) -> Adjoint:
+    def adjoint(self, x: Tensor, context: Tensor | None, grad: Tensor, local: Local) -> list[Tensor]:
         layers = [*self.layers, self.head]
         if any(name not in layer._parameters for layer in layers for name in ("weight", "bias")):
             return super().adjoint(x, context, grad, local)  # parametrized: weights are computed from other tensors
         grads = ordered_adjoint(self._network(masked=True), x, context, grad, local)
-        of_weights = [g.mul_(layer.mask) for g, layer in zip(grads.weights, layers, strict=True)]
-        pairs = zip(of_weights, grads.biases, strict=True)
-        return Adjoint(grads.z, [g for pair in pairs for g in pair], grads.context)
+        of_layers = zip(layers, grads.weights, grads.biases, strict=True)
+        of_parameters = [t for layer, weight, bias in of_layers for t in (weight.mul_(layer.mask), bias)]
+        return [grads.z, *of_parameters, *([] if grads.context is None else [grads.context])]
 
-    def fused_inverse(
+    def invert_with(
         self, transformer: Transformer, z: Tensor, context: Tensor | None, options: SolverOptions
-    ) -> Inversion | None:
+    ) -> Inversion:
         if transformer.kind != "shift":
-            return None
+            return super().invert_with(transformer, z, context, options)
         x = substitute_shift(self._network(), z, context)
         return Inversion.exact(x, z.new_zeros(z.shape[-1]))
 

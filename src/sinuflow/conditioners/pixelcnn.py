@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,67 +22,32 @@ from ..ops.pixelcnn_fused import (
 )
 from ..ops.pixelcnn_inverse import Activations, PixelNetwork, certified, incremental, pixelcnn_adjoint
 from ..registry import register
-from ..solvers import Inversion, SolverOptions, Step, substitute
+from ..solvers import Inversion, SolverOptions, Step
 from ..transformers import Transformer
-from .base import Adjoint, Conditioner, Local
+from ..transformers.base import vector_jacobian
+from .base import Conditioner, Local, Masked
 
 Shape = tuple[int, int, int]
-#: Reach of the first convolution in every direction: its kernel is 7x7.
-_FAR = 3
 
 
-class MaskedConvolution(nn.Module):
+class MaskedConvolution(Masked):
     r"""The parameters of a convolution :math:`(M \odot W) * h + b` that sees nothing after the centre, in raster order.
 
     Every map, of inputs and outputs, belongs to one of the image's ``channels``, spread evenly; output maps in
     ``groups`` that are each spread over all channels. At the centre, a map of channel g sees the channels below g
     (kind ``"A"``), or up to g (kind ``"B"``). Places before the centre are seen whole. The kernel's rows below the
-    centre are not stored. The mask is applied whenever the weight is used, so that values written into masked entries
-    have no effect.
+    centre are not stored.
     """
 
-    mask: Tensor
-
     def __init__(
-        self,
-        kind: Literal["A", "B"],
-        channels: int,
-        inputs: int,
-        outputs: int,
-        reach: int,
-        zero: bool = False,
-        groups: int = 1,
+        self, kind: str, channels: int, inputs: int, outputs: int, reach: int, zero: bool = False, groups: int = 1
     ) -> None:
-        super().__init__()
-        shape = (outputs, inputs, reach + 1, 2 * reach + 1)
         of_output = owners(outputs // groups, channels).repeat(groups).unsqueeze(1)
         of_input = owners(inputs, channels)
-        mask = torch.ones(shape)
+        mask = torch.ones(outputs, inputs, reach + 1, 2 * reach + 1)
         mask[:, :, reach, reach] = (of_input < of_output) if kind == "A" else (of_input <= of_output)
         mask[:, :, reach, reach + 1 :] = 0
-        self.register_buffer("mask", mask, persistent=False)
-        self.weight = nn.Parameter(torch.zeros(shape))
-        self.bias = nn.Parameter(torch.zeros(outputs))
-        if not zero:
-            bound = 1 / math.sqrt(inputs * ((reach + 1) * (2 * reach + 1) - reach))
-            nn.init.uniform_(self.weight, -bound, bound)
-            nn.init.uniform_(self.bias, -bound, bound)
-            with torch.no_grad():
-                self.weight.mul_(self.mask)
-
-    @property
-    def masked_weight(self) -> Tensor:
-        """The weight with masked entries set to zero."""
-        return self.mask * self.weight
-
-
-class ContextMap(nn.Module):
-    """The matrix that maps the context to a term added to every feature map."""
-
-    def __init__(self, context: int, maps: int) -> None:
-        super().__init__()
-        bound = 1 / math.sqrt(context)
-        self.weight = nn.Parameter(torch.empty(maps, context).uniform_(-bound, bound))
+        super().__init__(mask, 0 if zero else inputs * ((reach + 1) * (2 * reach + 1) - reach))
 
 
 class ResidualBlock(nn.Module):
@@ -94,7 +58,7 @@ class ResidualBlock(nn.Module):
         self.shrink = MaskedConvolution("B", channels, 2 * maps, maps, reach=0)
         self.look = MaskedConvolution("B", channels, maps, maps, reach=1)
         self.grow = MaskedConvolution("B", channels, maps, 2 * maps, reach=0)
-        self.given = ContextMap(context, maps) if context else None
+        self.given = nn.Linear(context, maps, bias=False) if context else None
 
 
 @register
@@ -107,13 +71,6 @@ class PixelCNN(Conditioner):
     by ``residual_blocks`` bottlenecks with a 3x3 convolution over ``channels`` maps, and a 1x1 head that starts at
     zero. Linear maps of the context, without bias, are added to the maps of the first convolution and of the 3x3
     convolution of every block.
-
-    Args:
-        shape: (C, H, W).
-        context: the dimension of the context; 0 for none.
-        channels: feature maps inside a bottleneck, at least C.
-        residual_blocks: how many bottlenecks.
-        outputs: parameters for each channel of each pixel.
 
     Example:
         >>> network = PixelCNN(shape=(3, 8, 8), context=10)
@@ -132,57 +89,52 @@ class PixelCNN(Conditioner):
             )
         if residual_blocks < 0:
             raise ArgumentError(f"residual_blocks must be at least 0; got {residual_blocks}")
-        channels_, height, width = shape
-        self.shape: Shape = (channels_, height, width)
+        self.shape: Shape = (shape[0], shape[1], shape[2])
         self.channels = channels
-        self.first = MaskedConvolution("A", shape[0], shape[0], 2 * channels, reach=_FAR)
-        self.given = ContextMap(context, 2 * channels) if context else None
+        self.first = MaskedConvolution("A", shape[0], shape[0], 2 * channels, reach=3)
+        self.given = nn.Linear(context, 2 * channels, bias=False) if context else None
         self.blocks = nn.ModuleList(ResidualBlock(shape[0], channels, context) for _ in range(residual_blocks))
-        self.head = MaskedConvolution(
-            "B", shape[0], 2 * channels, outputs * shape[0], reach=0, zero=True, groups=outputs
-        )
+        heads = outputs * shape[0]
+        self.head = MaskedConvolution("B", shape[0], 2 * channels, heads, reach=0, zero=True, groups=outputs)
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         h = pixel_network(to_images(x, self.shape), None if context is None else context.mT, self.weights())
         return from_images(h).view(self.outputs, self.features, -1).transpose(0, 1)
 
     def incremental(self, like: Tensor, context: Tensor | None = None) -> Iterator[Step]:
-        return incremental(self._network(context), like)
+        rows = None if context is None else context.mT
+        return incremental(PixelNetwork.of(self.shape, self.weights(), rows), like)
 
-    def adjoint(self, x: Tensor, context: Tensor | None, grad: Tensor, local: Local) -> Adjoint:
-        parameters = list(self.parameters())
+    def adjoint(self, x: Tensor, context: Tensor | None, grad: Tensor, local: Local) -> list[Tensor]:
         active: list[Tensor] = []
         with torch.enable_grad():
-            leaf = None if context is None else context.detach().requires_grad_()
-            images = to_images(x.detach(), self.shape)
-            outputs = from_images(pixel_network(images, None if leaf is None else leaf.mT, self.weights(), active))
+            given = [] if context is None else [context.detach().requires_grad_()]
+            images, rows = to_images(x.detach(), self.shape), given[0].mT if given else None
+            outputs = from_images(pixel_network(images, rows, self.weights(), active))
         masks = [(t.detach() > 0).flatten(2).permute(1, 2, 0).contiguous() for t in active]
         with torch.inference_mode():  # makes small operations about twice as fast
             pattern = Activations(masks[::3], masks[1::3], masks[2::3])
-            grad_z, grad_h = pixelcnn_adjoint(self._network(None), pattern, grad, local)
-        grad_z, grad_h = grad_z.clone(), grad_h.clone()
-        leaves = [*parameters, *([] if leaf is None else [leaf])]
-        wanted = [t for t in leaves if t.requires_grad]
-        flat = grad_h.transpose(0, 1).reshape(outputs.shape)
-        grads = iter(torch.autograd.grad(outputs, wanted, flat) if wanted else ())
-        results = [next(grads) if t.requires_grad else torch.zeros_like(t) for t in leaves]
-        return Adjoint(grad_z, results[: len(parameters)], None if leaf is None else results[-1])
+            grad_z, grad_h = pixelcnn_adjoint(PixelNetwork.of(self.shape, self.weights(), None), pattern, grad, local)
+        flat = grad_h.clone().transpose(0, 1).reshape(outputs.shape)
+        return [grad_z.clone(), *vector_jacobian([outputs], [*self.parameters(), *given], [flat])]
 
-    def fused_forward(self, transformer: Transformer, x: Tensor, context: Tensor | None, reverse: bool) -> Any:
+    def transform_with(
+        self, transformer: Transformer, x: Tensor, context: Tensor | None, reverse: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
         if transformer.kind not in ("shift", "affine"):
-            return None
+            return super().transform_with(transformer, x, context, reverse)
         z, ladj = scaled(pixelcnn_outputs(self.network(), x, context, reverse), len(x))
         return z, None if transformer.kind == "shift" else ladj
 
-    def fused_inverse(
+    def invert_with(
         self, transformer: Transformer, z: Tensor, context: Tensor | None, options: SolverOptions
-    ) -> Inversion | None:
+    ) -> Inversion:
         if transformer.kind not in ("shift", "affine"):
-            return None
+            return super().invert_with(transformer, z, context, options)
         kernels = inverse_kernels(self.network(), z)
         if kernels is not None:
             return certified(z, *fused_inverse(kernels, z, context, self.weights()), torch.float32)
-        x = substitute(self.incremental(z, context), transformer.inverse, z, options).x
+        x = super().invert_with(transformer, z, context, options).x
         active: list[Tensor] = []
         with torch.inference_mode():
             outputs = reference_outputs(x, context, self.weights(), self.shape, False, active)
@@ -192,48 +144,26 @@ class PixelCNN(Conditioner):
     @property
     def layers(self) -> list[MaskedConvolution]:
         """All convolutions, in the order in which they are applied."""
-        inner = [layer for b in self._residual_blocks for layer in (b.shrink, b.look, b.grow)]
-        return [self.first, *inner, self.head]
+        return [layer for layer in self.modules() if isinstance(layer, MaskedConvolution)]
 
     @property
     def context_maps(self) -> list[Tensor]:
         """The matrices for the context: of the first convolution and of every block; none without a context."""
-        maps = (self.given, *(block.given for block in self._residual_blocks))
-        return [m.weight for m in maps if m is not None]
-
-    @property
-    def _residual_blocks(self) -> list[ResidualBlock]:
-        return [block for block in self.blocks if isinstance(block, ResidualBlock)]
+        return [layer.weight for layer in self.modules() if isinstance(layer, nn.Linear)]
 
     def weights(self) -> PixelWeights:
         """The masked weights, biases and context matrices, in the order in which they are used."""
-        layers = self.layers
-        masked = [layer.masked_weight for layer in layers]
-        return PixelWeights(masked, [layer.bias for layer in layers], self.context_maps)
+        return self.network().masked()
 
     def network(self) -> Network:
         """The network as plain data for the fused kernels."""
         layers = self.layers
-        return Network(
-            size=self.shape,
-            channels=self.channels,
-            outputs=self.outputs,
-            training=self.training,
-            weights=[layer.weight for layer in layers],
-            biases=[layer.bias for layer in layers],
-            context_weights=self.context_maps,
-            masks=[layer.mask for layer in layers],
-        )
-
-    def _network(self, context: Tensor | None) -> PixelNetwork:
-        return PixelNetwork.of(self.shape, self.weights(), None if context is None else context.mT)
+        weights: list[Tensor] = [layer.weight for layer in layers]
+        biases: list[Tensor] = [layer.bias for layer in layers]
+        maps, masks = self.context_maps, [layer.mask for layer in layers]
+        return Network(self.shape, self.channels, self.outputs, self.training, weights, biases, maps, masks)
 
 
 def owners(maps: int, channels: int) -> Tensor:
-    """The channel of the image to which each feature map belongs.
-
-    Example:
-        >>> owners(8, 3).tolist()
-        [0, 0, 0, 1, 1, 1, 2, 2]
-    """
+    """The channel of the image to which each feature map belongs: 0, 0, 0, 1, 1, 1, 2, 2 for 8 maps of 3 channels."""
     return torch.arange(maps) * channels // maps

@@ -1,12 +1,9 @@
 """Root finding and inversion, independent of networks; every result carries its residual."""
 
-from .bracketed import bracketed_newton
-from .fixed_point import fixed_point
-from .newton import newton
 from .options import SolverOptions
-from .result import Inversion, MonotoneFunction, Root
-from .substitution import Step, substitute
-from .sweeps import parallel_sweeps
+from .result import Inversion, Root
+from .scalar import MonotoneFunction, bracketed_newton, fixed_point, newton
+from .triangular import Step, parallel_sweeps, substitute
 
 __all__ = [
     "Inversion",

@@ -16,8 +16,8 @@ Method = Literal["certified", "fixed_point"]
 class SolverOptions:
     """A method with its limits.
 
-    ``"certified"`` solves every layer to working precision: ordered substitution and safeguarded
-    Newton. ``"fixed_point"`` is Algorithm 1 of the paper, which stops at ``atol + rtol * |x|``.
+    ``"certified"`` solves every layer to working precision: ordered substitution and safeguarded Newton.
+    ``"fixed_point"`` is Algorithm 1 of the paper, which stops at ``atol + rtol * |x|``.
     """
 
     method: Method = "certified"
@@ -37,15 +37,10 @@ class SolverOptions:
 
     def tolerances(self, dtype: torch.dtype) -> tuple[float, float]:
         """rtol and atol, with defaults that suit the precision."""
-        if self.method == "certified":
-            default = 1e-12 if dtype == torch.float64 else 1e-4
-        else:
-            default = 1e-12 if dtype == torch.float64 else 1e-6
+        default = 1e-12 if dtype == torch.float64 else 1e-4 if self.method == "certified" else 1e-6
         return (default if self.rtol is None else self.rtol), (default if self.atol is None else self.atol)
 
     @property
     def limit(self) -> int:
         """The most iterations that one layer may take."""
-        if self.max_iterations is not None:
-            return self.max_iterations
-        return 200 if self.method == "certified" else 1000
+        return self.max_iterations or (200 if self.method == "certified" else 1000)

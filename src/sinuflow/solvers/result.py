@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,35 +65,3 @@ class Inversion(NamedTuple):
         """The same, rounded; samples that overflow in the dtype have failed."""
         x, ladj, residual = (t.to(dtype) for t in (self.x, self.ladj, self.residual))
         return Inversion(x, ladj, self.iterations, residual, self.converged & x.isfinite().all(0))
-
-
-class MonotoneFunction(Protocol):
-    """A strictly increasing function of one variable, one per element of a tensor."""
-
-    @property
-    def lowest_slope(self) -> Tensor:
-        """A lower bound m > 0 of f'."""
-
-    @property
-    def highest_slope(self) -> Tensor:
-        """An upper bound of f'."""
-
-    def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """f(x), f'(x) and f''(x); the caller may overwrite them, and the next evaluation does."""
-
-    def guess(self, target: Tensor) -> Tensor:
-        """A starting point."""
-
-    def bracket(self, target: Tensor) -> tuple[Tensor, Tensor]:
-        """An interval that contains the solution."""
-
-    def select(self, rows: Tensor, columns: Tensor) -> MonotoneFunction:
-        """The functions of the elements (rows[j], columns[j]) alone, as a tensor of shape (1, count)."""
-
-
-def working_precision(x: Tensor, target: Tensor, ulps: float = 8.0) -> Tensor:
-    """The residual that rounding alone explains.
-
-    It is relative: an absolute tolerance is out of reach for large x and too lax for small.
-    """
-    return torch.maximum(x.abs(), target.abs()).mul_(ulps * torch.finfo(x.dtype).eps)

@@ -1,15 +1,38 @@
-"""The affine transformer."""
+"""The shift transformer and the affine transformer."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ..ops.conditional_waves import LOG_SCALE_MAX
 from ..ops.pixel_affine import log_scale
 from ..registry import register
 from ..solvers import Root, SolverOptions
 from .base import Transformer
+
+
+@register
+class Shift(Transformer):
+    """The map z = x + h.
+
+    Example:
+        >>> z, ladj = Shift()(torch.zeros(1, 2), torch.ones(1, 1, 2))
+        >>> z.tolist(), ladj.tolist()
+        ([[1.0, 1.0]], [0.0, 0.0])
+    """
+
+    kind = "shift"
+    num_parameters = 1
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        return x + h.squeeze(-2), x.new_zeros(x.shape[-1])
+
+    def inverse(self, z: Tensor, h: Tensor, options: SolverOptions) -> Root:
+        x = z - h.squeeze(-2)
+        return Root.exact(x, torch.ones_like(x))
+
+    def gradients(self, x: Tensor, h: Tensor, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor, Tensor]:
+        return grad_z, grad_z.unsqueeze(-2)
 
 
 @register
@@ -35,10 +58,3 @@ class Affine(Transformer):
         shift, free = h.unbind(-2)
         s = log_scale(free)
         return Root.exact(z * torch.exp(-s) - shift, torch.exp(s))
-
-    def gradients(self, x: Tensor, h: Tensor, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor, Tensor]:
-        shift, free = h.unbind(-2)
-        s = log_scale(free)
-        grad = grad_z * torch.exp(s)
-        grad_free = (grad * (x + shift) + grad_ladj) * (1 - (s / LOG_SCALE_MAX) ** 2)
-        return grad, torch.stack([grad, grad_free], dim=-2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -34,8 +36,6 @@ class Transformer(Component, nn.Module):
     num_parameters: int
     #: The map's name to ops that are fused with a conditioner; None if there are none.
     kind: str | None = None
-    #: Whether the derivative is 1 everywhere, so that the log-determinant is 0.
-    unimodular = False
 
     def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         """z of shape (D, B) and the log-determinant of shape (B,), for x of shape (D, B) and h of shape (D, P, B)."""
@@ -57,8 +57,19 @@ class Transformer(Component, nn.Module):
         """Vector-Jacobian products of ``forward`` with respect to x and h."""
         with torch.enable_grad():
             x, h = x.detach().requires_grad_(), h.detach().requires_grad_()
-            z, ladj = self(x, h)
-        # A log-determinant that is constant has no graph.
-        pairs = [(t, g) for t, g in ((z, grad_z), (ladj, grad_ladj)) if t.requires_grad]
-        grads = torch.autograd.grad([t for t, _ in pairs], (x, h), [g for _, g in pairs], allow_unused=True)
-        return tuple(torch.zeros_like(t) if g is None else g for t, g in zip((x, h), grads, strict=True))  # type: ignore[return-value]
+            outputs = self(x, h)
+        of_x, of_h = vector_jacobian(outputs, (x, h), (grad_z, grad_ladj))
+        return of_x, of_h
+
+
+def vector_jacobian(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], gradients: Sequence[Tensor], retain_graph: bool = False
+) -> list[Tensor]:
+    """Gradients of the inputs; zero for those on which no output depends."""
+    pairs = [(t, g) for t, g in zip(outputs, gradients, strict=True) if t.requires_grad]  # others are constants
+    if not (pairs and inputs):
+        return [torch.zeros_like(t) for t in inputs]
+    dependent, cotangents = zip(*pairs, strict=True)
+    return list(
+        torch.autograd.grad(dependent, inputs, cotangents, retain_graph, allow_unused=True, materialize_grads=True)
+    )

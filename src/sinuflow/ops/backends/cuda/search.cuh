@@ -1,4 +1,4 @@
-// Certified inverse of one sinusoidal transformer, as in solvers/newton.py.
+// Certified inverse of one sinusoidal transformer, as in solvers/scalar.py.
 
 constexpr float EPSILON = 1.1920929e-07f, SLOW = 0.1f;
 

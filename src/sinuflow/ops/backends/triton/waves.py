@@ -84,7 +84,7 @@ def solve(
 ):  # fmt: skip
     """The solution x of τ(x) = target + target_rest, its rounding error, slope, residual, convergence, and iterations.
 
-    The iteration of :mod:`sinuflow.solvers.newton`, always inside a bracket. Finished rows do not change any more, so
+    The iteration of :mod:`sinuflow.solvers.scalar`, always inside a bracket. Finished rows do not change any more, so
     that a row's result does not depend on the others.
     """
     amplitude = tl.zeros_like(shift)
