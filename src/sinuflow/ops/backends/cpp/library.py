@@ -1,4 +1,4 @@
-"""The C++ kernels as a shared library, and calls of its functions."""
+"""The C++ kernels as a shared library."""
 
 from __future__ import annotations
 
@@ -6,31 +6,23 @@ import ctypes
 import hashlib
 import os
 import platform
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from .. import cache
 from . import compiler
 from .compiler import CppError
 
-#: Rows of a tile, as in waves.cpp.
-LANES = 64
-#: Elements per thread below which more threads are not worth waking.
-_WORTH_A_THREAD = 16_384
-
 SOURCE = Path(__file__).with_name("waves.cpp")
 #: The C++ types of the dtypes that have kernels.
-_TYPES = {torch.float32: "float", torch.float64: "double"}
+TYPES = {torch.float32: "float", torch.float64: "double"}
 FUNCTIONS = [
     f"{kind}_{dtype}_{name}"
     for kind in ("shared", "row", "conditional")
-    for dtype in _TYPES.values()
+    for dtype in TYPES.values()
     for name in ("forward", "backward", "inverse")
 ]
 
@@ -93,39 +85,3 @@ def _load_from_copy(content: bytes) -> ctypes.CDLL:
         path = folder / "waves.so"
         path.write_bytes(content)
         return ctypes.CDLL(str(path))
-
-
-def call(
-    name: str, effort: int, x: Tensor, scales: int, waves: int, *tensors: Tensor, last: tuple[int, ...] = ()
-) -> None:
-    """Call a kernel on all rows of ``x``, on as many threads as PyTorch would use for so much work.
-
-    ``effort`` is the work per transformer and element, in multiples of that of the forward map; 0 means one thread.
-    """
-    function: Callable[..., None] = getattr(library(), name.replace("_", f"_{_TYPES[x.dtype]}_"))
-    features, rows = x.shape
-    contiguous = [t.contiguous() for t in tensors]  # outputs are already
-    arguments = [ctypes.c_void_p(t.data_ptr()) for t in contiguous]
-    arguments += [features, ctypes.c_int64(rows), scales, waves, *last]  # type: ignore[list-item]
-    work = effort * scales * x.numel()
-    threads = max(1, min(torch.get_num_threads(), work // _WORTH_A_THREAD, -(-rows // LANES)))
-    if threads == 1:
-        function(*arguments, ctypes.c_int64(0), ctypes.c_int64(rows))
-        return
-    share = -(-rows // threads // LANES) * LANES
-    parts = [(start, min(start + share, rows)) for start in range(0, rows, share)]
-    jobs = [_pool().submit(function, *arguments, ctypes.c_int64(a), ctypes.c_int64(b)) for a, b in parts]
-    try:
-        for job in jobs:
-            job.result()
-    finally:
-        wait(jobs)  # an interrupt must not free the memory that they write to
-
-
-@lru_cache(maxsize=1)
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="sinuflow")
-
-
-if hasattr(os, "register_at_fork"):  # a child process has none of its parent's threads
-    os.register_at_fork(after_in_child=_pool.cache_clear)
