@@ -24,8 +24,7 @@ from sinuflow.ops import constrain as reference_constrain
 from sinuflow.ops import scale_stack as reference_stack
 from sinuflow.ops.backends.triton import arithmetic, conditional_waves, constrain, scale_stack
 from sinuflow.ops.conditional_waves import Shape
-from sinuflow.ops.scale_stack import invert_stack
-from sinuflow.ops.stack_inverse import STACK
+from sinuflow.ops.scale_stack import STACK, invert_stack
 from sinuflow.ops.waves import Waves
 from sinuflow.solvers import SolverOptions
 from sinuflow.transformers import ConditionalWaves

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from ..errors import ArgumentError
 from ..flow_config import CONTEXT_HIDDEN
 from ..ops.constrain import constrain
-from ..ops.scale_stack import scale_stack
-from ..ops.stack_inverse import STACK
+from ..ops.scale_stack import STACK, scale_stack
 from ..ops.waves import Waves
 from ..registry import register
 from ..solvers import Inversion, SolverOptions

@@ -5,12 +5,14 @@ r"""A stack of sinusoidal transformers, :math:`\tau_n \circ \dots \circ \tau_1`,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial, reduce
 
 import torch
 from torch import Tensor
 
 from ..solvers import Inversion, Root, SolverOptions, fixed_point, newton
+from ..solvers.implicit import enter
 from .autograd import fused, needs_gradients, reference_gradients
 from .select import wave_kernels
 from .waves import WaveFunction, Waves, transform
@@ -37,16 +39,6 @@ def reference(x: Tensor, frequency: Tensor, cosine: Tensor, sine: Tensor, shift:
         x, log_slope = transform(x, Waves(*wave))
         ladj = ladj + log_slope.sum(0)
     return x, ladj
-
-
-def backward(x: Tensor, waves: Waves, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor, Waves]:
-    """The gradients of x and of the waves."""
-    kernels = wave_kernels(x, *waves)
-    if kernels is None:
-        grads = reference_gradients(reference, (x, *waves), (grad_z, grad_ladj))
-    else:
-        grads = kernels.scale_stack.backward(x, *waves, grad_z, grad_ladj)
-    return grads[0], Waves(*grads[1:])
 
 
 def inverse(z: Tensor, waves: Waves, options: SolverOptions) -> Inversion:
@@ -85,3 +77,34 @@ def _and_then(first: Root, second: Root) -> Root:
         torch.maximum(first.residual, second.residual, out=first.residual),
         first.converged.logical_and_(second.converged),
     )
+
+
+class _Inverse:
+    """The inverse as a problem of :mod:`sinuflow.solvers.implicit`, whose parameters are those of the waves."""
+
+    key: int
+    stateful = False
+
+    def solve(
+        self, z: Tensor, context: Tensor | None, parameters: Sequence[Tensor] | None, options: SolverOptions
+    ) -> Inversion:
+        assert parameters is not None
+        return inverse(z, Waves(*parameters), options)
+
+    def pull_back(
+        self, x: Tensor, context: Tensor | None, parameters: Sequence[Tensor], grad_x: Tensor, grad_ladj: Tensor
+    ) -> list[Tensor]:
+        def gradients(grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor, ...]:
+            if kernels is None:
+                return reference_gradients(reference, (x, *parameters), (grad_z, grad_ladj))
+            return kernels.scale_stack.backward(x, *parameters, grad_z, grad_ladj)  # type: ignore[no-any-return]
+
+        kernels = wave_kernels(x, *parameters)
+        slope = gradients(torch.ones_like(x), torch.zeros_like(grad_ladj))[0]
+        ladj_by_x = gradients(torch.zeros_like(x), grad_ladj)[0]
+        grad_z = (grad_x - ladj_by_x) / slope
+        return [grad_z, *gradients(-grad_z, -grad_ladj)[1:]]
+
+
+STACK = _Inverse()
+enter(STACK)
