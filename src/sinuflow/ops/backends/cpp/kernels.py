@@ -34,7 +34,8 @@ def backward(
     x = x.contiguous()
     grad_x = torch.empty_like(x)
     # All rows are accumulated into the gradients of shared waves, so they are on one thread.
-    _call(kind, "backward", 0 if kind == "shared" else 4, shape, parameters, x, *grads, grad_x, gradients)
+    effort = 0 if kind == "shared" else 4
+    _call(kind, "backward", effort, shape, parameters, x, *(t.contiguous() for t in grads), grad_x, gradients)
     return grad_x, gradients
 
 
@@ -62,16 +63,15 @@ def _call(
 ) -> None:
     """Call a kernel on all rows of ``x``; ``shape`` has the numbers of transformers and of waves in each.
 
-    ``effort`` is the work per transformer and element, in multiples of that of the forward map; 0 means one thread.
+    ``effort`` is the work per transformer and element, in multiples of that of the forward map; 0 means one thread. All
+    tensors but the parameters are contiguous.
     """
     function: Callable[..., None] = getattr(library(), f"{kind}_{TYPES[x.dtype]}_{name}")
     features, rows = x.shape
-    read = [t.contiguous() for t in (*parameters, *others)]  # outputs are already
-    count = len(parameters)
-    pointers = [t.data_ptr() for t in read]
-    first = (ctypes.c_void_p * count)(*pointers[:count])
-    arguments = [ctypes.c_void_p(x.data_ptr()), first, *map(ctypes.c_void_p, pointers[count:])]
-    arguments += [features, ctypes.c_int64(rows), *shape, *last]  # type: ignore[list-item]
+    parameters = [t.contiguous() for t in parameters]
+    pointers = (ctypes.c_void_p * len(parameters))(*[t.data_ptr() for t in parameters])
+    first, *rest = [ctypes.c_void_p(t.data_ptr()) for t in (x, *others)]
+    arguments = (first, pointers, *rest, features, ctypes.c_int64(rows), *shape, *last)
     work = effort * shape[0] * x.numel()
     threads = max(1, min(torch.get_num_threads(), work // _WORTH_A_THREAD, -(-rows // _LANES)))
     if threads == 1:
