@@ -36,20 +36,12 @@ class MaskedNetwork(NamedTuple):
     def trace(self, y: Tensor, context: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
         """One pass at a known ``y``: each hidden layer before its activation; each layer's input."""
         h = squash(y, self.squash)
-        h = h if context is None else torch.cat([context, h])
-        before: list[Tensor] = []
-        inputs = [h]
+        before, inputs = list[Tensor](), [h if context is None else torch.cat([context, h])]
         for i, skip in enumerate(self.skips):
             out = torch.addmm(self.biases[i].unsqueeze(-1), self.weights[i], inputs[i])
             before.append(out.add_(before[i - 2]) if skip else out)
             inputs.append(activate(self.activation, before[i]))
         return before, inputs
-
-    def outputs(self, y: Tensor, context: Tensor | None) -> Tensor:
-        """The parameters (D, P, B) at a known ``y``."""
-        _, inputs = self.trace(y, context)
-        out = torch.addmm(self.biases[-1].unsqueeze(-1), self.weights[-1], inputs[-1])
-        return out.view(self.plan.features, self.plan.outputs, -1)
 
 
 def incremental(network: MaskedNetwork, like: Tensor, context: Tensor | None) -> Iterator[Step]:

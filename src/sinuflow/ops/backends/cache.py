@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
@@ -11,12 +10,12 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import KernelWarning
-from .private_folder import open_private_folder
+from .private_folder import WRITABLE_BY_OTHERS, open_private_folder
 
 #: Length of the SHA-256 digest at the end of every file.
 _DIGEST = 32
@@ -45,12 +44,11 @@ def cache_folder() -> Path:
         return Path(chosen).absolute()
     user_cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not user_cache.is_absolute():
-        try:
-            user_cache = Path.home() / ".cache"
-        except RuntimeError as error:  # a user without a home, as in some containers
-            raise FileNotFoundError("there is no home folder: set SINUFLOW_CACHE to a folder of your own") from error
+        user_cache = Path(os.path.expanduser("~/.cache"))  # unchanged for a user without a home, as in some containers
     if not user_cache.is_absolute():
-        raise FileNotFoundError("HOME is not an absolute path: set SINUFLOW_CACHE to a folder of your own")
+        raise FileNotFoundError(
+            "there is no home folder, or HOME is relative: set SINUFLOW_CACHE to a folder of your own"
+        )
     return user_cache / "sinuflow"
 
 
@@ -92,13 +90,9 @@ def keep(name: str, content: bytes) -> None:
     try:
         write(name, content)
     except OSError as error:
-        reason = one_line(error)
-        remedy = "" if "SINUFLOW_CACHE" in reason else ": set SINUFLOW_CACHE to another folder of your own"
-        warnings.warn(
-            f"kernels are compiled again in every process, because they cannot be stored: {reason}{remedy}",
-            KernelWarning,
-            stacklevel=2,
-        )
+        problem = f"kernels are compiled again in every process, because they cannot be stored: {one_line(error)}"
+        remedy = "" if "SINUFLOW_CACHE" in problem else ": set SINUFLOW_CACHE to another folder of your own"
+        warnings.warn(problem + remedy, KernelWarning, stacklevel=2)
 
 
 def one_line(error: OSError) -> str:
@@ -149,10 +143,8 @@ def _folder() -> Iterator[_Folder]:
 
 def _is_private(status: os.stat_result) -> bool:
     """Whether this is a regular file that only this user can have written."""
-    if not hasattr(os, "geteuid"):
-        return stat.S_ISREG(status.st_mode)
-    writable = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not writable
+    own = not hasattr(os, "geteuid") or (status.st_uid == os.geteuid() and not status.st_mode & WRITABLE_BY_OTHERS)
+    return stat.S_ISREG(status.st_mode) and own
 
 
 def _digest(name: str, content: bytes) -> bytes:
@@ -162,7 +154,7 @@ def _digest(name: str, content: bytes) -> bytes:
 
 def _remove_leftovers(folder: Path) -> None:
     """Remove the temporary folders of processes that were killed."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for path in folder.glob(f"{_TEMPORARY}*"):
             if time.time() - path.lstat().st_mtime > _STALE:
                 shutil.rmtree(path, ignore_errors=True)

@@ -7,7 +7,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def open_private_folder(path: Path) -> int:
@@ -58,7 +58,7 @@ def _check(path: Path, status: os.stat_result, *, last: bool) -> None:
     if status.st_uid not in owners:
         raise PermissionError(f"{path} belongs to another user: set SINUFLOW_CACHE to a folder of your own")
     sticky = bool(status.st_mode & stat.S_ISVTX) and not last
-    if status.st_mode & _WRITABLE_BY_OTHERS and not sticky:
+    if status.st_mode & WRITABLE_BY_OTHERS and not sticky:
         raise PermissionError(
             f"{path} can be written by other users: remove that permission (chmod go-w), or set SINUFLOW_CACHE to a "
             "folder of your own"

@@ -39,7 +39,8 @@ class NoCompilerError(CppError):
 def find_compiler() -> str:
     """The path of a C++ compiler: ``CXX`` from the environment, or the first of the usual names."""
     found = next(filter(None, map(shutil.which, [os.environ.get("CXX", ""), "c++", "g++", "clang++"])), None)
-    if found is None or not _has_developer_tools():
+    # On a Mac without developer tools, calling the compiler would open a window.
+    if found is None or (platform.system() == "Darwin" and _run(["xcode-select", "-p"], VERSION_SECONDS)[0]):
         raise NoCompilerError("no C++ compiler was found")
     return os.path.abspath(found)
 
@@ -82,11 +83,6 @@ def compile_library(compiler: str, source: Path, tunings: list[list[str]], folde
     raise CppError(f"{compiler} cannot compile the kernels: {reason[:120]}")
 
 
-def _has_developer_tools() -> bool:
-    """On a Mac without them, calling the compiler would open a window."""
-    return platform.system() != "Darwin" or _run(["xcode-select", "-p"], VERSION_SECONDS)[0] == 0
-
-
 def _run(command: list[str], seconds: float, folder: Path | None = None) -> tuple[int, str]:
     """The exit code and the output of a command without input, with a time limit.
 
@@ -105,11 +101,11 @@ def _run(command: list[str], seconds: float, folder: Path | None = None) -> tupl
         )
         try:
             code = process.wait(seconds)
-        except BaseException as error:
-            _kill(process)
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise CppError(f"{command[0]} did not finish within {seconds:g} seconds") from error
-            raise
+        except subprocess.TimeoutExpired as error:
+            raise CppError(f"{command[0]} did not finish within {seconds:g} seconds") from error
+        finally:
+            if process.returncode is None:
+                _kill(process)
         output.seek(0)
         return code, output.read().decode(errors="replace")
 
