@@ -5,9 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sinuflow.ops.degrees import plan
+from sinuflow.ops.degrees import plan, staircase_mask
 from sinuflow.ops.masked_mlp_inverse import MaskedNetwork, incremental, ordered_adjoint, substitute_shift
-from sinuflow.ops.staircase import staircase_mask
 from sinuflow.solvers import Root, SolverOptions, parallel_sweeps, substitute
 
 DOUBLE = torch.float64

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from ..flow_config import check_residual
 from ..ops.activations import check_activation, squash
-from ..ops.degrees import Layer, plan
+from ..ops.degrees import Layer, plan, staircase_mask
 from ..ops.masked_mlp import Network, masked_network
 from ..ops.masked_mlp_inverse import MaskedNetwork, incremental, ordered_adjoint, substitute_shift
-from ..ops.staircase import staircase_mask
 from ..registry import register
 from ..solvers import Inversion, SolverOptions, Step
 from ..transformers import Transformer

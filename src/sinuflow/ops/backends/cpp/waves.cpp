@@ -35,19 +35,18 @@ template <> struct Format<float> {
     using Bits = uint32_t;
     using Flag = int32_t;  // as wide as a number, so that flags vectorise with numbers
     static constexpr Bits SQRT_HALF = 0x3f3504f3;
-    static constexpr float LOG_SMALLEST = -87.33654f, EXP_MIN = -87.3f, EXP_MAX = 88.7f, TANH_NEAR = 0.25f;
+    static constexpr float LOG_SMALLEST = -87.33654f, EXP_MIN = -87.3f, EXP_MAX = 88.7f;
     static constexpr float LN2[] = {0.693359375f, -2.12194440e-4f}, HALF_PI[] = {1.5707964f, -4.371139e-08f, -1.7151245e-15f};
     static constexpr float SIN[] = {-1.6666654611e-1f, 8.3321608736e-3f, -1.9515295891e-4f};
     static constexpr float COS[] = {4.166664568298827e-2f, -1.388731625493765e-3f, 2.443315711809948e-5f};
     static constexpr float EXP[] = {1.0f}, EXP_DIVISOR[] = {2.0f, 1.6666625440e-1f, -2.7667332906e-3f};
     static constexpr float LOG[] = {6.6666662693e-1f, 4.0000972152e-1f, 2.8498786688e-1f, 2.4279078841e-1f};
-    static constexpr float TANH[] = {-1.0f / 3, 2.0f / 15, -17.0f / 315, 62.0f / 2835}, TANH_DIVISOR[] = {1.0f};
 };
 template <> struct Format<double> {
     using Bits = uint64_t;
     using Flag = int64_t;
     static constexpr Bits SQRT_HALF = 0x3fe6a09e667f3bcd;
-    static constexpr double LOG_SMALLEST = -708.3964185322641, EXP_MIN = -708.3, EXP_MAX = 709.7, TANH_NEAR = 0.625;
+    static constexpr double LOG_SMALLEST = -708.3964185322641, EXP_MIN = -708.3, EXP_MAX = 709.7;
     static constexpr double LN2[] = {6.93147180369123816490e-1, 1.90821492927058770002e-10};
     static constexpr double HALF_PI[] = {1.5707963267948966, 6.123233995736766e-17, -1.4973849048591833e-33};
     static constexpr double SIN[] = {-1.66666666666666324348e-1, 8.33333333332248946124e-3, -1.98412698298579493134e-4,
@@ -58,8 +57,6 @@ template <> struct Format<double> {
     static constexpr double EXP_DIVISOR[] = {2.00000000000000000005, 2.27265548208155028766e-1, 2.52448340349684104192e-3, 3.00198505138664455042e-6};
     static constexpr double LOG[] = {6.666666666666735130e-1, 3.999999999940941908e-1, 2.857142874366239149e-1, 2.222219843214978396e-1,
                                      1.818357216161805012e-1, 1.531383769920937332e-1, 1.479819860511658591e-1};
-    static constexpr double TANH[] = {-1.61468768441708447952e3, -9.92877231001918586564e1, -9.64399179425052238628e-1};
-    static constexpr double TANH_DIVISOR[] = {4.84406305325125486048e3, 2.23548839060100448583e3, 1.12811678491632931402e2, 1.0};
 };
 template <class T> using Bits = typename Format<T>::Bits;
 template <class T> using Flag = typename Format<T>::Flag;
@@ -101,14 +98,16 @@ INLINE T power_of_two(T n) {
     return from_bits<T>((to_bits(n + T(1.5) * WHOLE<T>) + BIAS<T>) << MANTISSA<T>);
 }
 
-// e^x by 2^n times a polynomial in the remainder; 0 and infinity beyond the range of normal numbers.
-template <class T>
+// e^x, or e^x - 1 for x <= 0, by 2^n times 1 + t; 0 and infinity beyond the range of normal numbers.
+template <bool MINUS_ONE = false, class T>
 INLINE T exponential(T x) {
     using F = Format<T>;
     const T held = x < F::EXP_MIN ? F::EXP_MIN : x > F::EXP_MAX ? F::EXP_MAX : x, n = std::nearbyint(held * T(1.44269504088896340736));
     const T r = held - n * F::LN2[0] - n * F::LN2[1], s = r * r, p = r * polynomial(s, F::EXP), q = polynomial(s, F::EXP_DIVISOR);
+    const T t = T(2) * p / (q - p);
+    if constexpr (MINUS_ONE) return x == x ? t * power_of_two(n) + (power_of_two(n) - T(1)) : x;
     const T half = std::floor(T(0.5) * n);  // in two factors, because the largest power is infinite
-    const T found = (T(1) + T(2) * p / (q - p)) * power_of_two(half) * power_of_two(n - half);
+    const T found = (T(1) + t) * power_of_two(half) * power_of_two(n - half);
     return x < F::EXP_MIN ? T(0) : x > F::EXP_MAX ? T(INFINITY) : x == x ? found : x;
 }
 
@@ -126,10 +125,7 @@ INLINE T logarithm(T x) {
 
 template <class T>
 INLINE T hyperbolic_tangent(T x) {
-    using F = Format<T>;
-    const T size = std::fabs(x), s = x * x, e = exponential(T(-2) * size), far = (T(1) - e) / (T(1) + e);
-    const T near = size + size * s * polynomial(s, F::TANH) / polynomial(s, F::TANH_DIVISOR);
-    const T found = size < F::TANH_NEAR ? near : far;
+    const T e = exponential<true>(T(-2) * std::fabs(x)), found = -e / (T(2) + e);
     return x < T(0) ? -found : found;
 }
 
@@ -229,6 +225,27 @@ template <class T>
 struct Solution {
     Tile<T> slope, residual;
     Tile<Flag<T>> iterations, converged;
+
+    inline void clear() {
+        FOR_LANES { slope[r] = T(1); residual[r] = T(0); iterations[r] = 0; converged[r] = 1; }
+    }
+    // The product of the slopes, and the worst of the rest, of two solutions one after the other.
+    inline void add(const Solution<T>& found) {
+        FOR_LANES {
+            const T gap = found.residual[r] == found.residual[r] ? found.residual[r] : T(INFINITY);
+            slope[r] *= found.slope[r];
+            residual[r] = gap > residual[r] ? gap : residual[r];
+            iterations[r] = found.iterations[r] > iterations[r] ? found.iterations[r] : iterations[r];
+            converged[r] = converged[r] & found.converged[r];
+        }
+    }
+    inline void require_finite(const Tile<T>& x) {
+        FOR_LANES {
+            const Flag<T> finite = std::fabs(x[r]) < T(INFINITY) ? 1 : 0;
+            residual[r] = finite ? residual[r] : T(INFINITY);
+            converged[r] = converged[r] & finite;
+        }
+    }
 };
 
 // Solve tau(x) = target for a tile; `x` and `rest`, which is far smaller, hold the targets, and then the solutions.
@@ -263,11 +280,8 @@ inline void solve(const Waves<Values>& waves, Tile<T>& x, Tile<T>& rest, int cou
         last[r] = T(INFINITY);
         x[r] = (goal - lane(shift, r)) / tilt[r];
         finished[r] = r >= count;
-        found.iterations[r] = 0;
-        found.converged[r] = 1;
-        found.residual[r] = T(0);
-        found.slope[r] = T(1);
     }
+    found.clear();
     for (int evaluations = 1;; evaluations++) {
         evaluate<true, false>(waves, x, rise, slopes, &curvature);
         Flag<T> left = 0;
@@ -312,32 +326,6 @@ inline void solve(const Waves<Values>& waves, Tile<T>& x, Tile<T>& rest, int cou
     }
 }
 
-// The worst of several solutions, one after the other.
-template <class T>
-struct Certificate {
-    Tile<T> residual;
-    Tile<Flag<T>> iterations, converged;
-
-    inline void clear() {
-        FOR_LANES { residual[r] = T(0); iterations[r] = 0; converged[r] = 1; }
-    }
-    inline void add(const Solution<T>& found) {
-        FOR_LANES {
-            const T gap = found.residual[r] == found.residual[r] ? found.residual[r] : T(INFINITY);
-            residual[r] = gap > residual[r] ? gap : residual[r];
-            iterations[r] = found.iterations[r] > iterations[r] ? found.iterations[r] : iterations[r];
-            converged[r] = converged[r] & found.converged[r];
-        }
-    }
-    inline void require_finite(const Tile<T>& x) {
-        FOR_LANES {
-            const Flag<T> finite = std::fabs(x[r]) < T(INFINITY) ? 1 : 0;
-            residual[r] = finite ? residual[r] : T(INFINITY);
-            converged[r] = converged[r] & finite;
-        }
-    }
-};
-
 // ---------------------------------------------------------------- sources of waves
 //
 // A source hands out the waves of transformer j of the current feature and rows, and takes their gradients. Waves that
@@ -373,7 +361,9 @@ struct Stack {
         if constexpr (!PER_ROW) return waves(j);
         Tile<T>* to = &tiles[static_cast<size_t>(slot) * (3 * n.waves + 1)];
         for (int k = 0; k < n.waves; k++) {
-            for (int part = 0; part < 3; part++) load(to[part * n.waves + k], wave(part, j, k), rows);
+            load(to[k], wave(0, j, k), rows);
+            load(to[n.waves + k], wave(1, j, k), rows);
+            load(to[2 * n.waves + k], wave(2, j, k), rows);
             if (rows.count < LANES) FOR_LANES to[k][r] = r < rows.count ? to[k][r] : T(1);  // a divisor
         }
         load(to[3 * n.waves], shift(j), rows);
@@ -585,33 +575,28 @@ void inverse(Source source, const Sizes& n, const T* z, T* x, T* ladj, int32_t* 
     for (int64_t start = begin; start < end; start += LANES) {
         const Rows rows = tile_rows(start, end);
         Tile<T> total = {};
-        Certificate<T> certificate;
-        certificate.clear();
+        Solution<T> worst, found;
+        worst.clear();
         for (int i = 0; i < n.features; i++) {
             Tile<T> now, rest = {};
             load(now, z + i * n.rows, rows);
             source.select(i, rows);
-            if constexpr (Source::CONDITIONAL) {
-                certificate.clear();
-                FOR_LANES total[r] = T(1);
-            }
+            if constexpr (Source::CONDITIONAL) worst.clear();
             for (int j = n.scales - 1; j >= 0; j--) {
-                Solution<T> found;
                 solve(source.load_waves(j, 0), now, rest, rows.count, limit, found);
-                if constexpr (Source::CONDITIONAL) FOR_LANES total[r] *= found.slope[r];
-                else FOR_LANES total[r] -= logarithm(found.slope[r]);
-                certificate.add(found);
+                if constexpr (!Source::CONDITIONAL) FOR_LANES total[r] -= logarithm(found.slope[r]);
+                worst.add(found);
             }
-            if constexpr (Source::CONDITIONAL) source.inverse_affine(now, rest, total);
-            certificate.require_finite(now);  // the affine map may overflow
+            if constexpr (Source::CONDITIONAL) source.inverse_affine(now, rest, worst.slope);
+            worst.require_finite(now);  // the affine map may overflow
             store(x + i * n.rows, now, rows);
             if (!Source::CONDITIONAL && i + 1 < n.features) continue;
             const int64_t at = Source::CONDITIONAL ? i * n.rows : 0;
-            store(ladj + at, total, rows);
-            store(residual + at, certificate.residual, rows);
+            store(ladj + at, Source::CONDITIONAL ? worst.slope : total, rows);
+            store(residual + at, worst.residual, rows);
             for (int r = 0; r < rows.count; r++) {
-                iterations[at + start + r] = static_cast<int32_t>(certificate.iterations[r]);
-                converged[at + start + r] = certificate.converged[r] != 0;
+                iterations[at + start + r] = static_cast<int32_t>(worst.iterations[r]);
+                converged[at + start + r] = worst.converged[r] != 0;
             }
         }
     }
