@@ -75,11 +75,12 @@ void run(bool hostile, Forward shared_forward, Backward shared_backward, Inverse
         Numbers<T> gradients(scales * features * (3 * waves + 1) * columns);
         const T* const parameters[] = {w.a.data(), w.p.data(), w.q.data(), w.d.data()};
         for (const auto& [begin, end] : shares(rows)) {
-            (shared ? shared_forward : row_forward)(x.data(), parameters, z.data(), ladj.data(), features, rows, scales, waves, begin, end);
+            const Sizes n{features, rows, scales, waves, limit, begin, end};
+            (shared ? shared_forward : row_forward)(x.data(), parameters, z.data(), ladj.data(), n);
             (shared ? shared_inverse : row_inverse)(x.data(), parameters, z.data(), ladj.data(), iterations.data(), residual.data(),
-                                                    converged.data(), features, rows, scales, waves, limit, begin, end);
+                                                    converged.data(), n);
             (shared ? shared_backward : row_backward)(x.data(), parameters, grad_z.data(), grad_ladj.data(), grad_x.data(),
-                                                      gradients.data(), features, rows, scales, waves, begin, end);
+                                                      gradients.data(), n);
         }
     }
 
@@ -89,11 +90,11 @@ void run(bool hostile, Forward shared_forward, Backward shared_backward, Inverse
     const T* const pointers[] = {parameters.data()};
     Numbers<T> gradients(parameters.size());
     for (const auto& [begin, end] : shares(rows)) {
-        conditional_forward(x.data(), pointers, z.data(), ladj.data(), features, rows, scales, waves, begin, end);
-        conditional_backward(x.data(), pointers, grad_z.data(), grad_ladj.data(), grad_x.data(), gradients.data(), features,
-                             rows, scales, waves, begin, end);
+        const Sizes n{features, rows, scales, waves, limit, begin, end};
+        conditional_forward(x.data(), pointers, z.data(), ladj.data(), n);
+        conditional_backward(x.data(), pointers, grad_z.data(), grad_ladj.data(), grad_x.data(), gradients.data(), n);
         conditional_inverse(x.data(), pointers, z.data(), slope.data(), iterations.data(), residual.data(), converged.data(),
-                            features, rows, scales, waves, limit, begin, end);
+                            n);
     }
 }
 

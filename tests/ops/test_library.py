@@ -67,8 +67,7 @@ def works(loaded) -> bool:
     x, z, ladj, shift = torch.ones(1, 3), torch.zeros(1, 3), torch.zeros(3), torch.full((1, 1), 2.0)
     waves = (ctypes.c_void_p * 4)(*[t.data_ptr() for t in (x, x, x, shift)])
     x_, z_, ladj_ = (ctypes.c_void_p(t.data_ptr()) for t in (x, z, ladj))
-    rows = ctypes.c_int64(3)
-    loaded.shared_float_forward(x_, waves, z_, ladj_, 1, rows, 1, 0, ctypes.c_int64(0), rows)
+    loaded.shared_float_forward(x_, waves, z_, ladj_, ctypes.byref(library.Sizes(1, 3, 1, 0, 0, 0, 3)))
     return z.tolist() == [[3.0, 3.0, 3.0]]
 
 

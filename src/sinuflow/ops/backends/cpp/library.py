@@ -100,6 +100,12 @@ def _load_from_copy(content: bytes) -> ctypes.CDLL:
 Shape = tuple[int, int]  # the numbers of transformers, and of waves in each
 
 
+class Sizes(ctypes.Structure):
+    """Sizes of a call, as in waves.cpp."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("features", "rows", "scales", "waves", "limit", "begin", "end")]
+
+
 def forward(kind: str, shape: Shape, parameters: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
     """The value (D, B) and the log-determinant (B,)."""
     x = x.contiguous()
@@ -128,13 +134,11 @@ def inverse(
     x, slope = torch.empty_like(z), torch.empty_like(z) if kind == "conditional" else z.new_empty(z.shape[-1])
     iterations, converged = torch.empty_like(slope, dtype=torch.int32), torch.empty_like(slope, dtype=torch.bool)
     outputs = (x, slope, iterations, torch.empty_like(slope), converged)
-    _call(f"{kind}_inverse", 8, shape, parameters, z, *outputs, last=(max_iterations,))
+    _call(f"{kind}_inverse", 8, shape, parameters, z, *outputs, limit=max_iterations)
     return outputs
 
 
-def _call(
-    name: str, effort: int, shape: Shape, parameters: Sequence[Tensor], *tensors: Tensor, last: tuple[int, ...] = ()
-) -> None:
+def _call(name: str, effort: int, shape: Shape, parameters: Sequence[Tensor], *tensors: Tensor, limit: int = 0) -> None:
     """Call a kernel on all rows of the first tensor; all tensors but the parameters are contiguous.
 
     ``effort`` is the work per transformer and element, in multiples of that of the forward map; 0 means one thread.
@@ -145,15 +149,14 @@ def _call(
     parameters = [t.contiguous() for t in parameters]
     pointers = (ctypes.c_void_p * len(parameters))(*[t.data_ptr() for t in parameters])
     first, *rest = [ctypes.c_void_p(t.data_ptr()) for t in tensors]
-    arguments = (first, pointers, *rest, features, ctypes.c_int64(rows), *shape, *last)
     work = effort * shape[0] * x.numel()
     threads = max(1, min(torch.get_num_threads(), work // _WORTH_A_THREAD, -(-rows // _LANES)))
     if threads == 1:
-        function(*arguments, ctypes.c_int64(0), ctypes.c_int64(rows))
+        function(first, pointers, *rest, ctypes.byref(Sizes(features, rows, *shape, limit, 0, rows)))
         return
     share = -(-rows // threads // _LANES) * _LANES
-    parts = [(start, min(start + share, rows)) for start in range(0, rows, share)]
-    jobs = [_pool().submit(function, *arguments, ctypes.c_int64(a), ctypes.c_int64(b)) for a, b in parts]
+    parts = [Sizes(features, rows, *shape, limit, i, min(i + share, rows)) for i in range(0, rows, share)]
+    jobs = [_pool().submit(function, first, pointers, *rest, ctypes.byref(part)) for part in parts]
     try:
         for job in jobs:
             job.result()

@@ -1,7 +1,7 @@
 // Sinusoidal transformers on a CPU, in float32 and float64, feature-major, for compilers that vectorise loops.
 //
 // Rows are processed in tiles of LANES: every inner loop runs over a tile and has no branches. Formulas as in
-// ops/waves.py. Each kernel works on rows `begin` to `end`, so that threads can share a batch.
+// ops/waves.py. Threads share a batch: each call of a kernel works on some of the rows, with slots of its own.
 
 #include <cmath>
 #include <cstdint>
@@ -144,10 +144,9 @@ INLINE T sigmoid(T x) {
 
 // ---------------------------------------------------------------- tiles
 
+// Of a call, as in library.py: rows `begin` to `end` of a batch, and the most evaluations of an inverse.
 struct Sizes {
-    int features;
-    int64_t rows;
-    int scales, waves;
+    int64_t features, rows, scales, waves, limit, begin, end;
 };
 
 struct Rows {
@@ -178,7 +177,7 @@ template <class Values>
 struct Waves {
     using Read = std::conditional_t<std::is_arithmetic_v<Values>, Values, const Values&>;
     const Values *frequency, *cosine, *sine, *offset;
-    int count;
+    int64_t count;
     inline Read a(int k) const { return frequency[k]; }
     inline Read p(int k) const { return cosine[k]; }
     inline Read q(int k) const { return sine[k]; }
@@ -251,7 +250,7 @@ struct Solution {
 // Solve tau(x) = target for a tile; `x` and `rest`, which is far smaller, hold the targets, and then the solutions.
 // Only the first `count` rows matter.
 template <class T, class Values>
-inline void solve(const Waves<Values>& waves, Tile<T>& x, Tile<T>& rest, int count, int limit, Solution<T>& found) {
+inline void solve(const Waves<Values>& waves, Tile<T>& x, Tile<T>& rest, int count, int64_t limit, Solution<T>& found) {
     constexpr T epsilon = std::numeric_limits<T>::epsilon();
     Tile<T> target, target_rest, low, high, lowest, last, rise, slopes, curvature, centre, radius, tilt, amplitude;
     Tile<Flag<T>> finished;
@@ -344,22 +343,22 @@ struct Stack {
     std::vector<Tile<T>> tiles;  // [slots][3 waves + 1]
 
     Stack(const T* const* parameters, T* gradients, const Sizes& n, int slots)
-        : parameters(parameters), gradients(gradients), n(n), tiles(PER_ROW ? static_cast<size_t>(slots) * (3 * n.waves + 1) : 0) {}
-    inline int64_t place(int j, int size, int k) const {
-        return ((static_cast<int64_t>(j) * n.features + feature) * size + k) * (PER_ROW ? n.rows : 1);
+        : parameters(parameters), gradients(gradients), n(n), tiles(PER_ROW ? slots * (3 * n.waves + 1) : 0) {}
+    inline int64_t place(int j, int64_t size, int64_t k) const {
+        return ((j * n.features + feature) * size + k) * (PER_ROW ? n.rows : 1);
     }
     inline const T* wave(int part, int j, int k) const { return parameters[part] + place(j, n.waves, k); }
     inline const T* shift(int j) const { return parameters[3] + place(j, 1, 0); }
     inline void select(int i, const Rows& chosen) { feature = i; rows = chosen; }
     inline Waves<Values> waves(int j) const {
         if constexpr (PER_ROW) {
-            const Tile<T>* from = &tiles[static_cast<size_t>(j) * (3 * n.waves + 1)];
+            const Tile<T>* from = &tiles[j * (3 * n.waves + 1)];
             return {from, from + n.waves, from + 2 * n.waves, from + 3 * n.waves, n.waves};
         } else return {wave(0, j, 0), wave(1, j, 0), wave(2, j, 0), shift(j), n.waves};
     }
     inline Waves<Values> load_waves(int j, int slot) {
         if constexpr (!PER_ROW) return waves(j);
-        Tile<T>* to = &tiles[static_cast<size_t>(slot) * (3 * n.waves + 1)];
+        Tile<T>* to = &tiles[slot * (3 * n.waves + 1)];
         for (int k = 0; k < n.waves; k++) {
             load(to[k], wave(0, j, k), rows);
             load(to[n.waves + k], wave(1, j, k), rows);
@@ -369,7 +368,7 @@ struct Stack {
         load(to[3 * n.waves], shift(j), rows);
         return waves(slot);
     }
-    inline void gradient(int j, int k, const Tile<T>& of) {
+    inline void gradient(int j, int64_t k, const Tile<T>& of) {
         T *to = gradients + place(j, 3 * n.waves + 1, k), sum = 0;
         if constexpr (PER_ROW) return store(to, of, rows);
 #pragma omp simd reduction(+ : sum)
@@ -400,13 +399,13 @@ struct Conditional {
     std::vector<Tile<T>> tiles, along;  // [slots][width], [waves]
 
     Conditional(const T* const* parameters, T* gradients, const Sizes& n, int slots)
-        : parameters(*parameters), gradients(gradients), n(n), size(2 + static_cast<int64_t>(n.scales) * (3 * n.waves + 1)),
+        : parameters(*parameters), gradients(gradients), n(n), size(2 + n.scales * (3 * n.waves + 1)),
           width(7 * n.waves + 1), tiles(slots * width), along(n.waves) {}
 
-    inline int64_t frequency(int j, int k) const { return (2 + static_cast<int64_t>(j) * n.waves + k) * n.rows; }
+    inline int64_t frequency(int j, int k) const { return (2 + j * n.waves + k) * n.rows; }
     inline int64_t phase(int j, int k) const { return frequency(j + n.scales, k); }
     inline int64_t weight(int j, int k) const { return frequency(j + 2 * n.scales, k); }
-    inline int64_t strength(int j) const { return (2 + 3 * static_cast<int64_t>(n.scales) * n.waves + j) * n.rows; }
+    inline int64_t strength(int j) const { return (2 + 3 * n.scales * n.waves + j) * n.rows; }
 
     inline void select(int i, const Rows& chosen) {
         from = parameters + i * size * n.rows;
@@ -495,9 +494,9 @@ struct Conditional {
 inline Rows tile_rows(int64_t start, int64_t end) { return {start, static_cast<int>(end - start < LANES ? end - start : LANES)}; }
 
 template <class T, class Source>
-void forward(Source source, const Sizes& n, const T* x, T* z, T* ladj, int64_t begin, int64_t end) {
-    for (int64_t start = begin; start < end; start += LANES) {
-        const Rows rows = tile_rows(start, end);
+void forward(Source source, const Sizes& n, const T* x, T* z, T* ladj) {
+    for (int64_t start = n.begin; start < n.end; start += LANES) {
+        const Rows rows = tile_rows(start, n.end);
         Tile<T> total = {};
         for (int i = 0; i < n.features; i++) {
             Tile<T> now, rest = {}, rise, slope;
@@ -518,11 +517,11 @@ void forward(Source source, const Sizes& n, const T* x, T* z, T* ladj, int64_t b
 
 // One pass through the stack stores the sines that the gradients are made of, and a second one, backwards, uses them.
 template <class T, class Source>
-void backward(Source source, const Sizes& n, const T* x, const T* grad_z, const T* grad_ladj, T* grad_x, int64_t begin, int64_t end) {
+void backward(Source source, const Sizes& n, const T* x, const T* grad_z, const T* grad_ladj, T* grad_x) {
     const size_t scales = n.scales, width = n.waves;
     std::vector<Tile<T>> squares(scales * width), products(scales * width), inputs(scales), slopes(scales), curvatures(scales);
-    for (int64_t start = begin; start < end; start += LANES) {
-        const Rows rows = tile_rows(start, end);
+    for (int64_t start = n.begin; start < n.end; start += LANES) {
+        const Rows rows = tile_rows(start, n.end);
         Tile<T> of_ladj, unused = {};
         load(of_ladj, grad_ladj, rows);
         for (int i = 0; i < n.features; i++) {
@@ -570,10 +569,9 @@ void backward(Source source, const Sizes& n, const T* x, const T* grad_z, const 
 // For a stack: ladj, iterations, residual, converged: [rows], the worst of all features and scales. For a conditional
 // layer: [features][rows], and instead of the log-determinant the slope of the forward map.
 template <class T, class Source>
-void inverse(Source source, const Sizes& n, const T* z, T* x, T* ladj, int32_t* iterations, T* residual, uint8_t* converged, int limit,
-             int64_t begin, int64_t end) {
-    for (int64_t start = begin; start < end; start += LANES) {
-        const Rows rows = tile_rows(start, end);
+void inverse(Source source, const Sizes& n, const T* z, T* x, T* ladj, int32_t* iterations, T* residual, uint8_t* converged) {
+    for (int64_t start = n.begin; start < n.end; start += LANES) {
+        const Rows rows = tile_rows(start, n.end);
         Tile<T> total = {};
         Solution<T> worst, found;
         worst.clear();
@@ -583,7 +581,7 @@ void inverse(Source source, const Sizes& n, const T* z, T* x, T* ladj, int32_t* 
             source.select(i, rows);
             if constexpr (Source::CONDITIONAL) worst.clear();
             for (int j = n.scales - 1; j >= 0; j--) {
-                solve(source.load_waves(j, 0), now, rest, rows.count, limit, found);
+                solve(source.load_waves(j, 0), now, rest, rows.count, n.limit, found);
                 if constexpr (!Source::CONDITIONAL) FOR_LANES total[r] -= logarithm(found.slope[r]);
                 worst.add(found);
             }
@@ -604,23 +602,17 @@ void inverse(Source source, const Sizes& n, const T* z, T* x, T* ladj, int32_t* 
 
 }  // namespace
 
-// Sources are made anew by every thread, so that each has its own slots.
-#define SIZES int features, int64_t rows, int scales, int waves
-#define RANGE int64_t begin, int64_t end
-#define KERNELS(NAME, T, ...)                                                                                                             \
-    void NAME##_##T##_forward(const T* x, const T* const* parameters, T* z, T* ladj, SIZES, RANGE) {                                      \
-        const Sizes n{features, rows, scales, waves};                                                                                     \
-        forward(__VA_ARGS__(parameters, nullptr, n, 1), n, x, z, ladj, begin, end);                                                       \
-    }                                                                                                                                     \
-    void NAME##_##T##_backward(const T* x, const T* const* parameters, const T* grad_z, const T* grad_ladj, T* grad_x, T* gradients, SIZES,\
-                               RANGE) {                                                                                                   \
-        const Sizes n{features, rows, scales, waves};                                                                                     \
-        backward(__VA_ARGS__(parameters, gradients, n, scales), n, x, grad_z, grad_ladj, grad_x, begin, end);                             \
-    }                                                                                                                                     \
-    void NAME##_##T##_inverse(const T* z, const T* const* parameters, T* x, T* ladj, int32_t* iterations, T* residual, uint8_t* converged,\
-                              SIZES, int limit, RANGE) {                                                                                  \
-        const Sizes n{features, rows, scales, waves};                                                                                     \
-        inverse(__VA_ARGS__(parameters, nullptr, n, 1), n, z, x, ladj, iterations, residual, converged, limit, begin, end);               \
+#define KERNELS(NAME, T, ...)                                                                                                       \
+    void NAME##_##T##_forward(const T* x, const T* const* parameters, T* z, T* ladj, const Sizes& n) {                              \
+        forward(__VA_ARGS__(parameters, nullptr, n, 1), n, x, z, ladj);                                                             \
+    }                                                                                                                               \
+    void NAME##_##T##_backward(const T* x, const T* const* parameters, const T* grad_z, const T* grad_ladj, T* grad_x, T* gradients, \
+                               const Sizes& n) {                                                                                    \
+        backward(__VA_ARGS__(parameters, gradients, n, n.scales), n, x, grad_z, grad_ladj, grad_x);                                 \
+    }                                                                                                                               \
+    void NAME##_##T##_inverse(const T* z, const T* const* parameters, T* x, T* ladj, int32_t* iterations, T* residual,              \
+                              uint8_t* converged, const Sizes& n) {                                                                 \
+        inverse(__VA_ARGS__(parameters, nullptr, n, 1), n, z, x, ladj, iterations, residual, converged);                            \
     }
 
 extern "C" {
