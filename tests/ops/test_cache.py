@@ -14,8 +14,8 @@ import pytest
 
 from sinuflow.errors import KernelWarning
 from sinuflow.ops.backends import cache
+from sinuflow.ops.backends.cache import open_private_folder
 from sinuflow.ops.backends.cuda import compiler as cuda_compiler
-from sinuflow.ops.backends.private_folder import open_private_folder
 from tests.processes import unmeasured
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="this system has no owners of files")
