@@ -111,10 +111,10 @@ def test_adjoint_is_the_gradient_of_substitution(shape, seed, activation):
         scale = torch.exp(-0.1 * parameters[i, 0])
         return grad * scale, torch.stack([-0.1 * grad * x[i], -grad * scale])
 
-    got = ordered_adjoint(net, x, c, weight, local)
+    of_z, of_context, of_weights, of_biases = ordered_adjoint(net, x, c, weight, local)
     masks = [staircase_mask(layer.reach, layer.columns[-1]) for layer in net.plan.layers]
-    flat = [got.z, *(g * m for g, m in zip(got.weights, masks, strict=True)), *got.biases]
-    flat += [] if c is None else [got.context]
+    flat = [of_z, *(g * m for g, m in zip(of_weights, masks, strict=True)), *of_biases]
+    flat += [] if c is None else [of_context]
     wanted = [w if w is None or i == 0 or i > count else w * masks[i - 1] for i, w in enumerate(want)]
     for g, w in zip(flat, wanted, strict=True):
         torch.testing.assert_close(g, torch.zeros_like(g) if w is None else w, rtol=1e-8, atol=1e-10)

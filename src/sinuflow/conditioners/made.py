@@ -115,10 +115,9 @@ class MADE(Conditioner):
         layers = [*self.layers, self.head]
         if any(name not in layer._parameters for layer in layers for name in ("weight", "bias")):
             return super().adjoint(x, context, grad, local)  # parametrized: weights are computed from other tensors
-        grads = ordered_adjoint(self._network(masked=True), x, context, grad, local)
-        of_weights = [g.mul_(layer.mask) for g, layer in zip(grads.weights, layers, strict=True)]
-        pairs = zip(of_weights, grads.biases, strict=True)
-        return Adjoint(grads.z, [g for pair in pairs for g in pair], grads.context)
+        z, of_context, weights, biases = ordered_adjoint(self._network(masked=True), x, context, grad, local)
+        of_weights = [g.mul_(layer.mask) for g, layer in zip(weights, layers, strict=True)]
+        return Adjoint(z, [g for pair in zip(of_weights, biases, strict=True) for g in pair], of_context)
 
     def fused_inverse(
         self, transformer: Transformer, z: Tensor, context: Tensor | None, options: SolverOptions

@@ -42,8 +42,8 @@ def conditional_waves(x: Tensor, parameters: Tensor, shape: Shape) -> tuple[Tens
     if kernels is None:
         return reference(x, parameters, shape)
     op = kernels.conditional_waves
-    functions = (partial(function, shape=shape) for function in (reference, op.forward, op.backward))
-    z, ladj = fused(*functions, x, parameters)
+    forward, backward = partial(op.forward, shape=shape), partial(op.backward, shape=shape)
+    z, ladj = fused(partial(reference, shape=shape), forward, backward, x, parameters)
     return z, ladj
 
 

@@ -104,23 +104,14 @@ def _advance(
             yield m
 
 
-class Adjoint(NamedTuple):
-    """Gradients with respect to z, the context, the weights and the biases."""
-
-    z: Tensor
-    context: Tensor | None
-    weights: list[Tensor]
-    biases: list[Tensor]
-
-
 def ordered_adjoint(
     network: MaskedNetwork,
     y: Tensor,
     context: Tensor | None,
     grad_y: Tensor,
     local: Callable[[int, Tensor], tuple[Tensor, Tensor]],
-) -> Adjoint:
-    r"""Gradients through the inverse of an autoregressive map, at its solution ``y``.
+) -> tuple[Tensor, Tensor | None, list[Tensor], list[Tensor]]:
+    r"""Gradients of z, the context, weights and biases through the inverse of an autoregressive map at its solution y.
 
     ``local(i, g)`` is the chain rule through the scalar inverse: from the total gradient g with respect to
     :math:`y_i` it gives those with respect to :math:`z_i` and to the parameters (P, B).
@@ -166,4 +157,4 @@ def ordered_adjoint(
                     of_layer[i][span] += of_layer[i + 2][span]
     of_context = None if context is None else network.weights[0][:, : plan.context].mT @ of_layer[0]
     of_weights = [g @ h.mT for g, h in zip(of_layer, inputs, strict=True)]
-    return Adjoint(grad_z, of_context, of_weights, [g.sum(-1) for g in of_layer])
+    return grad_z, of_context, of_weights, [g.sum(-1) for g in of_layer]

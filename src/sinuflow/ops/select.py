@@ -172,11 +172,12 @@ def passes_selftest(agrees: Callable[[], bool], kernels: str, *failures: type[Ex
     ``failures`` are the exceptions, besides :class:`~sinuflow.ops.backends.cuda.compiler.CompilerError`, that kernels
     raise if they cannot be compiled or launched.
     """
+    caught: tuple[type[Exception], ...] = (CompilerError, *failures)
     try:
         passed = agrees()
     except torch.OutOfMemoryError:  # not the kernels' fault
         raise
-    except (CompilerError, *failures) as error:
+    except caught as error:
         warnings.warn(f"{kernels} cannot be used, and a fallback runs instead: {_first_line(error)}", stacklevel=3)
         return False
     if not passed:
