@@ -40,14 +40,9 @@ def find_compiler() -> str:
     """The path of a C++ compiler: ``CXX`` from the environment, or the first of the usual names."""
     found = next(filter(None, map(shutil.which, [os.environ.get("CXX", ""), "c++", "g++", "clang++"])), None)
     # On a Mac without developer tools, calling the compiler would open a window.
-    if found is None or (platform.system() == "Darwin" and _run(["xcode-select", "-p"], VERSION_SECONDS)[0]):
+    if found is None or (platform.system() == "Darwin" and run(["xcode-select", "-p"], VERSION_SECONDS)[0]):
         raise NoCompilerError("no C++ compiler was found")
     return os.path.abspath(found)
-
-
-def version(compiler: str) -> str:
-    """The version that the compiler reports."""
-    return _run([compiler, "--version"], VERSION_SECONDS)[1]
 
 
 def processor() -> str | None:
@@ -75,7 +70,7 @@ def compile_library(compiler: str, source: Path, tunings: list[list[str]], folde
     reason = ""
     for tuning in tunings:
         command = [compiler, *OPTIONS, *tuning, "-o", str(library), str(source)]
-        code, output = _run(command, COMPILE_SECONDS, folder)
+        code, output = run(command, COMPILE_SECONDS, folder)
         if code == 0 and library.exists():
             return library.read_bytes()
         lines = output.strip().splitlines()
@@ -83,7 +78,7 @@ def compile_library(compiler: str, source: Path, tunings: list[list[str]], folde
     raise CppError(f"{compiler} cannot compile the kernels: {reason[:120]}")
 
 
-def _run(command: list[str], seconds: float, folder: Path | None = None) -> tuple[int, str]:
+def run(command: list[str], seconds: float, folder: Path | None = None) -> tuple[int, str]:
     """The exit code and the output of a command without input, with a time limit.
 
     The output goes to a file, because reading a pipe blocks until all children of the command have closed it.
@@ -105,16 +100,11 @@ def _run(command: list[str], seconds: float, folder: Path | None = None) -> tupl
             raise CppError(f"{command[0]} did not finish within {seconds:g} seconds") from error
         finally:
             if process.returncode is None:
-                _kill(process)
+                if hasattr(os, "killpg"):  # with its children: a compiler driver starts others
+                    with suppress(ProcessLookupError, PermissionError):  # it has already ended
+                        os.killpg(process.pid, signal.SIGKILL)
+                else:
+                    process.kill()
+                process.wait()
         output.seek(0)
         return code, output.read().decode(errors="replace")
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its children: a compiler driver starts others."""
-    if hasattr(os, "killpg"):
-        with suppress(ProcessLookupError, PermissionError):  # it has already ended
-            os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
-    process.wait()

@@ -41,7 +41,8 @@ def library() -> ctypes.CDLL:
     try:
         program, processor = compiler.find_compiler(), compiler.processor()
         tunings = [[]] if processor is None else compiler.TUNINGS
-        key = [SOURCE.read_text("utf-8"), program, compiler.version(program), platform.machine(), str(processor)]
+        _, version = compiler.run([program, "--version"], compiler.VERSION_SECONDS)
+        key = [SOURCE.read_text("utf-8"), program, version, platform.machine(), str(processor)]
         key += [str(compiler.OPTIONS), str(tunings)]
         name = f"waves-{hashlib.sha256(os.fsencode(chr(10).join(key))).hexdigest()[:24]}.so"
         with suppress(OSError):  # the cache is not private, or its library cannot be loaded: compile
