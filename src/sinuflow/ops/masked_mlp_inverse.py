@@ -5,8 +5,8 @@ the network's units of degree m, and with them the parameters of feature m + 1. 
 degree is reached. Degrees are taken in blocks: what earlier blocks contribute to a block is one matrix product per
 layer, and only what happens inside a block is done degree by degree.
 
-:func:`ordered_adjoint` takes the same order backwards, for the gradients that the implicit function theorem asks for,
-again at the cost of about one pass and without an unrolled graph.
+:func:`ordered_adjoint` takes the same order backwards, for the gradients of the implicit function theorem, again at the
+cost of about one pass and without an unrolled graph.
 """
 
 from __future__ import annotations

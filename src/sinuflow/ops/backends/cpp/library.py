@@ -64,7 +64,11 @@ def load(content: bytes) -> ctypes.CDLL:
     if hasattr(os, "memfd_create"):
         with suppress(OSError):  # some systems forbid it
             loaded = _load_from_memory(content)
-    loaded = loaded or _load_from_copy(content)
+    if loaded is None:
+        with cache.temporary_folder() as folder:
+            path = folder / "waves.so"
+            path.write_bytes(content)
+            loaded = ctypes.CDLL(str(path))
     missing = [name for name in FUNCTIONS if not hasattr(loaded, name)]
     if missing:
         raise OSError(f"the compiled library has no function {missing[0]}")
@@ -86,14 +90,6 @@ def _load_from_memory(content: bytes) -> ctypes.CDLL:
     except BaseException:
         os.close(descriptor)
         raise
-
-
-def _load_from_copy(content: bytes) -> ctypes.CDLL:
-    """Through a temporary file, which is deleted after loading."""
-    with cache.temporary_folder() as folder:
-        path = folder / "waves.so"
-        path.write_bytes(content)
-        return ctypes.CDLL(str(path))
 
 
 # ---------------------------------------------------------------- calls

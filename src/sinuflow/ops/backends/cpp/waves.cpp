@@ -176,12 +176,8 @@ template <class T> INLINE T lane(T value, int) { return value; }
 template <class Values>
 struct Waves {
     using Read = std::conditional_t<std::is_arithmetic_v<Values>, Values, const Values&>;
-    const Values *frequency, *cosine, *sine, *offset;
+    const Values *a, *p, *q, *d;
     int64_t count;
-    inline Read a(int k) const { return frequency[k]; }
-    inline Read p(int k) const { return cosine[k]; }
-    inline Read q(int k) const { return sine[k]; }
-    inline Read shift() const { return *offset; }
 };
 
 // The difference tau(x) - x and the slope, and for CURVATURE the second derivative; for GRADIENTS also sin^2 u and
@@ -189,11 +185,11 @@ struct Waves {
 template <bool CURVATURE, bool GRADIENTS, class T, class Values>
 inline void evaluate(const Waves<Values>& waves, const Tile<T>& x, Tile<T>& rise, Tile<T>& slope, Tile<T>* curvature = nullptr,
                      Tile<T>* squares = nullptr, Tile<T>* products = nullptr) {
-    const typename Waves<Values>::Read shift = waves.shift();
+    const typename Waves<Values>::Read shift = *waves.d;
     FOR_LANES { rise[r] = lane(shift, r); slope[r] = T(1); }
     if constexpr (CURVATURE) FOR_LANES (*curvature)[r] = T(0);
     for (int k = 0; k < waves.count; k++) {
-        const typename Waves<Values>::Read as = waves.a(k), ps = waves.p(k), qs = waves.q(k);
+        const typename Waves<Values>::Read as = waves.a[k], ps = waves.p[k], qs = waves.q[k];
         FOR_LANES {
             const T a = lane(as, r), p = lane(ps, r), q = lane(qs, r);
             T s, c;
@@ -254,10 +250,10 @@ inline void solve(const Waves<Values>& waves, Tile<T>& x, Tile<T>& rest, int cou
     constexpr T epsilon = std::numeric_limits<T>::epsilon();
     Tile<T> target, target_rest, low, high, lowest, last, rise, slopes, curvature, centre, radius, tilt, amplitude;
     Tile<Flag<T>> finished;
-    const typename Waves<Values>::Read shift = waves.shift();
+    const typename Waves<Values>::Read shift = *waves.d;
     FOR_LANES { centre[r] = lane(shift, r); radius[r] = T(0); tilt[r] = T(1); amplitude[r] = T(0); }
     for (int k = 0; k < waves.count; k++) {
-        const typename Waves<Values>::Read as = waves.a(k), ps = waves.p(k), qs = waves.q(k);
+        const typename Waves<Values>::Read as = waves.a[k], ps = waves.p[k], qs = waves.q[k];
         FOR_LANES {
             const T a = lane(as, r), p = lane(ps, r), q = lane(qs, r);
             const T length = std::sqrt(p * p + q * q), half = T(0.5) / a, ratio = a * a / T(SLOW * SLOW);
@@ -543,7 +539,7 @@ void backward(Source source, const Sizes& n, const T* x, const T* grad_z, const 
                 FOR_LANES of_slope[r] = of_ladj[r] / slope[r];
                 for (int k = 0; k < n.waves; k++) {
                     const Tile<T>&squares_k = squares[j * width + k], &products_k = products[j * width + k];
-                    const typename decltype(waves)::Read as = waves.a(k), ps = waves.p(k), qs = waves.q(k);
+                    const typename decltype(waves)::Read as = waves.a[k], ps = waves.p[k], qs = waves.q[k];
                     Tile<T> of_a, of_p, of_q;
                     FOR_LANES {
                         const T a = lane(as, r), p = lane(ps, r), q = lane(qs, r), inverse = T(1) / a;
