@@ -106,7 +106,7 @@ def test_a_compiled_inverse_is_nan_where_it_fails():
 
 def test_the_operators_are_well_formed():
     """PyTorch's own checks: schema, fake tensors, autograd registration."""
-    from sinuflow.bijections.sinusoidal import STACK
+    from sinuflow.ops.scale_stack import STACK
     from sinuflow.solvers.implicit import inverse_op
 
     flow = small("shift", context=2)

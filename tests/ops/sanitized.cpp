@@ -33,9 +33,9 @@ Numbers<T> draw(int64_t count, double size, bool hostile) {
 
 // Frequencies are positive and |p, q| sums to less than one, unless the parameters are hostile.
 template <class T>
-struct Waves {
+struct Drawn {
     Numbers<T> a, p, q, d;
-    Waves(int64_t transformers, int waves, bool hostile)
+    Drawn(int64_t transformers, int waves, bool hostile)
         : a(draw<T>(transformers * waves, 1.0, hostile)), p(draw<T>(transformers * waves, 0.3 / waves, hostile)),
           q(draw<T>(transformers * waves, 0.3 / waves, hostile)), d(draw<T>(transformers, 1.0, hostile)) {
         if (!hostile) for (T& x : a) x = std::fabs(x) + T(1e-4);
@@ -71,30 +71,30 @@ void run(bool hostile, Forward shared_forward, Backward shared_backward, Inverse
 
     for (const bool shared : {true, false}) {
         const int64_t columns = shared ? 1 : rows;
-        const Waves<T> w(scales * features * columns, waves, hostile);
+        const Drawn<T> w(scales * features * columns, waves, hostile);
         Numbers<T> gradients(scales * features * (3 * waves + 1) * columns);
+        const T* const parameters[] = {w.a.data(), w.p.data(), w.q.data(), w.d.data()};
         for (const auto& [begin, end] : shares(rows)) {
-            (shared ? shared_forward : row_forward)(x.data(), w.a.data(), w.p.data(), w.q.data(), w.d.data(), z.data(), ladj.data(),
-                                                    features, rows, scales, waves, begin, end);
-            (shared ? shared_inverse : row_inverse)(x.data(), w.a.data(), w.p.data(), w.q.data(), w.d.data(), z.data(), ladj.data(),
-                                                    iterations.data(), residual.data(), converged.data(), features, rows, scales,
-                                                    waves, limit, begin, end);
-            (shared ? shared_backward : row_backward)(x.data(), w.a.data(), w.p.data(), w.q.data(), w.d.data(), grad_z.data(),
-                                                      grad_ladj.data(), grad_x.data(), gradients.data(), features, rows, scales,
-                                                      waves, begin, end);
+            const Sizes n{features, rows, scales, waves, limit, begin, end};
+            (shared ? shared_forward : row_forward)(x.data(), parameters, z.data(), ladj.data(), n);
+            (shared ? shared_inverse : row_inverse)(x.data(), parameters, z.data(), ladj.data(), iterations.data(), residual.data(),
+                                                    converged.data(), n);
+            (shared ? shared_backward : row_backward)(x.data(), parameters, grad_z.data(), grad_ladj.data(), grad_x.data(),
+                                                      gradients.data(), n);
         }
     }
 
     const auto [conditional_forward, conditional_backward, conditional_inverse] = std::make_tuple(conditional...);
     const int64_t count = 2 + static_cast<int64_t>(scales) * (3 * waves + 1);
     const Numbers<T> parameters = draw<T>(features * count * rows, size, hostile);
+    const T* const pointers[] = {parameters.data()};
     Numbers<T> gradients(parameters.size());
     for (const auto& [begin, end] : shares(rows)) {
-        conditional_forward(x.data(), parameters.data(), z.data(), ladj.data(), features, rows, scales, waves, begin, end);
-        conditional_backward(x.data(), parameters.data(), grad_z.data(), grad_ladj.data(), grad_x.data(), gradients.data(), features,
-                             rows, scales, waves, begin, end);
-        conditional_inverse(x.data(), parameters.data(), z.data(), slope.data(), iterations.data(), residual.data(), converged.data(),
-                            features, rows, scales, waves, limit, begin, end);
+        const Sizes n{features, rows, scales, waves, limit, begin, end};
+        conditional_forward(x.data(), pointers, z.data(), ladj.data(), n);
+        conditional_backward(x.data(), pointers, grad_z.data(), grad_ladj.data(), grad_x.data(), gradients.data(), n);
+        conditional_inverse(x.data(), pointers, z.data(), slope.data(), iterations.data(), residual.data(), converged.data(),
+                            n);
     }
 }
 

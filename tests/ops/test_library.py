@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -64,9 +65,9 @@ def fresh():
 def works(loaded) -> bool:
     """Whether the kernels work: without waves, the stack adds its shifts."""
     x, z, ladj, shift = torch.ones(1, 3), torch.zeros(1, 3), torch.zeros(3), torch.full((1, 1), 2.0)
-    pointers = [library.ctypes.c_void_p(t.data_ptr()) for t in (x, x, x, x, shift, z, ladj)]
-    arguments = [*pointers, 1, library.ctypes.c_int64(3), 1, 0]
-    loaded.shared_float_forward(*arguments, library.ctypes.c_int64(0), library.ctypes.c_int64(3))
+    waves = (ctypes.c_void_p * 4)(*[t.data_ptr() for t in (x, x, x, shift)])
+    x_, z_, ladj_ = (ctypes.c_void_p(t.data_ptr()) for t in (x, z, ladj))
+    loaded.shared_float_forward(x_, waves, z_, ladj_, ctypes.byref(library.Sizes(1, 3, 1, 0, 0, 0, 3)))
     return z.tolist() == [[3.0, 3.0, 3.0]]
 
 

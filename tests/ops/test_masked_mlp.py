@@ -8,8 +8,7 @@ from sinuflow import ArgumentError
 from sinuflow.conditioners import MADE
 from sinuflow.ops import masked_mlp as kernel
 from sinuflow.ops.activations import ACTIVATIONS, activate, activation_slope, squash, squash_slope
-from sinuflow.ops.degrees import hidden_degrees, plan
-from sinuflow.ops.staircase import Step, staircase, staircase_mask
+from sinuflow.ops.degrees import Step, hidden_degrees, plan, staircase, staircase_mask
 
 SHAPES = [
     # features, context, outputs, hidden, residual

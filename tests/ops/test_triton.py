@@ -19,13 +19,12 @@ import triton
 import triton.language as tl
 
 import sinuflow.ops.backends.triton
-from sinuflow.bijections.sinusoidal import STACK
 from sinuflow.ops import conditional_waves as reference_conditional
 from sinuflow.ops import constrain as reference_constrain
 from sinuflow.ops import scale_stack as reference_stack
 from sinuflow.ops.backends.triton import arithmetic, conditional_waves, constrain, scale_stack
 from sinuflow.ops.conditional_waves import Shape
-from sinuflow.ops.scale_stack import invert_stack
+from sinuflow.ops.scale_stack import STACK, invert_stack
 from sinuflow.ops.waves import Waves
 from sinuflow.solvers import SolverOptions
 from sinuflow.transformers import ConditionalWaves

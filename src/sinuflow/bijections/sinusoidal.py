@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
-from ..ops import scale_stack
 from ..ops.constrain import constrain
+from ..ops.scale_stack import STACK, scale_stack
 from ..ops.waves import Waves
 from ..registry import register
 from ..solvers import Inversion, SolverOptions
-from ..solvers.implicit import enter, implicit_inverse
+from ..solvers.implicit import implicit_inverse
 from .base import Bijection
 
 
@@ -81,29 +80,8 @@ class SinusoidalLayer(Bijection):
         return constrain(*free)
 
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        return scale_stack.scale_stack(x, self.constrained(context))
+        return scale_stack(x, self.constrained(context))
 
     def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
         waves = self.constrained(context)
         return implicit_inverse(STACK, z, lambda: waves, options, partial(STACK.solve, z, waves, options))
-
-
-class _Stack:
-    """The stack as a problem of :mod:`sinuflow.solvers.implicit`, whose inputs are its waves."""
-
-    key: int
-
-    def solve(self, z: Tensor, inputs: Sequence[Tensor], options: SolverOptions) -> Inversion:
-        return scale_stack.inverse(z, Waves(*inputs), options)
-
-    def pull_back(self, x: Tensor, inputs: Sequence[Tensor], grad_x: Tensor, grad_ladj: Tensor) -> list[Tensor]:
-        pull = partial(scale_stack.backward, x, Waves(*inputs))
-        slope, _ = pull(torch.ones_like(x), torch.zeros_like(grad_ladj))
-        ladj_by_x, _ = pull(torch.zeros_like(x), grad_ladj)
-        grad_z = (grad_x - ladj_by_x) / slope
-        _, grads = pull(-grad_z, -grad_ladj)
-        return [grad_z, *grads]
-
-
-STACK = _Stack()
-enter(STACK)

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from ..flow_config import check_residual
 from ..ops.activations import check_activation, squash
-from ..ops.degrees import Layer, plan
+from ..ops.degrees import Layer, plan, staircase_mask
 from ..ops.masked_mlp import Network, masked_network
 from ..ops.masked_mlp_inverse import MaskedNetwork, incremental, ordered_adjoint, substitute_shift
-from ..ops.staircase import staircase_mask
 from ..registry import register
 from ..solvers import Inversion, SolverOptions, Step
 from ..transformers import Transformer
@@ -86,10 +85,10 @@ class MADE(Conditioner):
         layers = [*self.layers, self.head]
         if any(name not in layer._parameters for layer in layers for name in ("weight", "bias")):
             return super().adjoint(x, context, grad, local)  # parametrized: weights are computed from other tensors
-        grads = ordered_adjoint(self._network(masked=True), x, context, grad, local)
-        of_layers = zip(layers, grads.weights, grads.biases, strict=True)
-        of_parameters = [t for layer, weight, bias in of_layers for t in (weight.mul_(layer.mask), bias)]
-        return [grads.z, *of_parameters, *([] if grads.context is None else [grads.context])]
+        z, of_context, weights, biases = ordered_adjoint(self._network(masked=True), x, context, grad, local)
+        of_weights = [g.mul_(layer.mask) for g, layer in zip(weights, layers, strict=True)]
+        of_parameters = [g for pair in zip(of_weights, biases, strict=True) for g in pair]
+        return [z, *of_parameters, *([] if of_context is None else [of_context])]
 
     def invert_with(
         self, transformer: Transformer, z: Tensor, context: Tensor | None, options: SolverOptions

@@ -1,7 +1,5 @@
-"""The arithmetic of the flow: plain references and their fused versions.
+"""Numerical primitives: references in PyTorch, and fused kernels.
 
-Everything here is feature-major: a batch of ``B`` rows with ``D`` features is a
-tensor of shape ``(D, B)``, because then a feature's values are contiguous, a
-parameter of a feature broadcasts along the fast axis, and the units of a masked
-network that depend on the same features are consecutive rows.
+All tensors are feature-major, (D, B) for B rows with D features: the values of a feature are contiguous, its parameters
+broadcast along the fast axis, and the units of a masked network that depend on the same features are consecutive rows.
 """

@@ -11,14 +11,16 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 
-#: By name, the function, and an in-place version where PyTorch has one.
-ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-    "elu": (F.elu, F.elu_),
-    "gelu": (F.gelu, F.gelu),
-    "leaky_relu": (F.leaky_relu, F.leaky_relu_),
-    "relu": (torch.relu, torch.relu_),
-    "silu": (F.silu, partial(F.silu, inplace=True)),
-    "tanh": (torch.tanh, torch.tanh_),
+Function = Callable[[Tensor], Tensor]
+
+#: By name, the function, an in-place version where PyTorch has one, and the derivative.
+ACTIVATIONS: dict[str, tuple[Function, Function, Function]] = {
+    "elu": (F.elu, F.elu_, lambda x: torch.where(x > 0, 1.0, torch.exp(x))),
+    "gelu": (F.gelu, F.gelu, lambda x: torch.ops.aten.gelu_backward(torch.ones_like(x), x)),
+    "leaky_relu": (F.leaky_relu, F.leaky_relu_, lambda x: torch.where(x > 0, torch.ones_like(x), 0.01)),
+    "relu": (torch.relu, torch.relu_, lambda x: (x > 0).to(x.dtype)),
+    "silu": (F.silu, partial(F.silu, inplace=True), lambda x: torch.ops.aten.silu_backward(torch.ones_like(x), x)),
+    "tanh": (torch.tanh, torch.tanh_, lambda x: 1 - torch.tanh(x) ** 2),
 }
 
 
@@ -34,16 +36,7 @@ def activate(name: str, x: Tensor, inplace: bool = False) -> Tensor:
 
 def activation_slope(name: str, x: Tensor) -> Tensor:
     """The derivative of the activation at ``x``."""
-    one = torch.ones_like(x)
-    slopes: dict[str, Callable[[], Tensor]] = {
-        "elu": lambda: torch.where(x > 0, one, torch.exp(x)),
-        "gelu": lambda: torch.ops.aten.gelu_backward(one, x),
-        "leaky_relu": lambda: torch.where(x > 0, one, 0.01 * one),
-        "relu": lambda: (x > 0).to(x.dtype),
-        "silu": lambda: torch.ops.aten.silu_backward(one, x),
-        "tanh": lambda: 1 - torch.tanh(x) ** 2,
-    }
-    return slopes[name]()
+    return ACTIVATIONS[name][2](x)
 
 
 def check_activation(name: str) -> str:

@@ -56,12 +56,12 @@ def reference(x: Tensor, parameters: Tensor, shape: Shape) -> tuple[Tensor, Tens
 
 def backward(x: Tensor, parameters: Tensor, shape: Shape, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of x and of the parameters."""
-    kernels = wave_kernels(x, parameters)
-    if kernels is None:
-        grads = reference_gradients(partial(reference, shape=shape), (x, parameters), (grad_z, grad_ladj))
+    if kernels := wave_kernels(x, parameters):
+        grad_x, grads = kernels.conditional_waves.backward(x, parameters, grad_z, grad_ladj, shape)
     else:
-        grads = kernels.conditional_waves.backward(x, parameters, grad_z, grad_ladj, shape)
-    return grads[0], grads[1]
+        run = partial(reference, shape=shape)
+        grad_x, grads = reference_gradients(run, (x, parameters), (grad_z, grad_ladj))
+    return grad_x, grads
 
 
 def inverse(z: Tensor, parameters: Tensor, shape: Shape, options: SolverOptions) -> Root:

@@ -1,18 +1,61 @@
 """Degrees: which features a unit of a masked network may see.
 
-Feature i, counted from 1, has degree i, context has degree 0. A hidden unit of degree m sees
-what has a degree of at most m; the outputs for feature i see degrees below i. Units are sorted
-by degree in every layer, so that what a unit sees is always a prefix.
+Feature i, counted from 1, has degree i, context has degree 0. A hidden unit of degree m sees what has a degree of at
+most m; the outputs for feature i see degrees below i. Units are sorted by degree in every layer, so that masks are
+staircases: row r of a matrix sees its first ``reach[r]`` columns, and reach never decreases.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from .staircase import Staircase, staircase
+import torch
+from torch import Tensor
+
+
+class Step(NamedTuple):
+    """Rows ``start:stop`` of the matrix are zero from column ``columns`` on."""
+
+    start: int
+    stop: int
+    columns: int
+
+
+class Staircase(NamedTuple):
+    """A staircase mask in blocks; ``exact`` if nothing is masked inside the blocks."""
+
+    steps: tuple[Step, ...]
+    exact: bool
+
+
+def staircase(reach: Sequence[int], columns: int, least: int = 48) -> Staircase:
+    """Group rows, of which row r sees the first ``reach[r]`` columns, into a few blocks.
+
+    ``reach`` must not decrease. More blocks skip more of the matrix, but small products are slow:
+    a block has at least ``least`` rows, and a matrix of few columns is a single block.
+
+    Example:
+        >>> staircase([1, 1, 2, 2, 3], columns=3, least=2)
+        Staircase(steps=(Step(start=0, stop=2, columns=1), Step(start=2, stop=5, columns=3)), exact=False)
+    """
+    least = max(least, -(-len(reach) // 8)) if columns >= least else len(reach)
+    edges = [r for r in range(1, len(reach)) if reach[r] != reach[r - 1]]
+    starts = [0]
+    for edge in edges:
+        if edge - starts[-1] >= least and len(reach) - edge >= least:
+            starts.append(edge)
+    stops = [*starts[1:], len(reach)]
+    steps = tuple(Step(start, stop, reach[stop - 1]) for start, stop in zip(starts, stops, strict=True))
+    return Staircase(steps, all(reach[start] == reach[stop - 1] for start, stop, _ in steps))
+
+
+def staircase_mask(reach: Sequence[int], columns: int) -> Tensor:
+    """The mask as a boolean matrix: row r has ones up to column ``reach[r]``."""
+    return torch.arange(columns) < torch.tensor(reach).unsqueeze(-1)
 
 
 @dataclass(frozen=True)
@@ -63,23 +106,23 @@ class Plan:
     @cached_property
     def blocks(self) -> list[Block]:
         """The order of ordered substitution."""
-        return [self._block(first) for first in range(0, self.features, _BLOCK)]
-
-    def _block(self, first: int) -> Block:
-        degrees = range(first, min(first + _BLOCK, self.features))
-        known, begun = [], []
-        fresh: list[list[Piece]] = [[] for _ in degrees]
-        for i, layer in enumerate(self.layers):
-            # Of the features, degree `first` itself is known already; of the units, what is below.
-            done = layer.columns[first] if i == 0 else below(layer.columns, first)
-            begun.append(done > 0)
-            if done:
-                known.append(Piece(i, slice(below(layer.rows, first), layer.rows[degrees[-1]]), slice(0, done)))
-            for m, pieces in zip(degrees, fresh, strict=True):
-                rows = slice(below(layer.rows, m), layer.rows[m])
-                if rows.start < rows.stop:
-                    pieces.append(Piece(i, rows, slice(done, layer.columns[m])))
-        return Block(degrees, known, fresh, begun)
+        blocks = []
+        for first in range(0, self.features, _BLOCK):
+            degrees = range(first, min(first + _BLOCK, self.features))
+            block = Block(degrees, known=[], fresh=[[] for _ in degrees], begun=[])
+            for i, layer in enumerate(self.layers):
+                # Of the features, degree `first` itself is known already; of the units, what is below.
+                done = layer.columns[first] if i == 0 else below(layer.columns, first)
+                block.begun.append(done > 0)
+                if done:
+                    rows = slice(below(layer.rows, first), layer.rows[degrees[-1]])
+                    block.known.append(Piece(i, rows, slice(0, done)))
+                for m, pieces in zip(degrees, block.fresh, strict=True):
+                    rows = slice(below(layer.rows, m), layer.rows[m])
+                    if rows.start < rows.stop:
+                        pieces.append(Piece(i, rows, slice(done, layer.columns[m])))
+            blocks.append(block)
+        return blocks
 
 
 def below(counts: tuple[int, ...], degree: int) -> int:
@@ -104,24 +147,17 @@ def hidden_degrees(features: int, context: int, width: int) -> list[int]:
     return [lowest + round(j * (count - 1) / max(1, width - 1)) for j in range(width)]
 
 
-def _counts(degrees: list[int], features: int) -> tuple[int, ...]:
-    """How many of these sorted degrees are at most m, for every m."""
-    return tuple(bisect_right(degrees, m) for m in range(features + 1))
-
-
 @lru_cache(maxsize=256)
 def plan(features: int, context: int, outputs: int, hidden: tuple[int, ...]) -> Plan:
     """The layers of a network from (context, features) over ``hidden`` units to features × outputs."""
     below = [0] * context + list(range(1, features + 1))
     layers = []
-    for width in hidden:
-        degrees = hidden_degrees(features, context, width)
-        columns = _counts(below, features)
-        reach = [columns[d] for d in degrees]
-        layers.append(Layer(_counts(degrees, features), columns, tuple(reach), staircase(reach, len(below))))
+    for degrees in (
+        *(hidden_degrees(features, context, width) for width in hidden),
+        [i for i in range(features) for _ in range(outputs)],
+    ):
+        rows, columns = (tuple(bisect_right(d, m) for m in range(features + 1)) for d in (degrees, below))
+        reach = tuple(columns[degree] for degree in degrees)
+        layers.append(Layer(rows, columns, reach, staircase(reach, len(below))))
         below = degrees
-    columns = _counts(below, features)
-    reach = [columns[i] for i in range(features) for _ in range(outputs)]
-    rows = tuple(outputs * min(m + 1, features) for m in range(features + 1))
-    head = Layer(rows, columns, tuple(reach), staircase(reach, len(below)))
-    return Plan(features, context, outputs, tuple(layers), head)
+    return Plan(features, context, outputs, tuple(layers[:-1]), layers[-1])

@@ -1,9 +1,8 @@
 r"""A masked network: layers :math:`(M \odot W) h + b` with activations between, masks being staircases.
 
-Units are sorted by degree in every layer, so what a mask removes is the upper right of the matrix:
-nearly half of it, and of the work, which the blocked version leaves out on a CPU. (A GPU is faster with
-one large product.) That version is also one node for automatic differentiation, which lets its
-backward pass reuse memory.
+Units are sorted by degree in every layer, so a mask removes the upper right of the matrix: nearly half of it, and of
+the work, which the blocked version skips on a CPU. (A GPU is faster with one large product.) That version is one node
+for automatic differentiation, so that its backward pass can reuse memory.
 """
 
 from __future__ import annotations
@@ -29,10 +28,6 @@ class Network(NamedTuple):
     skips: tuple[bool, ...]  # whether hidden layer l adds what layer l - 2 had before its activation
     activation: str
     dropout: float = 0.0  # the probability, 0 unless training
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        return self.plan.layers
 
     @property
     def dropping(self) -> tuple[int, ...]:
@@ -74,7 +69,8 @@ def reference(
 class _Blocked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, grad_enabled: bool, network: Network, h: Tensor, *tensors: Tensor) -> Tensor:
-        count = len(network.layers)
+        layers = network.plan.layers
+        count = len(layers)
         weights, biases, masks = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
         learning = grad_enabled and any(ctx.needs_input_grad)
         # The derivative of relu follows from its output: its input need not be saved.
@@ -82,7 +78,7 @@ class _Blocked(torch.autograd.Function):
         overwrite = not keep_before and not any(network.skips)
         inputs, before, keeps, dropping = [h], list[Tensor](), list[Tensor](), network.dropping
         for i, skip in enumerate(network.skips):
-            out = apply_layer(network.layers[i], inputs[-1], weights[i], biases[i], masks[i])
+            out = apply_layer(layers[i], inputs[-1], weights[i], biases[i], masks[i])
             before.append(out.add_(before[i - 2]) if skip else out)
             result = activate(network.activation, out, inplace=overwrite)
             if i in dropping:
@@ -94,16 +90,20 @@ class _Blocked(torch.autograd.Function):
             before = before if keep_before else []
             ctx.lengths = [count, count, count, len(inputs), len(before), len(keeps)]
             ctx.save_for_backward(*tensors, *inputs, *before, *keeps)
-        return apply_layer(network.layers[-1], inputs[-1], weights[-1], biases[-1], masks[-1])
+        return apply_layer(layers[-1], inputs[-1], weights[-1], biases[-1], masks[-1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         network: Network = ctx.network
         saved = iter(ctx.saved_tensors)
         weights, biases, masks, inputs, before, keeps = ([next(saved) for _ in range(n)] for n in ctx.lengths)
-        count = len(weights)
+        layers, count = network.plan.layers, len(weights)
         if torch.is_grad_enabled():
-            return _differentiable_backward(network, grad, inputs[0], weights, biases, masks, keeps)
+
+            def run(h: Tensor, *tensors: Tensor) -> Tensor:
+                return reference(network, h, tensors[:count], tensors[count:], masks, keeps)
+
+            return None, None, *reference_backward(run, (inputs[0], *weights, *biases), (grad,)), *[None] * count
         grad_weights: list[Tensor | None] = [None] * count
         grad_biases: list[Tensor | None] = [None] * count
         factors = dict(zip(network.dropping, keeps, strict=True))
@@ -112,17 +112,20 @@ class _Blocked(torch.autograd.Function):
             if i < count - 1:  # from here on the gradient is our own memory, to be overwritten
                 if i in factors:
                     grad.mul_(factors[i])
-                _through_activation(network.activation, grad, inputs[i + 1], before[i] if before else None)
+                if before:
+                    grad.mul_(activation_slope(network.activation, before[i]))
+                else:  # relu
+                    torch.ops.aten.threshold_backward.grad_input(grad, inputs[i + 1], 0, grad_input=grad)
                 if i + 2 in streams:
                     grad.add_(streams.pop(i + 2))
                 if network.skips[i]:
                     streams[i] = grad
             if ctx.needs_input_grad[3 + i]:
-                grad_weights[i] = weight_gradient(network.layers[i], grad, inputs[i], masks[i])
+                grad_weights[i] = weight_gradient(layers[i], grad, inputs[i], masks[i])
             if ctx.needs_input_grad[3 + count + i]:
                 grad_biases[i] = grad.sum(-1)
             if i or ctx.needs_input_grad[2]:
-                grad = input_gradient(network.layers[i], grad, weights[i], masks[i], _room(network, i, inputs[i]))
+                grad = input_gradient(layers[i], grad, weights[i], masks[i], _room(network, i, inputs[i]))
         grad_h = grad if ctx.needs_input_grad[2] else None
         return None, None, grad_h, *grad_weights, *grad_biases, *[None] * count
 
@@ -134,33 +137,7 @@ def _room(network: Network, i: int, like: Tensor) -> Tensor:
     return WORKSPACE.take(f"gradient {i % 2}", like.shape, like)
 
 
-def _through_activation(name: str, grad: Tensor, after: Tensor, before: Tensor | None) -> None:
-    if before is None:  # a rectifier
-        torch.ops.aten.threshold_backward.grad_input(grad, after, 0, grad_input=grad)
-    else:
-        grad.mul_(activation_slope(name, before))
-
-
-def _differentiable_backward(
-    network: Network,
-    grad: Tensor,
-    h: Tensor,
-    weights: list[Tensor],
-    biases: list[Tensor],
-    masks: list[Tensor],
-    keeps: list[Tensor],
-) -> tuple[Any, ...]:
-    count = len(weights)
-
-    def run(h: Tensor, *tensors: Tensor) -> Tensor:
-        return reference(network, h, tensors[:count], tensors[count:], masks, keeps)
-
-    return None, None, *reference_backward(run, (h, *weights, *biases), (grad,)), *[None] * count
-
-
 # ---------------------------------------------------------------- one layer, block by block
-
-
 #
 # Each product adds what a few columns contribute to all rows that see them, rather than working out
 # a few rows at a time: then no part of the input is packed for the processor's cache twice.

@@ -5,8 +5,8 @@ the network's units of degree m, and with them the parameters of feature m + 1. 
 degree is reached. Degrees are taken in blocks: what earlier blocks contribute to a block is one matrix product per
 layer, and only what happens inside a block is done degree by degree.
 
-:func:`ordered_adjoint` takes the same order backwards, for the gradients that the implicit function theorem asks for,
-again at the cost of about one pass and without an unrolled graph.
+:func:`ordered_adjoint` takes the same order backwards, for the gradients of the implicit function theorem, again at the
+cost of about one pass and without an unrolled graph.
 """
 
 from __future__ import annotations
@@ -36,20 +36,12 @@ class MaskedNetwork(NamedTuple):
     def trace(self, y: Tensor, context: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
         """One pass at a known ``y``: each hidden layer before its activation; each layer's input."""
         h = squash(y, self.squash)
-        h = h if context is None else torch.cat([context, h])
-        before: list[Tensor] = []
-        inputs = [h]
+        before, inputs = list[Tensor](), [h if context is None else torch.cat([context, h])]
         for i, skip in enumerate(self.skips):
             out = torch.addmm(self.biases[i].unsqueeze(-1), self.weights[i], inputs[i])
             before.append(out.add_(before[i - 2]) if skip else out)
             inputs.append(activate(self.activation, before[i]))
         return before, inputs
-
-    def outputs(self, y: Tensor, context: Tensor | None) -> Tensor:
-        """The parameters (D, P, B) at a known ``y``."""
-        _, inputs = self.trace(y, context)
-        out = torch.addmm(self.biases[-1].unsqueeze(-1), self.weights[-1], inputs[-1])
-        return out.view(self.plan.features, self.plan.outputs, -1)
 
 
 def incremental(network: MaskedNetwork, like: Tensor, context: Tensor | None) -> Iterator[Step]:
@@ -112,23 +104,14 @@ def _advance(
             yield m
 
 
-class Adjoint(NamedTuple):
-    """Gradients with respect to z, the context, the weights and the biases."""
-
-    z: Tensor
-    context: Tensor | None
-    weights: list[Tensor]
-    biases: list[Tensor]
-
-
 def ordered_adjoint(
     network: MaskedNetwork,
     y: Tensor,
     context: Tensor | None,
     grad_y: Tensor,
     local: Callable[[int, Tensor], tuple[Tensor, Tensor]],
-) -> Adjoint:
-    r"""Gradients through the inverse of an autoregressive map, at its solution ``y``.
+) -> tuple[Tensor, Tensor | None, list[Tensor], list[Tensor]]:
+    r"""Gradients of z, the context, weights and biases through the inverse of an autoregressive map at its solution y.
 
     ``local(i, g)`` is the chain rule through the scalar inverse: from the total gradient g with respect to
     :math:`y_i` it gives those with respect to :math:`z_i` and to the parameters (P, B).
@@ -174,4 +157,4 @@ def ordered_adjoint(
                     of_layer[i][span] += of_layer[i + 2][span]
     of_context = None if context is None else network.weights[0][:, : plan.context].mT @ of_layer[0]
     of_weights = [g @ h.mT for g, h in zip(of_layer, inputs, strict=True)]
-    return Adjoint(grad_z, of_context, of_weights, [g.sum(-1) for g in of_layer])
+    return grad_z, of_context, of_weights, [g.sum(-1) for g in of_layer]

@@ -5,12 +5,14 @@ r"""A stack of sinusoidal transformers, :math:`\tau_n \circ \dots \circ \tau_1`,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial, reduce
 
 import torch
 from torch import Tensor
 
 from ..solvers import Inversion, Root, SolverOptions, fixed_point, newton
+from ..solvers.implicit import enter
 from .autograd import fused, needs_gradients, reference_gradients
 from .select import wave_kernels
 from .waves import WaveFunction, Waves, transform
@@ -37,16 +39,6 @@ def reference(x: Tensor, frequency: Tensor, cosine: Tensor, sine: Tensor, shift:
         x, log_slope = transform(x, Waves(*wave))
         ladj = ladj + log_slope.sum(0)
     return x, ladj
-
-
-def backward(x: Tensor, waves: Waves, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor, Waves]:
-    """The gradients of x and of the waves."""
-    kernels = wave_kernels(x, *waves)
-    if kernels is None:
-        grads = reference_gradients(reference, (x, *waves), (grad_z, grad_ladj))
-    else:
-        grads = kernels.scale_stack.backward(x, *waves, grad_z, grad_ladj)
-    return grads[0], Waves(*grads[1:])
 
 
 def inverse(z: Tensor, waves: Waves, options: SolverOptions) -> Inversion:
@@ -85,3 +77,28 @@ def _and_then(first: Root, second: Root) -> Root:
         torch.maximum(first.residual, second.residual, out=first.residual),
         first.converged.logical_and_(second.converged),
     )
+
+
+class _Inverse:
+    """The inverse as a problem of :mod:`sinuflow.solvers.implicit`, whose inputs are the waves."""
+
+    key: int
+
+    def solve(self, z: Tensor, inputs: Sequence[Tensor], options: SolverOptions) -> Inversion:
+        return inverse(z, Waves(*inputs), options)
+
+    def pull_back(self, x: Tensor, inputs: Sequence[Tensor], grad_x: Tensor, grad_ladj: Tensor) -> list[Tensor]:
+        def gradients(grad_z: Tensor, grad_ladj: Tensor) -> tuple[Tensor, ...]:
+            if kernels is None:
+                return reference_gradients(reference, (x, *inputs), (grad_z, grad_ladj))
+            return kernels.scale_stack.backward(x, *inputs, grad_z, grad_ladj)  # type: ignore[no-any-return]
+
+        kernels = wave_kernels(x, *inputs)
+        slope = gradients(torch.ones_like(x), torch.zeros_like(grad_ladj))[0]
+        ladj_by_x = gradients(torch.zeros_like(x), grad_ladj)[0]
+        grad_z = (grad_x - ladj_by_x) / slope
+        return [grad_z, *gradients(-grad_z, -grad_ladj)[1:]]
+
+
+STACK = _Inverse()
+enter(STACK)

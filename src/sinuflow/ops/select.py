@@ -26,8 +26,6 @@ from .backends.cpp.compiler import CppError, NoCompilerError
 from .backends.cpp.library import library
 from .backends.cuda.compiler import CompilerError, find_compiler
 
-#: The first compute capability that Triton supports, and the first one whose tensor cores multiply TF32 numbers.
-_TRITON_CAPABILITY, _TF32_CAPABILITY = (7, 0), (8, 0)
 #: Compute capabilities whose tensor cores multiply float64 about as fast as others multiply float32.
 _FAST_FLOAT64 = ((8, 0), (9, 0), (10, 0))
 
@@ -54,22 +52,18 @@ def fused_allowed() -> bool:
 
 def use_triton(x: Tensor, tensor_cores: bool = False) -> bool:
     """Whether Triton kernels run for a tensor; with ``tensor_cores``, those that multiply TF32 numbers."""
-    if not (x.is_cuda and fused_allowed() and triton_backend(x.device).available):
-        return False
-    return not tensor_cores or _has_tensor_cores(x.device)
+    allowed = x.is_cuda and fused_allowed() and triton_backend(x.device).available
+    return allowed and (not tensor_cores or _has_tensor_cores(x.device))
 
 
 def use_cuda(x: Tensor, *parameters: Tensor) -> bool:
     """Whether CUDA kernels run for a batch: float32, or float64 where that is fast; parameters are float32."""
-    if (
-        not x.is_cuda
-        or not fused_allowed()
-        or any(p.dtype != torch.float32 or p.device != x.device for p in parameters)
-    ):
+    if not x.is_cuda or not fused_allowed() or x.dtype not in (torch.float32, torch.float64):
         return False
-    if x.dtype == torch.float64 and torch.cuda.get_device_capability(x.device) not in _FAST_FLOAT64:
+    if any(p.dtype != torch.float32 or p.device != x.device for p in parameters):
         return False
-    return x.dtype in (torch.float32, torch.float64) and cuda_backend(x.device).available
+    fast = x.dtype == torch.float32 or torch.cuda.get_device_capability(x.device) in _FAST_FLOAT64
+    return fast and cuda_backend(x.device).available
 
 
 def wave_kernels(x: Tensor, *others: Tensor, mixed: bool = False) -> ModuleType | None:
@@ -81,10 +75,8 @@ def wave_kernels(x: Tensor, *others: Tensor, mixed: bool = False) -> ModuleType 
     """
     if not fused_allowed() or any(t.device != x.device for t in others):
         return None
-    if x.dtype not in (torch.float32, torch.float64):
-        return None
     mixed = mixed and x.is_cuda and x.dtype == torch.float64 and all(t.dtype == torch.float32 for t in others)
-    if not mixed and any(t.dtype != x.dtype for t in others):
+    if x.dtype not in (torch.float32, torch.float64) or not (mixed or all(t.dtype == x.dtype for t in others)):
         return None
     if x.is_cuda:
         return _wave_package("triton") if triton_backend(x.device).available else None
@@ -98,22 +90,20 @@ def _wave_package(name: str) -> ModuleType:
     return import_module(f".backends.{name}", __package__)
 
 
-def _requested() -> str:
-    return os.environ.get("SINUFLOW_KERNELS", "").lower()
-
-
-def _reference_requested() -> Backend | None:
-    requested = _requested()
-    if requested not in ("plain", "reference"):
+def _excluded(*others: str) -> Backend | None:
+    """The reason if SINUFLOW_KERNELS excludes a backend: it selects the reference, or one of the others."""
+    requested = os.environ.get("SINUFLOW_KERNELS", "").lower()
+    if requested not in ("plain", "reference", *others):
         return None
-    return Backend(False, f"SINUFLOW_KERNELS={requested} selects the reference implementation")
+    what = requested if requested in others else "the reference implementation"
+    return Backend(False, f"SINUFLOW_KERNELS={requested} selects {what}")
 
 
 @lru_cache(maxsize=1)
 def cpp_backend() -> Backend:
     """The C++ kernels on the CPU, compiled once; a compiler that fails is a warning."""
-    if requested := _reference_requested():
-        return requested
+    if excluded := _excluded():
+        return excluded
     try:
         library()
     except CppError as error:
@@ -126,15 +116,21 @@ def cpp_backend() -> Backend:
 @lru_cache(maxsize=64)
 def triton_backend(device: torch.device) -> Backend:
     """The Triton kernels on a GPU, after a self-test of one of them."""
-    if requested := _reference_requested():
-        return requested
+    if excluded := _excluded():
+        return excluded
     if find_spec("triton") is None:
         return Backend(False, "Triton is not installed")
     capability = torch.cuda.get_device_capability(device)
-    if torch.version.hip is None and capability < _TRITON_CAPABILITY:
+    if torch.version.hip is None and capability < (7, 0):
         return Backend(False, f"compute capability {capability[0]}.{capability[1]} is too old for Triton")
     try:
-        _selftest_triton(device)
+        from .backends.triton import constrain
+
+        with torch.cuda.device(device):
+            zeros = torch.zeros((1, 1, 1), device=device)
+            a, _, _ = constrain.forward(zeros, zeros, zeros, zeros[0])
+            if not 0.69 < float(a) < 0.70:
+                raise RuntimeError(f"a kernel returned {float(a)} for log 2")
     except Exception as error:  # no C compiler, an incompatible driver, or anything else: fall back
         return Backend(False, f"Triton does not work here: {_first_line(error)[:120]}")
     return Backend(True, "fused Triton kernels")
@@ -143,8 +139,8 @@ def triton_backend(device: torch.device) -> Backend:
 @lru_cache(maxsize=64)
 def cuda_backend(device: torch.device) -> Backend:
     """The CUDA kernels for whole flows and for PixelCNNs, as far as the device and the compiler go."""
-    if _requested() in ("plain", "reference", "triton"):
-        return Backend(False, f"SINUFLOW_KERNELS={_requested()} excludes them")
+    if excluded := _excluded("triton"):
+        return excluded
     if device.type != "cuda" or torch.version.cuda is None:
         return Backend(False, "they need an NVIDIA GPU")
     if not _has_tensor_cores(device):
@@ -158,7 +154,7 @@ def cuda_backend(device: torch.device) -> Backend:
 
 
 def _has_tensor_cores(device: torch.device) -> bool:
-    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= _TF32_CAPABILITY
+    return torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (8, 0)  # TF32
 
 
 def tf32_allowed() -> bool:
@@ -168,16 +164,6 @@ def tf32_allowed() -> bool:
         return bool(cudnn.allow_tf32)
     except RuntimeError:  # set by the newer setting, which the older one refuses to read
         return bool(cudnn.conv.fp32_precision == "tf32")  # type: ignore[attr-defined]
-
-
-def _selftest_triton(device: torch.device) -> None:
-    from .backends.triton import constrain
-
-    with torch.cuda.device(device):
-        zeros = torch.zeros((1, 1, 1), device=device)
-        a, _, _ = constrain.forward(zeros, zeros, zeros, zeros[0])
-        if not 0.69 < float(a) < 0.70:
-            raise RuntimeError(f"a kernel returned {float(a)} for log 2")
 
 
 def passes_selftest(agrees: Callable[[], bool], kernels: str, *failures: type[Exception]) -> bool:

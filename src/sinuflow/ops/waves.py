@@ -70,25 +70,18 @@ def transform(x: Tensor, waves: Waves) -> tuple[Tensor, Tensor]:
     return value, torch.log1p(-bend)
 
 
-class WaveFunction:
+class WaveFunction(NamedTuple):
     r"""A transformer as a monotone function to be inverted: value, slope and curvature at once.
 
     All three are linear in :math:`\sin^2 u` and :math:`\sin u \cos u`, so one contraction of a table of coefficients
     with those two gives them all. Shapes are (D, ..., B), or (D, ..., 1) if all rows share the waves.
-
-    Args:
-        frequency: a, (D, K, B).
-        coefficients: of the table for value, slope and curvature, (D, 3, 2K, B).
-        constants: added to their sums, (D, 3, B).
-        lowest_slope: a lower bound of the slope, (D, B); 2 minus it is an upper bound.
-        tilt: the slope at 0 of the waves that are nearly linear over the range of the data, (D, B).
     """
 
-    def __init__(
-        self, frequency: Tensor, coefficients: Tensor, constants: Tensor, lowest_slope: Tensor, tilt: Tensor
-    ) -> None:
-        self._parts = frequency, coefficients, constants, lowest_slope, tilt
-        self._frequency, self._coefficients, self._constants, self._lowest, self._tilt = self._parts
+    frequency: Tensor  # a, (D, K, B)
+    coefficients: Tensor  # for value, slope and curvature, (D, 3, 2K, B)
+    constants: Tensor  # added to their sums, (D, 3, B)
+    lowest_slope: Tensor  # a lower bound of the slope, (D, B)
+    tilt: Tensor  # the slope at 0 of the waves that are nearly linear over the range of the data, (D, B)
 
     @classmethod
     def stack(cls, waves: Waves) -> list[WaveFunction]:
@@ -103,43 +96,37 @@ class WaveFunction:
         return [cls(*parts) for parts in zip(a, coefficients, constants, lowest, tilt, strict=True)]
 
     @property
-    def lowest_slope(self) -> Tensor:
-        """A lower bound of the slope."""
-        return self._lowest
-
-    @property
     def highest_slope(self) -> Tensor:
         """An upper bound of the slope."""
-        return 2 - self._lowest
+        return 2 - self.lowest_slope
 
     def select(self, rows: Tensor, columns: Tensor) -> WaveFunction:
         """The function of the elements (rows[j], columns[j]) alone, as a tensor of shape (1, count)."""
 
         def pick(part: Tensor) -> Tensor:
-            shared = part.shape[-1] == 1
-            picked = part.squeeze(-1).index_select(0, rows) if shared else part[rows, ..., columns]
+            picked = part[..., 0].index_select(0, rows) if part.shape[-1] == 1 else part[rows, ..., columns]
             return picked.movedim(0, -1).contiguous().unsqueeze(0)
 
-        return WaveFunction(*map(pick, self._parts))
+        return WaveFunction(*map(pick, self))
 
     def guess(self, target: Tensor) -> Tensor:
         """A first iterate: the solution if slow waves were linear, and fast ones absent."""
-        return (target - self._constants[..., 0, :]) / self._tilt
+        return (target - self.constants[..., 0, :]) / self.tilt
 
     def bracket(self, target: Tensor) -> tuple[Tensor, Tensor]:
         r"""An interval that holds the solution: :math:`|x - (z - d - \sum q/2a)| \le \sum |\alpha| w/2a`."""
-        sine, cosine = self._coefficients[..., 0, :, :].chunk(2, dim=-2)  # q/a and -p/a
-        centre = target - self._constants[..., 0, :] - sine.sum(-2) / 2
+        sine, cosine = self.coefficients[..., 0, :, :].chunk(2, dim=-2)  # q/a and -p/a
+        centre = target - self.constants[..., 0, :] - sine.sum(-2) / 2
         radius = torch.hypot(sine, cosine).sum(-2) / 2
         slack = 16 * torch.finfo(target.dtype).eps * (centre.abs() + target.abs() + radius)
         return centre - radius - slack, centre + radius + slack
 
     def evaluate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         r""":math:`\tau(x)`, :math:`\tau'(x)` and :math:`\tau''(x)` for ``x`` of shape (D, B)."""
-        table = torch.cat(sin_products(self._frequency * x.unsqueeze(-2)), dim=-2)
-        if self._coefficients.shape[-1] == 1:
-            results = torch.baddbmm(self._constants, self._coefficients.squeeze(-1), table)
+        table = torch.cat(sin_products(self.frequency * x.unsqueeze(-2)), dim=-2)
+        if self.coefficients.shape[-1] == 1:
+            results = torch.baddbmm(self.constants, self.coefficients.squeeze(-1), table)
         else:
-            results = (self._coefficients * table.unsqueeze(-3)).sum(-2) + self._constants
+            results = (self.coefficients * table.unsqueeze(-3)).sum(-2) + self.constants
         rise, slope, curvature = results.unbind(-2)
         return rise + x, slope, curvature

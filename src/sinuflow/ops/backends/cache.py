@@ -1,8 +1,7 @@
-"""The cache of compiled kernels on disk."""
+"""The cache of compiled kernels on disk, in a folder that no other user can change or replace."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
@@ -11,17 +10,17 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import KernelWarning
-from .private_folder import open_private_folder
 
 #: Length of the SHA-256 digest at the end of every file.
 _DIGEST = 32
 #: Prefix of temporary folders, and the age in seconds at which they are removed.
 _TEMPORARY, _STALE = ".tmp-", 24 * 3600
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class _Folder(NamedTuple):
@@ -45,12 +44,9 @@ def cache_folder() -> Path:
         return Path(chosen).absolute()
     user_cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not user_cache.is_absolute():
-        try:
-            user_cache = Path.home() / ".cache"
-        except RuntimeError as error:  # a user without a home, as in some containers
-            raise FileNotFoundError("there is no home folder: set SINUFLOW_CACHE to a folder of your own") from error
+        user_cache = Path(os.path.expanduser("~/.cache"))  # unchanged for a user without a home, as in some containers
     if not user_cache.is_absolute():
-        raise FileNotFoundError("HOME is not an absolute path: set SINUFLOW_CACHE to a folder of your own")
+        raise FileNotFoundError("there is no absolute home folder: set SINUFLOW_CACHE to a folder of your own")
     return user_cache / "sinuflow"
 
 
@@ -92,13 +88,9 @@ def keep(name: str, content: bytes) -> None:
     try:
         write(name, content)
     except OSError as error:
-        reason = one_line(error)
-        remedy = "" if "SINUFLOW_CACHE" in reason else ": set SINUFLOW_CACHE to another folder of your own"
-        warnings.warn(
-            f"kernels are compiled again in every process, because they cannot be stored: {reason}{remedy}",
-            KernelWarning,
-            stacklevel=2,
-        )
+        problem = f"kernels are compiled again in every process, because they cannot be stored: {one_line(error)}"
+        remedy = "" if "SINUFLOW_CACHE" in problem else ": set SINUFLOW_CACHE to another folder of your own"
+        warnings.warn(problem + remedy, KernelWarning, stacklevel=2)
 
 
 def one_line(error: OSError) -> str:
@@ -149,10 +141,8 @@ def _folder() -> Iterator[_Folder]:
 
 def _is_private(status: os.stat_result) -> bool:
     """Whether this is a regular file that only this user can have written."""
-    if not hasattr(os, "geteuid"):
-        return stat.S_ISREG(status.st_mode)
-    writable = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not writable
+    own = not hasattr(os, "geteuid") or (status.st_uid == os.geteuid() and not status.st_mode & _WRITABLE_BY_OTHERS)
+    return stat.S_ISREG(status.st_mode) and own
 
 
 def _digest(name: str, content: bytes) -> bytes:
@@ -162,7 +152,65 @@ def _digest(name: str, content: bytes) -> bytes:
 
 def _remove_leftovers(folder: Path) -> None:
     """Remove the temporary folders of processes that were killed."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         for path in folder.glob(f"{_TEMPORARY}*"):
             if time.time() - path.lstat().st_mtime > _STALE:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+# ---------------------------------------------------------------- private folders
+
+
+def open_private_folder(path: Path) -> int:
+    """A descriptor of a folder that only this user and root can have written to. Raises OSError.
+
+    Every folder from the root down is opened relative to its parent, without following links, and checked through its
+    descriptor, so that no folder can be replaced after its check. Each must belong to this user or root, and must not
+    be writable by group or others, except for sticky parents such as /tmp. Missing folders are created. ``path`` must
+    be absolute and without links (``os.path.realpath``).
+    """
+    descriptor: int | None = None
+    for here in (*reversed(path.parents), path):
+        above = descriptor
+        try:
+            descriptor = _open(here, above, last=here == path)
+        finally:
+            if above is not None:
+                os.close(above)
+    assert descriptor is not None
+    return descriptor
+
+
+def _open(path: Path, above: int | None, *, last: bool) -> int:
+    """One folder, relative to the descriptor of its parent."""
+    # O_PATH, where it exists, does not require that parents are readable.
+    access = os.O_RDONLY if last else getattr(os, "O_PATH", os.O_RDONLY)
+    flags = access | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    name = path if above is None else path.name
+    try:
+        try:
+            descriptor = os.open(name, flags, dir_fd=above)
+        except FileNotFoundError:
+            with suppress(FileExistsError):  # created by another process; checked like any other
+                os.mkdir(name, mode=0o700, dir_fd=above)
+            descriptor = os.open(name, flags, dir_fd=above)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(path)) from error
+    try:
+        _check(path, os.fstat(descriptor), last=last)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check(path: Path, status: os.stat_result, *, last: bool) -> None:
+    owners = {os.geteuid()} if last else {0, os.geteuid()}
+    if status.st_uid not in owners:
+        raise PermissionError(f"{path} belongs to another user: set SINUFLOW_CACHE to a folder of your own")
+    sticky = bool(status.st_mode & stat.S_ISVTX) and not last
+    if status.st_mode & _WRITABLE_BY_OTHERS and not sticky:
+        raise PermissionError(
+            f"{path} can be written by other users: remove that permission (chmod go-w), or set SINUFLOW_CACHE to a "
+            "folder of your own"
+        )

@@ -1,4 +1,1 @@
-"""The waves on a CPU, in C++, compiled for this processor on first use.
-
-Compiling takes a few seconds, once: the library is stored in the user's cache.
-"""
+"""The waves on a CPU, in C++, compiled for this processor on first use, in a few seconds, and cached."""

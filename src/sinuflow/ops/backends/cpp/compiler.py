@@ -39,14 +39,10 @@ class NoCompilerError(CppError):
 def find_compiler() -> str:
     """The path of a C++ compiler: ``CXX`` from the environment, or the first of the usual names."""
     found = next(filter(None, map(shutil.which, [os.environ.get("CXX", ""), "c++", "g++", "clang++"])), None)
-    if found is None or not _has_developer_tools():
+    # On a Mac without developer tools, calling the compiler would open a window.
+    if found is None or (platform.system() == "Darwin" and run(["xcode-select", "-p"], VERSION_SECONDS)[0]):
         raise NoCompilerError("no C++ compiler was found")
     return os.path.abspath(found)
-
-
-def version(compiler: str) -> str:
-    """The version that the compiler reports."""
-    return _run([compiler, "--version"], VERSION_SECONDS)[1]
 
 
 def processor() -> str | None:
@@ -74,7 +70,7 @@ def compile_library(compiler: str, source: Path, tunings: list[list[str]], folde
     reason = ""
     for tuning in tunings:
         command = [compiler, *OPTIONS, *tuning, "-o", str(library), str(source)]
-        code, output = _run(command, COMPILE_SECONDS, folder)
+        code, output = run(command, COMPILE_SECONDS, folder)
         if code == 0 and library.exists():
             return library.read_bytes()
         lines = output.strip().splitlines()
@@ -82,12 +78,7 @@ def compile_library(compiler: str, source: Path, tunings: list[list[str]], folde
     raise CppError(f"{compiler} cannot compile the kernels: {reason[:120]}")
 
 
-def _has_developer_tools() -> bool:
-    """On a Mac without them, calling the compiler would open a window."""
-    return platform.system() != "Darwin" or _run(["xcode-select", "-p"], VERSION_SECONDS)[0] == 0
-
-
-def _run(command: list[str], seconds: float, folder: Path | None = None) -> tuple[int, str]:
+def run(command: list[str], seconds: float, folder: Path | None = None) -> tuple[int, str]:
     """The exit code and the output of a command without input, with a time limit.
 
     The output goes to a file, because reading a pipe blocks until all children of the command have closed it.
@@ -105,20 +96,15 @@ def _run(command: list[str], seconds: float, folder: Path | None = None) -> tupl
         )
         try:
             code = process.wait(seconds)
-        except BaseException as error:
-            _kill(process)
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise CppError(f"{command[0]} did not finish within {seconds:g} seconds") from error
-            raise
+        except subprocess.TimeoutExpired as error:
+            raise CppError(f"{command[0]} did not finish within {seconds:g} seconds") from error
+        finally:
+            if process.returncode is None:
+                if hasattr(os, "killpg"):  # with its children: a compiler driver starts others
+                    with suppress(ProcessLookupError, PermissionError):  # it has already ended
+                        os.killpg(process.pid, signal.SIGKILL)
+                else:
+                    process.kill()
+                process.wait()
         output.seek(0)
         return code, output.read().decode(errors="replace")
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its children: a compiler driver starts others."""
-    if hasattr(os, "killpg"):
-        with suppress(ProcessLookupError, PermissionError):  # it has already ended
-            os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
-    process.wait()

@@ -1,4 +1,4 @@
-"""The C++ kernels as a shared library, and calls of its functions."""
+"""The C++ kernels as a shared library, and calls of them on as many threads as PyTorch would use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import hashlib
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import lru_cache
@@ -20,7 +20,7 @@ from . import compiler
 from .compiler import CppError
 
 #: Rows of a tile, as in waves.cpp.
-LANES = 64
+_LANES = 64
 #: Elements per thread below which more threads are not worth waking.
 _WORTH_A_THREAD = 16_384
 
@@ -41,7 +41,8 @@ def library() -> ctypes.CDLL:
     try:
         program, processor = compiler.find_compiler(), compiler.processor()
         tunings = [[]] if processor is None else compiler.TUNINGS
-        key = [SOURCE.read_text("utf-8"), program, compiler.version(program), platform.machine(), str(processor)]
+        _, version = compiler.run([program, "--version"], compiler.VERSION_SECONDS)
+        key = [SOURCE.read_text("utf-8"), program, version, platform.machine(), str(processor)]
         key += [str(compiler.OPTIONS), str(tunings)]
         name = f"waves-{hashlib.sha256(os.fsencode(chr(10).join(key))).hexdigest()[:24]}.so"
         with suppress(OSError):  # the cache is not private, or its library cannot be loaded: compile
@@ -63,7 +64,11 @@ def load(content: bytes) -> ctypes.CDLL:
     if hasattr(os, "memfd_create"):
         with suppress(OSError):  # some systems forbid it
             loaded = _load_from_memory(content)
-    loaded = loaded or _load_from_copy(content)
+    if loaded is None:
+        with cache.temporary_folder() as folder:
+            path = folder / "waves.so"
+            path.write_bytes(content)
+            loaded = ctypes.CDLL(str(path))
     missing = [name for name in FUNCTIONS if not hasattr(loaded, name)]
     if missing:
         raise OSError(f"the compiled library has no function {missing[0]}")
@@ -87,34 +92,68 @@ def _load_from_memory(content: bytes) -> ctypes.CDLL:
         raise
 
 
-def _load_from_copy(content: bytes) -> ctypes.CDLL:
-    """Through a temporary file, which is deleted after loading."""
-    with cache.temporary_folder() as folder:
-        path = folder / "waves.so"
-        path.write_bytes(content)
-        return ctypes.CDLL(str(path))
+# ---------------------------------------------------------------- calls
+
+Shape = tuple[int, int]  # the numbers of transformers, and of waves in each
 
 
-def call(
-    name: str, effort: int, x: Tensor, scales: int, waves: int, *tensors: Tensor, last: tuple[int, ...] = ()
-) -> None:
-    """Call a kernel on all rows of ``x``, on as many threads as PyTorch would use for so much work.
+class Sizes(ctypes.Structure):
+    """Sizes of a call, as in waves.cpp."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("features", "rows", "scales", "waves", "limit", "begin", "end")]
+
+
+def forward(kind: str, shape: Shape, parameters: Sequence[Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """The value (D, B) and the log-determinant (B,)."""
+    x = x.contiguous()
+    z, ladj = torch.empty_like(x), x.new_empty(x.shape[-1])
+    _call(f"{kind}_forward", 2 if kind == "conditional" else 1, shape, parameters, x, z, ladj)
+    return z, ladj
+
+
+def backward(
+    kind: str, shape: Shape, parameters: Sequence[Tensor], gradients: Tensor, x: Tensor, *grads: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of x and, in ``gradients``, of the parameters; ``grads`` are those of the value and log-determinant."""
+    x = x.contiguous()
+    grad_x = torch.empty_like(x)
+    # All rows are accumulated into the gradients of shared waves, so they are on one thread.
+    effort = 0 if kind == "shared" else 4
+    _call(f"{kind}_backward", effort, shape, parameters, x, *(t.contiguous() for t in grads), grad_x, gradients)
+    return grad_x, gradients
+
+
+def inverse(
+    kind: str, shape: Shape, parameters: Sequence[Tensor], z: Tensor, max_iterations: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """x; the slope of a conditional layer, or a stack's log-determinant; iterations, residual and convergence."""
+    z = z.contiguous()
+    x, slope = torch.empty_like(z), torch.empty_like(z) if kind == "conditional" else z.new_empty(z.shape[-1])
+    iterations, converged = torch.empty_like(slope, dtype=torch.int32), torch.empty_like(slope, dtype=torch.bool)
+    outputs = (x, slope, iterations, torch.empty_like(slope), converged)
+    _call(f"{kind}_inverse", 8, shape, parameters, z, *outputs, limit=max_iterations)
+    return outputs
+
+
+def _call(name: str, effort: int, shape: Shape, parameters: Sequence[Tensor], *tensors: Tensor, limit: int = 0) -> None:
+    """Call a kernel on all rows of the first tensor; all tensors but the parameters are contiguous.
 
     ``effort`` is the work per transformer and element, in multiples of that of the forward map; 0 means one thread.
     """
+    x = tensors[0]
     function: Callable[..., None] = getattr(library(), name.replace("_", f"_{_TYPES[x.dtype]}_"))
     features, rows = x.shape
-    contiguous = [t.contiguous() for t in tensors]  # outputs are already
-    arguments = [ctypes.c_void_p(t.data_ptr()) for t in contiguous]
-    arguments += [features, ctypes.c_int64(rows), scales, waves, *last]  # type: ignore[list-item]
-    work = effort * scales * x.numel()
-    threads = max(1, min(torch.get_num_threads(), work // _WORTH_A_THREAD, -(-rows // LANES)))
+    parameters = [t.contiguous() for t in parameters]
+    pointers = (ctypes.c_void_p * len(parameters))(*[t.data_ptr() for t in parameters])
+    first, *rest = [ctypes.c_void_p(t.data_ptr()) for t in tensors]
+    work = effort * shape[0] * x.numel()
+    threads = max(1, min(torch.get_num_threads(), work // _WORTH_A_THREAD, -(-rows // _LANES)))
     if threads == 1:
-        function(*arguments, ctypes.c_int64(0), ctypes.c_int64(rows))
+        function(first, pointers, *rest, ctypes.byref(Sizes(features, rows, *shape, limit, 0, rows)))
         return
-    share = -(-rows // threads // LANES) * LANES
-    parts = [(start, min(start + share, rows)) for start in range(0, rows, share)]
-    jobs = [_pool().submit(function, *arguments, ctypes.c_int64(a), ctypes.c_int64(b)) for a, b in parts]
+    share = -(-rows // threads // _LANES) * _LANES
+    parts = [Sizes(features, rows, *shape, limit, i, min(i + share, rows)) for i in range(0, rows, share)]
+    jobs = [_pool().submit(function, first, pointers, *rest, ctypes.byref(part)) for part in parts]
     try:
         for job in jobs:
             job.result()

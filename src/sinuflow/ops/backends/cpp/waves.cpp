@@ -1,12 +1,13 @@
 // Sinusoidal transformers on a CPU, in float32 and float64, feature-major, for compilers that vectorise loops.
 //
 // Rows are processed in tiles of LANES: every inner loop runs over a tile and has no branches. Formulas as in
-// ops/waves.py. Each kernel works on rows `begin` to `end`, so that threads can share a batch.
+// ops/waves.py. Threads share a batch: each call of a kernel works on some of the rows, with slots of its own.
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 namespace {
@@ -27,63 +28,64 @@ struct Tile {
 
 // ---------------------------------------------------------------- elementary functions, without branches
 
-// The format of a floating-point type: WHOLE is 2^MANTISSA, from where on every number is an integer.
+// A floating-point type, with the coefficients of its elementary functions, lowest power first. WHOLE is 2^MANTISSA, from
+// where on every number is an integer; constants in parts are exact sums of numbers with few bits.
 template <class T> struct Format;
 template <> struct Format<float> {
     using Bits = uint32_t;
     using Flag = int32_t;  // as wide as a number, so that flags vectorise with numbers
-    static constexpr int MANTISSA = 23, BIAS = 127;
-    static constexpr float WHOLE = 8388608.0f, SMALLEST = 1.17549435e-38f, LOG_SMALLEST = -87.33654f;
-    static constexpr float EXP_MIN = -87.3f, EXP_MAX = 88.7f;
     static constexpr Bits SQRT_HALF = 0x3f3504f3;
+    static constexpr float LOG_SMALLEST = -87.33654f, EXP_MIN = -87.3f, EXP_MAX = 88.7f;
+    static constexpr float LN2[] = {0.693359375f, -2.12194440e-4f}, HALF_PI[] = {1.5707964f, -4.371139e-08f, -1.7151245e-15f};
+    static constexpr float SIN[] = {-1.6666654611e-1f, 8.3321608736e-3f, -1.9515295891e-4f};
+    static constexpr float COS[] = {4.166664568298827e-2f, -1.388731625493765e-3f, 2.443315711809948e-5f};
+    static constexpr float EXP[] = {1.0f}, EXP_DIVISOR[] = {2.0f, 1.6666625440e-1f, -2.7667332906e-3f};
+    static constexpr float LOG[] = {6.6666662693e-1f, 4.0000972152e-1f, 2.8498786688e-1f, 2.4279078841e-1f};
 };
 template <> struct Format<double> {
     using Bits = uint64_t;
     using Flag = int64_t;
-    static constexpr int MANTISSA = 52, BIAS = 1023;
-    static constexpr double WHOLE = 4503599627370496.0, SMALLEST = 2.2250738585072014e-308, LOG_SMALLEST = -708.3964185322641;
-    static constexpr double EXP_MIN = -708.3, EXP_MAX = 709.7;
     static constexpr Bits SQRT_HALF = 0x3fe6a09e667f3bcd;
+    static constexpr double LOG_SMALLEST = -708.3964185322641, EXP_MIN = -708.3, EXP_MAX = 709.7;
+    static constexpr double LN2[] = {6.93147180369123816490e-1, 1.90821492927058770002e-10};
+    static constexpr double HALF_PI[] = {1.5707963267948966, 6.123233995736766e-17, -1.4973849048591833e-33};
+    static constexpr double SIN[] = {-1.66666666666666324348e-1, 8.33333333332248946124e-3, -1.98412698298579493134e-4,
+                                     2.75573137070700676789e-6, -2.50507602534068634195e-8, 1.58969099521155010221e-10};
+    static constexpr double COS[] = {4.16666666666666019037e-2, -1.38888888888741095749e-3, 2.48015872894767294178e-5,
+                                     -2.75573143513906633035e-7, 2.08757232129817482790e-9, -1.13596475577881948265e-11};
+    static constexpr double EXP[] = {9.99999999999999999910e-1, 3.02994407707441961300e-2, 1.26177193074810590878e-4};
+    static constexpr double EXP_DIVISOR[] = {2.00000000000000000005, 2.27265548208155028766e-1, 2.52448340349684104192e-3, 3.00198505138664455042e-6};
+    static constexpr double LOG[] = {6.666666666666735130e-1, 3.999999999940941908e-1, 2.857142874366239149e-1, 2.222219843214978396e-1,
+                                     1.818357216161805012e-1, 1.531383769920937332e-1, 1.479819860511658591e-1};
 };
 template <class T> using Bits = typename Format<T>::Bits;
 template <class T> using Flag = typename Format<T>::Flag;
+template <class T> constexpr int MANTISSA = std::numeric_limits<T>::digits - 1;
+template <class T> constexpr int BIAS = std::numeric_limits<T>::max_exponent - 1;
+template <class T> constexpr T WHOLE = T(1) / std::numeric_limits<T>::epsilon();
 
 template <class T> INLINE Bits<T> to_bits(T x) { Bits<T> bits; std::memcpy(&bits, &x, sizeof(T)); return bits; }
 template <class T> INLINE T from_bits(Bits<T> bits) { T x; std::memcpy(&x, &bits, sizeof(T)); return x; }
 
-template <class T>
-INLINE T polynomial(T, T last) { return last; }
-template <class T, class... More>
-INLINE T polynomial(T x, T first, More... more) { return first + x * polynomial(x, static_cast<T>(more)...); }
+template <int FIRST = 0, class T, int COUNT>
+INLINE T polynomial(T x, const T (&coefficients)[COUNT]) {
+    if constexpr (FIRST == COUNT - 1) return coefficients[FIRST];
+    else return coefficients[FIRST] + x * polynomial<FIRST + 1>(x, coefficients);
+}
 
 template <class T>
 INLINE void sin_cos(T u, T& sine, T& cosine) {
+    using F = Format<T>;
     const T quarter = std::nearbyint(u * T(0.63661977236758134308));
-    T r, low, high;
-    if constexpr (sizeof(T) == 4) {  // pi/2 in three parts
-        r = u - quarter * 1.5707964f;
-        r = r - quarter * -4.371139e-08f;
-        r = r - quarter * -1.7151245e-15f;
-    } else {
-        r = u - quarter * 1.5707963267948966;
-        r = r - quarter * 6.123233995736766e-17;
-        r = r - quarter * -1.4973849048591833e-33;
-    }
+    T r = u - quarter * F::HALF_PI[0];
+    r = r - quarter * F::HALF_PI[1];
+    r = r - quarter * F::HALF_PI[2];
     // Where u has lost its phase, r is noise: hold it in range.
     r = r < T(-0.78539816339744828) ? T(-0.78539816339744828) : r;
     r = r > T(0.78539816339744828) ? T(0.78539816339744828) : r;
     // 0 to 3, from the lowest bits of a sum above WHOLE: also defined for NaN, which has no integer value.
-    const Bits<T> turn = to_bits(quarter - T(4) * std::floor(quarter * T(0.25)) + Format<T>::WHOLE);
-    const T s = r * r;
-    if constexpr (sizeof(T) == 4) {
-        low = r + r * s * polynomial(s, -1.6666654611e-1f, 8.3321608736e-3f, -1.9515295891e-4f);
-        high = 1.0f - 0.5f * s + s * s * polynomial(s, 4.166664568298827e-2f, -1.388731625493765e-3f, 2.443315711809948e-5f);
-    } else {
-        low = r + r * s * polynomial(s, -1.66666666666666324348e-1, 8.33333333332248946124e-3, -1.98412698298579493134e-4,
-                                     2.75573137070700676789e-6, -2.50507602534068634195e-8, 1.58969099521155010221e-10);
-        high = 1.0 - 0.5 * s + s * s * polynomial(s, 4.16666666666666019037e-2, -1.38888888888741095749e-3,
-            2.48015872894767294178e-5, -2.75573143513906633035e-7, 2.08757232129817482790e-9, -1.13596475577881948265e-11);
-    }
+    const Bits<T> turn = to_bits(quarter - T(4) * std::floor(quarter * T(0.25)) + WHOLE<T>);
+    const T s = r * r, low = r + r * s * polynomial(s, F::SIN), high = T(1) - T(0.5) * s + s * s * polynomial(s, F::COS);
     const bool odd = turn & 1;
     const T a = odd ? high : low, b = odd ? low : high;
     sine = turn & 2 ? -a : a;
@@ -93,66 +95,37 @@ INLINE void sin_cos(T u, T& sine, T& cosine) {
 // 2^n for a whole n, from the lowest bits of a sum above WHOLE.
 template <class T>
 INLINE T power_of_two(T n) {
-    return from_bits<T>((to_bits(n + T(1.5) * Format<T>::WHOLE) + Format<T>::BIAS) << Format<T>::MANTISSA);
+    return from_bits<T>((to_bits(n + T(1.5) * WHOLE<T>) + BIAS<T>) << MANTISSA<T>);
 }
 
-// e^x by 2^n times a polynomial in the remainder; 0 and infinity beyond the range of normal numbers.
-template <class T>
+// e^x, or e^x - 1 for x <= 0, by 2^n times 1 + t; 0 and infinity beyond the range of normal numbers.
+template <bool MINUS_ONE = false, class T>
 INLINE T exponential(T x) {
-    constexpr T least = Format<T>::EXP_MIN, most = Format<T>::EXP_MAX;
-    const T held = x < least ? least : x > most ? most : x;
-    const T n = std::nearbyint(held * T(1.44269504088896340736));
-    T p;
-    if constexpr (sizeof(T) == 4) {
-        const float r = held - n * 0.693359375f - n * -2.12194440e-4f;
-        p = polynomial(r, 5.0000001201e-1f, 1.6666665459e-1f, 4.1665795894e-2f, 8.3334519073e-3f, 1.3981999507e-3f, 1.9875691500e-4f);
-        p = p * r * r + r + 1.0f;
-    } else {
-        const double r = held - n * 6.93145751953125e-1 - n * 1.42860682030941723212e-6, s = r * r;
-        p = r * polynomial(s, 9.99999999999999999910e-1, 3.02994407707441961300e-2, 1.26177193074810590878e-4);
-        const double q = polynomial(s, 2.00000000000000000005, 2.27265548208155028766e-1, 2.52448340349684104192e-3, 3.00198505138664455042e-6);
-        p = 1.0 + 2.0 * p / (q - p);
-    }
+    using F = Format<T>;
+    const T held = x < F::EXP_MIN ? F::EXP_MIN : x > F::EXP_MAX ? F::EXP_MAX : x, n = std::nearbyint(held * T(1.44269504088896340736));
+    const T r = held - n * F::LN2[0] - n * F::LN2[1], s = r * r, p = r * polynomial(s, F::EXP), q = polynomial(s, F::EXP_DIVISOR);
+    const T t = T(2) * p / (q - p);
+    if constexpr (MINUS_ONE) return x == x ? t * power_of_two(n) + (power_of_two(n) - T(1)) : x;
     const T half = std::floor(T(0.5) * n);  // in two factors, because the largest power is infinite
-    const T found = p * power_of_two(half) * power_of_two(n - half);
-    return x < least ? T(0) : x > most ? T(INFINITY) : x == x ? found : x;
+    const T found = (T(1) + t) * power_of_two(half) * power_of_two(n - half);
+    return x < F::EXP_MIN ? T(0) : x > F::EXP_MAX ? T(INFINITY) : x == x ? found : x;
 }
 
-// The logarithm of a positive normal number.
+// The logarithm of a positive normal number: log (1 + m) = 2 artanh s with s = m / (2 + m), after its exponent.
 template <class T>
 INLINE T logarithm(T x) {
     using F = Format<T>;
-    const Bits<T> shifted = to_bits(x) - F::SQRT_HALF, one = Bits<T>(1) << F::MANTISSA;
-    const T e = from_bits<T>(((shifted + F::BIAS * one) >> F::MANTISSA) | to_bits(F::WHOLE)) - (F::WHOLE + T(F::BIAS));
+    const Bits<T> shifted = to_bits(x) - F::SQRT_HALF, one = Bits<T>(1) << MANTISSA<T>;
+    const T e = from_bits<T>(((shifted + BIAS<T> * one) >> MANTISSA<T>) | to_bits(WHOLE<T>)) - (WHOLE<T> + T(BIAS<T>));
     const T m = from_bits<T>((shifted & (one - 1)) + F::SQRT_HALF) - T(1);
-    T found;
-    if constexpr (sizeof(T) == 4) {
-        const float z = m * m;
-        const float p = polynomial(m, 3.3333331174e-1f, -2.4999993993e-1f, 2.0000714765e-1f, -1.6668057665e-1f, 1.4249322787e-1f,
-                                   -1.2420140846e-1f, 1.1676998740e-1f, -1.1514610310e-1f, 7.0376836292e-2f);
-        found = m + (p * m * z - 0.5f * z + e * -2.12194440e-4f) + e * 0.693359375f;
-    } else {
-        const double s = m / (2.0 + m), z = s * s, half = 0.5 * m * m;
-        const double p = z * polynomial(z, 6.666666666666735130e-1, 3.999999999940941908e-1, 2.857142874366239149e-1,
-            2.222219843214978396e-1, 1.818357216161805012e-1, 1.531383769920937332e-1, 1.479819860511658591e-1);
-        found = e * 6.93147180369123816490e-1 - ((half - (s * (half + p) + e * 1.90821492927058770002e-10)) - m);
-    }
-    return x > F::SMALLEST ? found : x == T(0) ? T(-INFINITY) : x > T(0) ? F::LOG_SMALLEST : T(NAN);
+    const T s = m / (T(2) + m), z = s * s, half = T(0.5) * m * m, p = z * polynomial(z, F::LOG);
+    const T found = e * F::LN2[0] - ((half - (s * (half + p) + e * F::LN2[1])) - m);
+    return x > std::numeric_limits<T>::min() ? found : x == T(0) ? T(-INFINITY) : x > T(0) ? F::LOG_SMALLEST : T(NAN);
 }
 
 template <class T>
 INLINE T hyperbolic_tangent(T x) {
-    const T size = std::fabs(x), s = x * x, e = exponential(T(-2) * size), far = (T(1) - e) / (T(1) + e);
-    T near, limit;
-    if constexpr (sizeof(T) == 4) {
-        near = size * polynomial(s, 1.0f, -0.3333333333f, 0.1333333333f, -0.05396825397f);
-        limit = 0.1f;
-    } else {
-        const double p = polynomial(s, -1.61468768441708447952e3, -9.92877231001918586564e1, -9.64399179425052238628e-1);
-        near = size + size * s * p / polynomial(s, 4.84406305325125486048e3, 2.23548839060100448583e3, 1.12811678491632931402e2, 1.0);
-        limit = 0.625;
-    }
-    const T found = size < limit ? near : far;
+    const T e = exponential<true>(T(-2) * std::fabs(x)), found = -e / (T(2) + e);
     return x < T(0) ? -found : found;
 }
 
@@ -171,10 +144,9 @@ INLINE T sigmoid(T x) {
 
 // ---------------------------------------------------------------- tiles
 
+// Of a call, as in library.py: rows `begin` to `end` of a batch, and the most evaluations of an inverse.
 struct Sizes {
-    int features;
-    int64_t rows;
-    int scales, waves;
+    int64_t features, rows, scales, waves, limit, begin, end;
 };
 
 struct Rows {
@@ -196,36 +168,30 @@ inline void store(T* to, const Tile<T>& from, const Rows& rows) {
     std::memcpy(to + rows.begin, &from, sizeof(T) * rows.count);
 }
 
-// The waves of one transformer: the same for all rows of a tile, or one set per row.
-template <class T>
-struct Shared {
-    const T *frequency, *cosine, *sine;
-    T offset;
-    inline T a(int k, int) const { return frequency[k]; }
-    inline T p(int k, int) const { return cosine[k]; }
-    inline T q(int k, int) const { return sine[k]; }
-    inline T shift(int) const { return offset; }
-};
+// A value of each row of a tile, or one for all.
+template <class T> INLINE T lane(const Tile<T>& values, int r) { return values[r]; }
+template <class T> INLINE T lane(T value, int) { return value; }
 
-template <class T>
-struct PerRow {
-    const Tile<T> *frequency, *cosine, *sine, *offset;
-    inline T a(int k, int r) const { return frequency[k][r]; }
-    inline T p(int k, int r) const { return cosine[k][r]; }
-    inline T q(int k, int r) const { return sine[k][r]; }
-    inline T shift(int r) const { return (*offset)[r]; }
+// The waves of one transformer, as tiles, or as numbers that all rows share; numbers are read once, before a loop.
+template <class Values>
+struct Waves {
+    using Read = std::conditional_t<std::is_arithmetic_v<Values>, Values, const Values&>;
+    const Values *a, *p, *q, *d;
+    int64_t count;
 };
 
 // The difference tau(x) - x and the slope, and for CURVATURE the second derivative; for GRADIENTS also sin^2 u and
 // sin u cos u. The waves are summed before x is added: added to x one by one, each would be rounded as x is.
-template <bool CURVATURE, bool GRADIENTS, class T, class Waves>
-inline void evaluate(const Waves& waves, int count, const Tile<T>& x, Tile<T>& rise, Tile<T>& slope, Tile<T>* curvature = nullptr,
+template <bool CURVATURE, bool GRADIENTS, class T, class Values>
+inline void evaluate(const Waves<Values>& waves, const Tile<T>& x, Tile<T>& rise, Tile<T>& slope, Tile<T>* curvature = nullptr,
                      Tile<T>* squares = nullptr, Tile<T>* products = nullptr) {
-    FOR_LANES { rise[r] = waves.shift(r); slope[r] = T(1); }
+    const typename Waves<Values>::Read shift = *waves.d;
+    FOR_LANES { rise[r] = lane(shift, r); slope[r] = T(1); }
     if constexpr (CURVATURE) FOR_LANES (*curvature)[r] = T(0);
-    for (int k = 0; k < count; k++)
+    for (int k = 0; k < waves.count; k++) {
+        const typename Waves<Values>::Read as = waves.a[k], ps = waves.p[k], qs = waves.q[k];
         FOR_LANES {
-            const T a = waves.a(k, r), p = waves.p(k, r), q = waves.q(k, r);
+            const T a = lane(as, r), p = lane(ps, r), q = lane(qs, r);
             T s, c;
             sin_cos(a * x[r], s, c);
             const T square = s * s, product = s * c, turn = T(1) - T(2) * square;
@@ -234,6 +200,7 @@ inline void evaluate(const Waves& waves, int count, const Tile<T>& x, Tile<T>& r
             if constexpr (CURVATURE) (*curvature)[r] += T(2) * a * (q * turn + T(2) * p * product);
             if constexpr (GRADIENTS) { squares[k][r] = square; products[k][r] = product; }
         }
+    }
 }
 
 // From x + rest to tau(x + rest), linearised at x; rest is the rounding error of the sum before. So a stack of
@@ -253,25 +220,49 @@ template <class T>
 struct Solution {
     Tile<T> slope, residual;
     Tile<Flag<T>> iterations, converged;
+
+    inline void clear() {
+        FOR_LANES { slope[r] = T(1); residual[r] = T(0); iterations[r] = 0; converged[r] = 1; }
+    }
+    // The product of the slopes, and the worst of the rest, of two solutions one after the other.
+    inline void add(const Solution<T>& found) {
+        FOR_LANES {
+            const T gap = found.residual[r] == found.residual[r] ? found.residual[r] : T(INFINITY);
+            slope[r] *= found.slope[r];
+            residual[r] = gap > residual[r] ? gap : residual[r];
+            iterations[r] = found.iterations[r] > iterations[r] ? found.iterations[r] : iterations[r];
+            converged[r] = converged[r] & found.converged[r];
+        }
+    }
+    inline void require_finite(const Tile<T>& x) {
+        FOR_LANES {
+            const Flag<T> finite = std::fabs(x[r]) < T(INFINITY) ? 1 : 0;
+            residual[r] = finite ? residual[r] : T(INFINITY);
+            converged[r] = converged[r] & finite;
+        }
+    }
 };
 
 // Solve tau(x) = target for a tile; `x` and `rest`, which is far smaller, hold the targets, and then the solutions.
 // Only the first `count` rows matter.
-template <class T, class Waves>
-inline void solve(const Waves& waves, int size, Tile<T>& x, Tile<T>& rest, int count, int limit, Solution<T>& found) {
+template <class T, class Values>
+inline void solve(const Waves<Values>& waves, Tile<T>& x, Tile<T>& rest, int count, int64_t limit, Solution<T>& found) {
     constexpr T epsilon = std::numeric_limits<T>::epsilon();
     Tile<T> target, target_rest, low, high, lowest, last, rise, slopes, curvature, centre, radius, tilt, amplitude;
     Tile<Flag<T>> finished;
-    FOR_LANES { centre[r] = waves.shift(r); radius[r] = T(0); tilt[r] = T(1); amplitude[r] = T(0); }
-    for (int k = 0; k < size; k++)
+    const typename Waves<Values>::Read shift = *waves.d;
+    FOR_LANES { centre[r] = lane(shift, r); radius[r] = T(0); tilt[r] = T(1); amplitude[r] = T(0); }
+    for (int k = 0; k < waves.count; k++) {
+        const typename Waves<Values>::Read as = waves.a[k], ps = waves.p[k], qs = waves.q[k];
         FOR_LANES {
-            const T a = waves.a(k, r), p = waves.p(k, r), q = waves.q(k, r);
+            const T a = lane(as, r), p = lane(ps, r), q = lane(qs, r);
             const T length = std::sqrt(p * p + q * q), half = T(0.5) / a, ratio = a * a / T(SLOW * SLOW);
             centre[r] += half * q;
             radius[r] += half * length;
             tilt[r] -= p / (T(1) + ratio * ratio);
             amplitude[r] += length;
         }
+    }
     // Copied outside of the loop: GCC 12 would store to x and rest before it has loaded all of them.
     target = x;
     target_rest = rest;
@@ -282,15 +273,12 @@ inline void solve(const Waves& waves, int size, Tile<T>& x, Tile<T>& rest, int c
         high[r] = middle + radius[r] + slack;
         lowest[r] = T(1) - (amplitude[r] < T(ALPHA_MAX) ? amplitude[r] : T(ALPHA_MAX));
         last[r] = T(INFINITY);
-        x[r] = (goal - waves.shift(r)) / tilt[r];
+        x[r] = (goal - lane(shift, r)) / tilt[r];
         finished[r] = r >= count;
-        found.iterations[r] = 0;
-        found.converged[r] = 1;
-        found.residual[r] = T(0);
-        found.slope[r] = T(1);
     }
+    found.clear();
     for (int evaluations = 1;; evaluations++) {
-        evaluate<true, false>(waves, size, x, rise, slopes, &curvature);
+        evaluate<true, false>(waves, x, rise, slopes, &curvature);
         Flag<T> left = 0;
         const Flag<T> final = evaluations >= limit;
 #pragma omp simd reduction(+ : left)
@@ -333,142 +321,87 @@ inline void solve(const Waves& waves, int size, Tile<T>& x, Tile<T>& rest, int c
     }
 }
 
-// The worst of several solutions, one after the other.
-template <class T>
-struct Certificate {
-    Tile<T> residual;
-    Tile<Flag<T>> iterations, converged;
-
-    inline void clear() {
-        FOR_LANES { residual[r] = T(0); iterations[r] = 0; converged[r] = 1; }
-    }
-    inline void add(const Solution<T>& found) {
-        FOR_LANES {
-            const T gap = found.residual[r] == found.residual[r] ? found.residual[r] : T(INFINITY);
-            residual[r] = gap > residual[r] ? gap : residual[r];
-            iterations[r] = found.iterations[r] > iterations[r] ? found.iterations[r] : iterations[r];
-            converged[r] = converged[r] & found.converged[r];
-        }
-    }
-    inline void require_finite(const Tile<T>& x) {
-        FOR_LANES {
-            const Flag<T> finite = std::fabs(x[r]) < T(INFINITY) ? 1 : 0;
-            residual[r] = finite ? residual[r] : T(INFINITY);
-            converged[r] = converged[r] & finite;
-        }
-    }
-};
-
 // ---------------------------------------------------------------- sources of waves
 //
-// A source hands out the waves of transformer j of the current feature and rows, and takes their gradients. Waves are
-// stored in slots, one per transformer if all of them are needed together. In a conditional layer, an affine map comes
-// first, whose parameters are also given row by row.
+// A source hands out the waves of transformer j of the current feature and rows, and takes their gradients. Waves that
+// differ by row are stored in slots, one per transformer if all of them are needed together.
 
-// a, p, q: [scales][features][waves]; d: [scales][features]; gradients: [scales][features][3 waves + 1], added to.
-template <class T>
-struct SharedWaves {
-    static constexpr bool ELEMENTWISE = false;
-    const T *a, *p, *q, *d;
-    T* gradients;
-    Sizes n;
-    int feature = 0;
-
-    SharedWaves(const T* a, const T* p, const T* q, const T* d, T* gradients, const Sizes& n, int)
-        : a(a), p(p), q(q), d(d), gradients(gradients), n(n) {}
-    inline int64_t place(int j) const { return static_cast<int64_t>(j) * n.features + feature; }
-    inline void select(int i, const Rows&) { feature = i; }
-    inline Shared<T> load_waves(int j, int) const { return waves(j); }
-    inline Shared<T> waves(int j) const {
-        const int64_t at = place(j);
-        return {a + at * n.waves, p + at * n.waves, q + at * n.waves, d[at]};
-    }
-    inline void affine(Tile<T>&, Tile<T>&) const {}
-    inline void inverse_affine(Tile<T>&, const Tile<T>&, Tile<T>&) const {}
-    inline void add(T* to, const Tile<T>& from) const {
-        T sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int r = 0; r < LANES; r++) sum += from[r];
-        *to += sum;
-    }
-    inline void wave_gradient(int j, int k, const Tile<T>& of_a, const Tile<T>& of_p, const Tile<T>& of_q) {
-        T* to = gradients + place(j) * (3 * n.waves + 1) + k;
-        add(to, of_a);
-        add(to + n.waves, of_p);
-        add(to + 2 * n.waves, of_q);
-    }
-    inline void transformer_gradient(int j, const Tile<T>& of_d) { add(gradients + place(j) * (3 * n.waves + 1) + 3 * n.waves, of_d); }
-    inline void affine_gradient(const Tile<T>&, const Tile<T>&, Tile<T>&) {}
-};
-
-// The same with a last axis of rows, everywhere; gradients are stored.
-template <class T>
-struct RowWaves {
-    static constexpr bool ELEMENTWISE = false;
-    const T *a, *p, *q, *d;
+// A stack. Parameters: a, p, q, [scales][features][waves][columns], and d, [scales][features][columns], with a column per
+// row, or one for all rows; gradients: [scales][features][3 waves + 1][columns], added to if rows share them.
+template <class T, class Values>
+struct Stack {
+    static constexpr bool CONDITIONAL = false, PER_ROW = !std::is_same_v<Values, T>;
+    const T* const* parameters;
     T* gradients;
     Sizes n;
     int feature = 0;
     Rows rows{};
-    std::vector<Tile<T>> slots;  // [slots][3 waves + 1]
+    std::vector<Tile<T>> tiles;  // [slots][3 waves + 1]
 
-    RowWaves(const T* a, const T* p, const T* q, const T* d, T* gradients, const Sizes& n, int count)
-        : a(a), p(p), q(q), d(d), gradients(gradients), n(n), slots(static_cast<size_t>(count) * (3 * n.waves + 1)) {}
-    inline int64_t place(int j) const { return (static_cast<int64_t>(j) * n.features + feature) * n.rows; }
-    inline void select(int i, const Rows& chosen) { feature = i; rows = chosen; }
-    inline PerRow<T> waves(int slot) const {
-        const Tile<T>* from = slots.data() + static_cast<size_t>(slot) * (3 * n.waves + 1);
-        return {from, from + n.waves, from + 2 * n.waves, from + 3 * n.waves};
+    Stack(const T* const* parameters, T* gradients, const Sizes& n, int slots)
+        : parameters(parameters), gradients(gradients), n(n), tiles(PER_ROW ? slots * (3 * n.waves + 1) : 0) {}
+    inline int64_t place(int j, int64_t size, int64_t k) const {
+        return ((j * n.features + feature) * size + k) * (PER_ROW ? n.rows : 1);
     }
-    inline PerRow<T> load_waves(int j, int slot) {
-        Tile<T>* to = slots.data() + static_cast<size_t>(slot) * (3 * n.waves + 1);
+    inline const T* wave(int part, int j, int k) const { return parameters[part] + place(j, n.waves, k); }
+    inline const T* shift(int j) const { return parameters[3] + place(j, 1, 0); }
+    inline void select(int i, const Rows& chosen) { feature = i; rows = chosen; }
+    inline Waves<Values> waves(int j) const {
+        if constexpr (PER_ROW) {
+            const Tile<T>* from = &tiles[j * (3 * n.waves + 1)];
+            return {from, from + n.waves, from + 2 * n.waves, from + 3 * n.waves, n.waves};
+        } else return {wave(0, j, 0), wave(1, j, 0), wave(2, j, 0), shift(j), n.waves};
+    }
+    inline Waves<Values> load_waves(int j, int slot) {
+        if constexpr (!PER_ROW) return waves(j);
+        Tile<T>* to = &tiles[slot * (3 * n.waves + 1)];
         for (int k = 0; k < n.waves; k++) {
-            const int64_t at = place(j) * n.waves + k * n.rows;
-            load(to[k], a + at, rows);
-            load(to[n.waves + k], p + at, rows);
-            load(to[2 * n.waves + k], q + at, rows);
+            load(to[k], wave(0, j, k), rows);
+            load(to[n.waves + k], wave(1, j, k), rows);
+            load(to[2 * n.waves + k], wave(2, j, k), rows);
             if (rows.count < LANES) FOR_LANES to[k][r] = r < rows.count ? to[k][r] : T(1);  // a divisor
         }
-        load(to[3 * n.waves], d + place(j), rows);
+        load(to[3 * n.waves], shift(j), rows);
         return waves(slot);
     }
-    inline void affine(Tile<T>&, Tile<T>&) const {}
-    inline void inverse_affine(Tile<T>&, const Tile<T>&, Tile<T>&) const {}
+    inline void gradient(int j, int64_t k, const Tile<T>& of) {
+        T *to = gradients + place(j, 3 * n.waves + 1, k), sum = 0;
+        if constexpr (PER_ROW) return store(to, of, rows);
+#pragma omp simd reduction(+ : sum)
+        for (int r = 0; r < LANES; r++) sum += of[r];
+        *to += sum;
+    }
     inline void wave_gradient(int j, int k, const Tile<T>& of_a, const Tile<T>& of_p, const Tile<T>& of_q) {
-        T* to = gradients + place(j) * (3 * n.waves + 1) + k * n.rows;
-        store(to, of_a, rows);
-        store(to + n.waves * n.rows, of_p, rows);
-        store(to + 2 * n.waves * n.rows, of_q, rows);
+        gradient(j, k, of_a);
+        gradient(j, n.waves + k, of_p);
+        gradient(j, 2 * n.waves + k, of_q);
     }
-    inline void transformer_gradient(int j, const Tile<T>& of_d) {
-        store(gradients + place(j) * (3 * n.waves + 1) + 3 * n.waves * n.rows, of_d, rows);
-    }
-    inline void affine_gradient(const Tile<T>&, const Tile<T>&, Tile<T>&) {}
+    inline void transformer_gradient(int j, const Tile<T>& of_d) { gradient(j, 3 * n.waves, of_d); }
 };
 
-// Unconstrained parameters: [features][2 + scales (3 waves + 1)][rows], of a feature d, s, then all frequencies, phases,
-// weights and strengths; gradients likewise.
+// A conditional layer: an affine map, then waves. Unconstrained parameters: [features][2 + scales (3 waves + 1)][rows], of a
+// feature d, s, then all frequencies, phases, weights and strengths; gradients likewise.
 template <class T>
-struct ConditionalWaves {
-    static constexpr bool ELEMENTWISE = true;
+struct Conditional {
+    static constexpr bool CONDITIONAL = true;
     const T* parameters;
     T* gradients;
     Sizes n;
-    int64_t size;  // parameters of a feature
+    int64_t size, width;  // parameters of a feature, tiles of a slot: a, p, q, shares, sines, cosines, frequencies, alpha
     const T* from = nullptr;
     T* to = nullptr;
     Rows rows{};
     Tile<T> offset, half, scale, zero = {}, of_alpha = {};
-    std::vector<Tile<T>> slots, along;  // [slots][7 waves + 1], [waves]
+    std::vector<Tile<T>> tiles, along;  // [slots][width], [waves]
 
-    ConditionalWaves(const T* parameters, T* gradients, const Sizes& n, int count)
-        : parameters(parameters), gradients(gradients), n(n), size(2 + static_cast<int64_t>(n.scales) * (3 * n.waves + 1)),
-          slots(static_cast<size_t>(count) * (7 * n.waves + 1)), along(n.waves) {}
+    Conditional(const T* const* parameters, T* gradients, const Sizes& n, int slots)
+        : parameters(*parameters), gradients(gradients), n(n), size(2 + n.scales * (3 * n.waves + 1)),
+          width(7 * n.waves + 1), tiles(slots * width), along(n.waves) {}
 
-    inline int64_t frequency(int j, int k) const { return (2 + static_cast<int64_t>(j) * n.waves + k) * n.rows; }
+    inline int64_t frequency(int j, int k) const { return (2 + j * n.waves + k) * n.rows; }
     inline int64_t phase(int j, int k) const { return frequency(j + n.scales, k); }
     inline int64_t weight(int j, int k) const { return frequency(j + 2 * n.scales, k); }
-    inline int64_t strength(int j) const { return (2 + 3 * static_cast<int64_t>(n.scales) * n.waves + j) * n.rows; }
+    inline int64_t strength(int j) const { return (2 + 3 * n.scales * n.waves + j) * n.rows; }
 
     inline void select(int i, const Rows& chosen) {
         from = parameters + i * size * n.rows;
@@ -478,13 +411,12 @@ struct ConditionalWaves {
         load(half, from + n.rows, rows);
         FOR_LANES { half[r] = hyperbolic_tangent(T(0.5) * half[r]); scale[r] = exponential(T(2) * half[r]); }
     }
-    inline Tile<T>* slot(int index) { return slots.data() + static_cast<size_t>(index) * (7 * n.waves + 1); }
-    inline PerRow<T> waves(int index) {
-        const Tile<T>* s = slot(index);
-        return {s, s + n.waves, s + 2 * n.waves, &zero};
+    inline Waves<Tile<T>> waves(int slot) const {
+        const Tile<T>* from = &tiles[slot * width];
+        return {from, from + n.waves, from + 2 * n.waves, &zero, n.waves};
     }
-    inline PerRow<T> load_waves(int j, int index) {
-        Tile<T> *a = slot(index), *p = a + n.waves, *q = p + n.waves, *share = q + n.waves, *sine = share + n.waves;
+    inline Waves<Tile<T>> load_waves(int j, int slot) {
+        Tile<T> *a = &tiles[slot * width], *p = a + n.waves, *q = p + n.waves, *share = q + n.waves, *sine = share + n.waves;
         Tile<T> *cosine = sine + n.waves, *free = cosine + n.waves, &alpha = *(free + n.waves), largest, total;
         load(alpha, from + strength(j), rows);
         FOR_LANES { alpha[r] = hyperbolic_tangent(alpha[r]); largest[r] = T(-INFINITY); total[r] = T(0); }
@@ -510,7 +442,7 @@ struct ConditionalWaves {
                 q[k][r] = amplitude * s;
             }
         }
-        return waves(index);
+        return waves(slot);
     }
     inline void affine(Tile<T>& x, Tile<T>& ladj) const {
         FOR_LANES { x[r] = x[r] * scale[r] + offset[r]; ladj[r] += T(2) * half[r]; }
@@ -519,8 +451,8 @@ struct ConditionalWaves {
         FOR_LANES { x[r] = ((x[r] - offset[r]) + rest[r]) / scale[r]; slope[r] *= scale[r]; }
     }
     inline void wave_gradient(int j, int k, const Tile<T>& of_a, const Tile<T>& of_p, const Tile<T>& of_q) {
-        const Tile<T>*s = slot(j), &p = s[n.waves + k], &q = s[2 * n.waves + k], &share = s[3 * n.waves + k];
-        const Tile<T>&sine = s[4 * n.waves + k], &cosine = s[5 * n.waves + k], &free = s[6 * n.waves + k];
+        const Tile<T>*s = &tiles[j * width + k], &p = s[n.waves], &q = s[2 * n.waves], &share = s[3 * n.waves];
+        const Tile<T>&sine = s[4 * n.waves], &cosine = s[5 * n.waves], &free = s[6 * n.waves];
         Tile<T> of_frequency, of_phase;
         if (k == 0) of_alpha = {};
         FOR_LANES {
@@ -533,7 +465,7 @@ struct ConditionalWaves {
         store(to + phase(j, k), of_phase, rows);
     }
     inline void transformer_gradient(int j, const Tile<T>&) {
-        const Tile<T>*share = slot(j) + 3 * n.waves, &alpha = slot(j)[7 * n.waves];
+        const Tile<T>*share = &tiles[j * width + 3 * n.waves], &alpha = share[4 * n.waves];
         Tile<T> gradient;
         for (int k = 0; k < n.waves; k++) {
             FOR_LANES gradient[r] = T(ALPHA_MAX) * alpha[r] * share[k][r] * (along[k][r] - of_alpha[r]);
@@ -558,18 +490,18 @@ struct ConditionalWaves {
 inline Rows tile_rows(int64_t start, int64_t end) { return {start, static_cast<int>(end - start < LANES ? end - start : LANES)}; }
 
 template <class T, class Source>
-void forward(Source source, const Sizes& n, const T* x, T* z, T* ladj, int64_t begin, int64_t end) {
-    for (int64_t start = begin; start < end; start += LANES) {
-        const Rows rows = tile_rows(start, end);
+void forward(Source source, const Sizes& n, const T* x, T* z, T* ladj) {
+    for (int64_t start = n.begin; start < n.end; start += LANES) {
+        const Rows rows = tile_rows(start, n.end);
         Tile<T> total = {};
         for (int i = 0; i < n.features; i++) {
             Tile<T> now, rest = {}, rise, slope;
             load(now, x + i * n.rows, rows);
             source.select(i, rows);
-            source.affine(now, total);
+            if constexpr (Source::CONDITIONAL) source.affine(now, total);
             for (int j = 0; j < n.scales; j++) {
                 const auto waves = source.load_waves(j, 0);
-                evaluate<false, false>(waves, n.waves, now, rise, slope);
+                evaluate<false, false>(waves, now, rise, slope);
                 compensated_add(now, rest, rise, slope);
                 FOR_LANES total[r] += logarithm(slope[r]);
             }
@@ -581,36 +513,36 @@ void forward(Source source, const Sizes& n, const T* x, T* z, T* ladj, int64_t b
 
 // One pass through the stack stores the sines that the gradients are made of, and a second one, backwards, uses them.
 template <class T, class Source>
-void backward(Source source, const Sizes& n, const T* x, const T* grad_z, const T* grad_ladj, T* grad_x, int64_t begin, int64_t end) {
+void backward(Source source, const Sizes& n, const T* x, const T* grad_z, const T* grad_ladj, T* grad_x) {
     const size_t scales = n.scales, width = n.waves;
-    std::vector<Tile<T>> squares(scales * width), products(scales * width), inputs(scales), rises(scales), slopes(scales), curvatures(scales);
-    for (int64_t start = begin; start < end; start += LANES) {
-        const Rows rows = tile_rows(start, end);
+    std::vector<Tile<T>> squares(scales * width), products(scales * width), inputs(scales), slopes(scales), curvatures(scales);
+    for (int64_t start = n.begin; start < n.end; start += LANES) {
+        const Rows rows = tile_rows(start, n.end);
         Tile<T> of_ladj, unused = {};
         load(of_ladj, grad_ladj, rows);
         for (int i = 0; i < n.features; i++) {
-            Tile<T> original, now, rest = {}, grad;
+            Tile<T> original, now, rest = {}, rise, grad;
             load(original, x + i * n.rows, rows);
             now = original;
             source.select(i, rows);
-            source.affine(now, unused);
+            if constexpr (Source::CONDITIONAL) source.affine(now, unused);
             for (size_t j = 0; j < scales; j++) {
                 inputs[j] = now;
-                evaluate<true, true>(source.load_waves(j, j), n.waves, now, rises[j], slopes[j], &curvatures[j], &squares[j * width],
-                                     &products[j * width]);
-                compensated_add(now, rest, rises[j], slopes[j]);
+                evaluate<true, true>(source.load_waves(j, j), now, rise, slopes[j], &curvatures[j], &squares[j * width], &products[j * width]);
+                compensated_add(now, rest, rise, slopes[j]);
             }
             load(grad, grad_z + i * n.rows, rows);
             for (int j = n.scales - 1; j >= 0; j--) {
-                const auto waves = source.waves(j);
+                auto waves = source.waves(j);
                 const Tile<T>&at = inputs[j], &slope = slopes[j];
                 Tile<T> of_slope;
                 FOR_LANES of_slope[r] = of_ladj[r] / slope[r];
                 for (int k = 0; k < n.waves; k++) {
                     const Tile<T>&squares_k = squares[j * width + k], &products_k = products[j * width + k];
+                    const typename decltype(waves)::Read as = waves.a[k], ps = waves.p[k], qs = waves.q[k];
                     Tile<T> of_a, of_p, of_q;
                     FOR_LANES {
-                        const T a = waves.a(k, r), p = waves.p(k, r), q = waves.q(k, r), inverse = T(1) / a;
+                        const T a = lane(as, r), p = lane(ps, r), q = lane(qs, r), inverse = T(1) / a;
                         const T square = squares_k[r], product = products_k[r], turn = T(1) - T(2) * square;
                         // The derivatives of the rise and of the slope with respect to u = a x.
                         const T bend = p * turn - T(2) * q * product, bow = T(2) * (q * turn + T(2) * p * product);
@@ -624,7 +556,7 @@ void backward(Source source, const Sizes& n, const T* x, const T* grad_z, const 
                 source.transformer_gradient(j, grad);
                 FOR_LANES grad[r] = grad[r] * slope[r] + of_slope[r] * curvatures[j][r];
             }
-            source.affine_gradient(original, of_ladj, grad);
+            if constexpr (Source::CONDITIONAL) source.affine_gradient(original, of_ladj, grad);
             store(grad_x + i * n.rows, grad, rows);
         }
     }
@@ -633,38 +565,32 @@ void backward(Source source, const Sizes& n, const T* x, const T* grad_z, const 
 // For a stack: ladj, iterations, residual, converged: [rows], the worst of all features and scales. For a conditional
 // layer: [features][rows], and instead of the log-determinant the slope of the forward map.
 template <class T, class Source>
-void inverse(Source source, const Sizes& n, const T* z, T* x, T* ladj, int32_t* iterations, T* residual, uint8_t* converged, int limit,
-             int64_t begin, int64_t end) {
-    for (int64_t start = begin; start < end; start += LANES) {
-        const Rows rows = tile_rows(start, end);
+void inverse(Source source, const Sizes& n, const T* z, T* x, T* ladj, int32_t* iterations, T* residual, uint8_t* converged) {
+    for (int64_t start = n.begin; start < n.end; start += LANES) {
+        const Rows rows = tile_rows(start, n.end);
         Tile<T> total = {};
-        Certificate<T> certificate;
-        certificate.clear();
+        Solution<T> worst, found;
+        worst.clear();
         for (int i = 0; i < n.features; i++) {
             Tile<T> now, rest = {};
             load(now, z + i * n.rows, rows);
             source.select(i, rows);
-            if constexpr (Source::ELEMENTWISE) {
-                certificate.clear();
-                FOR_LANES total[r] = T(1);
-            }
+            if constexpr (Source::CONDITIONAL) worst.clear();
             for (int j = n.scales - 1; j >= 0; j--) {
-                Solution<T> found;
-                solve(source.load_waves(j, 0), n.waves, now, rest, rows.count, limit, found);
-                if constexpr (Source::ELEMENTWISE) FOR_LANES total[r] *= found.slope[r];
-                else FOR_LANES total[r] -= logarithm(found.slope[r]);
-                certificate.add(found);
+                solve(source.load_waves(j, 0), now, rest, rows.count, n.limit, found);
+                if constexpr (!Source::CONDITIONAL) FOR_LANES total[r] -= logarithm(found.slope[r]);
+                worst.add(found);
             }
-            source.inverse_affine(now, rest, total);
-            certificate.require_finite(now);  // the affine map may overflow
+            if constexpr (Source::CONDITIONAL) source.inverse_affine(now, rest, worst.slope);
+            worst.require_finite(now);  // the affine map may overflow
             store(x + i * n.rows, now, rows);
-            if (!Source::ELEMENTWISE && i + 1 < n.features) continue;
-            const int64_t at = Source::ELEMENTWISE ? i * n.rows : 0;
-            store(ladj + at, total, rows);
-            store(residual + at, certificate.residual, rows);
+            if (!Source::CONDITIONAL && i + 1 < n.features) continue;
+            const int64_t at = Source::CONDITIONAL ? i * n.rows : 0;
+            store(ladj + at, Source::CONDITIONAL ? worst.slope : total, rows);
+            store(residual + at, worst.residual, rows);
             for (int r = 0; r < rows.count; r++) {
-                iterations[at + start + r] = static_cast<int32_t>(certificate.iterations[r]);
-                converged[at + start + r] = certificate.converged[r] != 0;
+                iterations[at + start + r] = static_cast<int32_t>(worst.iterations[r]);
+                converged[at + start + r] = worst.converged[r] != 0;
             }
         }
     }
@@ -672,31 +598,24 @@ void inverse(Source source, const Sizes& n, const T* z, T* x, T* ladj, int32_t* 
 
 }  // namespace
 
-// Sources are made anew by every thread, so that each has its own slots.
-#define SIZES int features, int64_t rows, int scales, int waves
-#define RANGE int64_t begin, int64_t end
-#define KERNELS(T, NAME, SOURCE, PARAMETERS, ARGUMENTS)                                                                           \
-    void NAME##_forward(const T* x, PARAMETERS, T* z, T* ladj, SIZES, RANGE) {                                                    \
-        const Sizes n{features, rows, scales, waves};                                                                             \
-        forward(SOURCE<T>(ARGUMENTS, nullptr, n, 1), n, x, z, ladj, begin, end);                                                  \
-    }                                                                                                                             \
-    void NAME##_backward(const T* x, PARAMETERS, const T* grad_z, const T* grad_ladj, T* grad_x, T* gradients, SIZES, RANGE) {    \
-        const Sizes n{features, rows, scales, waves};                                                                             \
-        backward(SOURCE<T>(ARGUMENTS, gradients, n, scales), n, x, grad_z, grad_ladj, grad_x, begin, end);                        \
-    }                                                                                                                             \
-    void NAME##_inverse(const T* z, PARAMETERS, T* x, T* ladj, int32_t* iterations, T* residual, uint8_t* converged, SIZES,       \
-                        int limit, RANGE) {                                                                                       \
-        const Sizes n{features, rows, scales, waves};                                                                             \
-        inverse(SOURCE<T>(ARGUMENTS, nullptr, n, 1), n, z, x, ladj, iterations, residual, converged, limit, begin, end);          \
+#define KERNELS(NAME, T, ...)                                                                                                       \
+    void NAME##_##T##_forward(const T* x, const T* const* parameters, T* z, T* ladj, const Sizes& n) {                              \
+        forward(__VA_ARGS__(parameters, nullptr, n, 1), n, x, z, ladj);                                                             \
+    }                                                                                                                               \
+    void NAME##_##T##_backward(const T* x, const T* const* parameters, const T* grad_z, const T* grad_ladj, T* grad_x, T* gradients, \
+                               const Sizes& n) {                                                                                    \
+        backward(__VA_ARGS__(parameters, gradients, n, n.scales), n, x, grad_z, grad_ladj, grad_x);                                 \
+    }                                                                                                                               \
+    void NAME##_##T##_inverse(const T* z, const T* const* parameters, T* x, T* ladj, int32_t* iterations, T* residual,              \
+                              uint8_t* converged, const Sizes& n) {                                                                 \
+        inverse(__VA_ARGS__(parameters, nullptr, n, 1), n, z, x, ladj, iterations, residual, converged);                            \
     }
-#define WAVES(T) const T *a, const T *p, const T *q, const T *d
-#define COMMA ,
 
 extern "C" {
-#define ALL_KERNELS(T)                                                              \
-    KERNELS(T, shared_##T, SharedWaves, WAVES(T), a COMMA p COMMA q COMMA d)        \
-    KERNELS(T, row_##T, RowWaves, WAVES(T), a COMMA p COMMA q COMMA d)              \
-    KERNELS(T, conditional_##T, ConditionalWaves, const T* parameters, parameters)
-ALL_KERNELS(float)
-ALL_KERNELS(double)
+KERNELS(shared, float, Stack<float, float>)
+KERNELS(shared, double, Stack<double, double>)
+KERNELS(row, float, Stack<float, Tile<float>>)
+KERNELS(row, double, Stack<double, Tile<double>>)
+KERNELS(conditional, float, Conditional<float>)
+KERNELS(conditional, double, Conditional<double>)
 }  // extern "C"
