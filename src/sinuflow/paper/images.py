@@ -48,7 +48,7 @@ class ImageRun(Run):
     @property
     def shape(self) -> tuple[int, ...]:
         """(C, H, W)."""
-        return tuple(self.flow.hyperparameters.shape)
+        return tuple(self.flow.config["image"])
 
     @property
     def pixels(self) -> PixelMap:
