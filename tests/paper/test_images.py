@@ -91,6 +91,15 @@ def test_samples_are_certified(options: Options) -> None:
     assert (options.out / "samples.png").stat().st_size > 5_000
 
 
+@pytest.mark.parametrize("item", ["samples", "reconstruction", "runtime"])
+def test_an_item_trains_flows_that_are_missing(
+    item: str, options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(images._STEPS, "smoke", 3)
+    reproduce(item, replace(options, out=tmp_path, runs=tmp_path / "runs", datasets=("mnist",), models=("today",)))
+    assert (tmp_path / f"{item}.json").is_file()
+
+
 def test_reconstructions_get_better_with_iterations_and_the_certified_one_is_exact(options: Options) -> None:
     found = by_key(reproduce("reconstruction", options))
     for name, model in (("mnist", "today"), ("cifar10", "paper")):
