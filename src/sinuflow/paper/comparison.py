@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -17,15 +16,6 @@ from .record import Result
 from .training import PEERS, Run, chosen_models, is_present
 
 
-class Evaluation(NamedTuple):
-    """A trained model with its scores: of all test examples in float32, and of the first ones in float64."""
-
-    run: Run
-    validation: float
-    test: Tensor
-    exact: Tensor
-
-
 @dataclass(frozen=True)
 class Comparison:
     """A comparison of models."""
@@ -35,8 +25,9 @@ class Comparison:
     datasets: Mapping[str, Dataset]
     #: The splits of a dataset for the size of the run, or an error that says where to get them.
     load: Callable[[str, Options], Splits]
-    #: Trains a model on a dataset with a seed, and scores it.
-    evaluate: Callable[[str, str, Recipe, Splits, int, Options], Evaluation]
+    #: Trains a model on a dataset with a seed: the run, its validation score, and the scores of all test examples in
+    #: float32 and of the first ones in float64.
+    evaluate: Callable[[str, str, Recipe, Splits, int, Options], tuple[Run, float, Tensor, Tensor]]
     #: The metric of independent pixels, for images.
     baseline: Callable[[Splits], float] | None = None
 

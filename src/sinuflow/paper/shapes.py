@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,21 +25,13 @@ _STEPS = {"full": None, "quick": 2_500, "smoke": 150}
 _GRID, _SHOWN = 200, 4_000
 
 
-class _Panel(NamedTuple):
-    """A column of the figure."""
-
-    density: Tensor  # on the grid, as learned
-    samples: Tensor
-    kl: float | None
-
-
 def run(options: Options) -> Iterator[Result]:
     """Train on every toy density; report the KL divergence where the true log-density is known."""
     names = options.datasets or tuple(name for name, density in TOYS.items() if density.features == 2)
     wrong = [name for name in names if toy(name).features != 2]
     if wrong:
         raise ArgumentError(f"{wrong[0]} has one dimension: see `sinuflow reproduce gaussians`")
-    panels: dict[str, _Panel] = {}
+    panels: dict[str, tuple[Tensor, Tensor, float | None]] = {}  # learned density on the grid, samples, divergence
     models = chosen_models("toy", ("today",), options)
     for (model, recipe), name, seed in itertools.product(models.items(), names, options.seeds):
         target, generator = toy(name), torch.Generator().manual_seed(seed)
@@ -56,7 +48,7 @@ def run(options: Options) -> Iterator[Result]:
             with torch.no_grad():
                 density = flow().log_prob(_grid(target).float()).exp()
                 samples = flow().sample((_SHOWN,), generator=torch.Generator().manual_seed(seed))
-            panels[name] = _Panel(density, samples, kl)
+            panels[name] = density, samples, kl
     _plot(panels, options)
 
 
@@ -78,7 +70,7 @@ def _grid(target: Toy) -> Tensor:
     return torch.cartesian_prod(line, line).flip(-1)
 
 
-def _plot(panels: dict[str, _Panel], options: Options) -> None:
+def _plot(panels: dict[str, tuple[Tensor, Tensor, float | None]], options: Options) -> None:
     with saved_figure(options.out / "shapes.png", 1.6 * len(panels) + 0.4, 5.2) as figure:
         axes: Any = figure.subplots(3, len(panels), squeeze=False)
         for column, (name, (density, samples, kl)) in zip(axes.T, panels.items(), strict=True):

@@ -11,10 +11,10 @@ from torch import Tensor
 from ..data.datasets import BENCHMARKS, Splits
 from ..errors import ArgumentError
 from ..models.defaults import Recipe
-from .comparison import Comparison, Evaluation
+from .comparison import Comparison
 from .items import Options
 from .record import hardware, read_record
-from .training import steps_for, train
+from .training import Run, steps_for, train
 
 #: Rows of each split, and steps, of smaller runs.
 _ROWS = {"full": None, "quick": 20_000, "smoke": 400}
@@ -29,7 +29,9 @@ def load(name: str, options: Options) -> Splits:
     return Splits(*(part[: _ROWS[options.size]] for part in splits))
 
 
-def evaluate(name: str, model: str, recipe: Recipe, splits: Splits, seed: int, options: Options) -> Evaluation:
+def evaluate(
+    name: str, model: str, recipe: Recipe, splits: Splits, seed: int, options: Options
+) -> tuple[Run, float, Tensor, Tensor]:
     """Train a model, and score it."""
     if recipe.as_long_as is not None and options.size == "full":
         seconds = _seconds_of(name, recipe.as_long_as, options)
@@ -41,7 +43,7 @@ def evaluate(name: str, model: str, recipe: Recipe, splits: Splits, seed: int, o
         flow.to(device)
         test = torch.cat([_nll(flow, part.to(device)) for part in x.split(_BATCH)])
         exact = _nll(flow.double(), x[:_CHECKED].double().to(device))
-    return Evaluation(run, run.outcome["best_nll"], test, exact)
+    return run, run.outcome["best_nll"], test, exact
 
 
 def _nll(flow: Any, x: Tensor) -> Tensor:
