@@ -62,7 +62,6 @@ class CheckpointFolder:
         return self.file.exists()
 
     def due(self, step: int) -> bool:
-        """Whether it is time for a checkpoint."""
         return (self._steps is not None and step % self._steps == 0) or time.monotonic() - self._saved >= self._seconds
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -93,7 +92,6 @@ class CheckpointFolder:
         return Checkpoint(state, groups)
 
     def _compare(self, stored: Mapping[str, Any], fingerprint: Mapping[str, Any], head: Callable[[], str]) -> None:
-        """Refuse a run that had other settings or other data."""
         if "data" in stored and not stored.keys() & _DATA.keys():  # of version 0.1.0
             fingerprint = {name: value for name, value in fingerprint.items() if name not in _DATA} | {"data": head()}
         different = {k for k in fingerprint.keys() | stored.keys() if fingerprint.get(k) != stored.get(k)}

@@ -196,7 +196,6 @@ class Trainer:
             )
 
     def close(self) -> None:
-        """Release the engine, however the run ended."""
         self._engine.close()
 
     # ---------------------------------------------------------------- checkpoints
