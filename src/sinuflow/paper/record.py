@@ -82,10 +82,7 @@ def percent(condition: torch.Tensor) -> float:
 
 
 def write_record(path: Path, new: list[Result], command: str, device: str) -> list[dict[str, Any]]:
-    """Add results to a record, replacing earlier ones with the same key, and return all entries.
-
-    A result that differs from the earlier one in its seeds only is merged with it.
-    """
+    """Add results to a record, merged with or instead of earlier ones with the same key, and return all entries."""
     entries = {(entry["set"], entry["metric"], entry["model"]): entry for entry in read_record(path)}
     for result in new:
         entry, earlier = result.to_json(command, device), entries.get(result.key)

@@ -53,14 +53,11 @@ def run(options: Options) -> Iterator[Result]:
 
 
 def divergence(target: Toy, flow: Any, rows: Tensor) -> tuple[float, float]:
-    """KL(p | q) as the mean of log p - log q over rows of p, and its standard error.
-
-    The rows are float64: rounding to float32 could move one out of the support of p.
-    """
+    """KL(p | q) as the mean of log p - log q over rows of p, and its standard error."""
     assert target.log_prob is not None
     with torch.no_grad():
         learned = torch.cat([flow().log_prob(part.float()).double() for part in rows.split(2**14)])
-    gap = target.log_prob(rows) - learned
+    gap = target.log_prob(rows) - learned  # in float64: rounded to float32, a row may leave the support of p
     return float(gap.mean()), float(gap.std()) / len(gap) ** 0.5
 
 

@@ -84,13 +84,10 @@ def _limits(data: Floats, samples: Floats) -> tuple[float, float]:
 
 
 def _edges(data: Floats, low: float, high: float, step: float) -> Floats:
-    """Bins of Freedman and Diaconis's width 2·IQR·n^(−1/3), of whole steps where the values have a step.
-
-    At least 2.5·n^(1/3) of them: two peaks far apart have a large IQR.
-    """
+    """Bins of Freedman and Diaconis's width 2·IQR·n^(−1/3), of whole steps where the values have a step."""
     quarter, three_quarters = np.quantile(data, [0.25, 0.75])
     width = 2 * float(three_quarters - quarter) / len(data) ** (1 / 3)
-    fewest = min(max(12, round(2.5 * len(data) ** (1 / 3))), 36)
+    fewest = min(max(12, round(2.5 * len(data) ** (1 / 3))), 36)  # two peaks far apart have a large IQR
     bins = min(max(math.ceil((high - low) / width), fewest), MAX_BINS) if width > 0 else 30
     if step < (high - low) / 10_000:
         return np.linspace(low, high, bins + 1)

@@ -71,11 +71,8 @@ def kolmogorov_smirnov(sample: Floats) -> tuple[float, float]:
 
 
 def kolmogorov_tail(x: float) -> float:
-    """Q(x) = P(K > x) = 2 Σₖ (−1)ᵏ⁻¹ exp(−2k²x²).
-
-    200 terms are exact to rounding for x ≥ 0.04, below which it is 1 to rounding.
-    """
-    k = np.arange(1, 201)
+    """Q(x) = P(K > x) = 2 Σₖ (−1)ᵏ⁻¹ exp(−2k²x²)."""
+    k = np.arange(1, 201)  # exact to rounding for x ≥ 0.04, below which Q is 1 to rounding
     return float(2 * np.sum((-1.0) ** (k - 1) * np.exp(-2 * (k * x) ** 2))) if x >= 0.04 else 1.0
 
 
