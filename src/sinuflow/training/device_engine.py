@@ -80,8 +80,6 @@ class DeviceEngine(Engine):
             slack=self.guard.slack,
         )
 
-    # ---------------------------------------------------------------- steps
-
     def advance(self, step: int, most: int) -> Advance:
         started, resident = time.monotonic(), self._resident
         count = min(most, self._at_once)
@@ -184,8 +182,6 @@ class DeviceEngine(Engine):
         grads = torch.autograd.grad(loss, self._flat.parameters)
         torch._foreach_copy_(self._flat.views(self._gradient), [g.contiguous() for g in grads])
         return loss.detach().view(1), 1
-
-    # ---------------------------------------------------------------- state
 
     @property
     def average(self) -> Weights | None:
