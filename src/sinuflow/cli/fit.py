@@ -117,9 +117,7 @@ def _resumable_run(output: Path, resume: bool, force: bool, train: Callable[[Pat
         echo(f"there is no checkpoint in {folder}: training starts at step 0", err=True)
     elif not resume and folder.exists():
         if not force:
-            raise StorageError(
-                f"{folder} holds an interrupted run of this model: resume with --resume, or start over with --force"
-            )
+            raise StorageError(f"{folder} holds an interrupted run: resume with --resume, or start over with --force")
         remove()
     try:
         model = train(folder)

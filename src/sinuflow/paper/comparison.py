@@ -15,6 +15,9 @@ from .recipes import recipes
 from .record import Result
 from .training import PEERS, Run, chosen_models, is_present
 
+#: A run, its validation score, and the scores of all test examples in float32 and of the first ones in float64.
+Evaluation = tuple[Run, float, Tensor, Tensor]
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -25,9 +28,8 @@ class Comparison:
     datasets: Mapping[str, Dataset]
     #: The splits of a dataset for the size of the run, or an error that says where to get them.
     load: Callable[[str, Options], Splits]
-    #: Trains a model on a dataset with a seed: the run, its validation score, and the scores of all test examples in
-    #: float32 and of the first ones in float64.
-    evaluate: Callable[[str, str, Recipe, Splits, int, Options], tuple[Run, float, Tensor, Tensor]]
+    #: Trains a model on a dataset with a seed, and scores it.
+    evaluate: Callable[[str, str, Recipe, Splits, int, Options], Evaluation]
     #: The metric of independent pixels, for images.
     baseline: Callable[[Splits], float] | None = None
 

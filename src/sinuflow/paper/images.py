@@ -20,7 +20,7 @@ from ..flows.sinusoidal import SinusoidalFlow
 from ..models.defaults import Recipe
 from ..models.image_fitting import histogram_bits
 from ..training import ImageRows
-from .comparison import Comparison
+from .comparison import Comparison, Evaluation
 from .items import Options
 from .recipes import recipes
 from .record import Result, hardware
@@ -187,9 +187,7 @@ def _stored(name: str, options: Options) -> ImageRun | None:
         expected = {"shape": shape_of(name, options), "flow": run.recipe.flow, "training": run.training(None)}
         # Results of a full run must be those of the recipe; smaller runs may show any flow.
         if options.size == "full" and settings | json.loads(json.dumps(expected)) != settings:
-            raise ArgumentError(
-                f"{run.folder} holds another run than the recipe's: add --quick, or choose another with --runs"
-            )
+            raise ArgumentError(f"{run.folder} holds another run than the recipe's: add --quick, or use another --runs")
         run.flow = SinusoidalFlow.image(settings["shape"], **settings["flow"])
         run.flow.load_state_dict(weights)
         run.flow.eval()
@@ -206,9 +204,7 @@ def _how_to_train(name: str, options: Options) -> str:
     return f"this needs a trained flow of {name}, and {where}: run `{' '.join(words)}` first"
 
 
-def evaluate(
-    name: str, model: str, recipe: Recipe, splits: Splits, seed: int, options: Options
-) -> tuple[Run, float, Tensor, Tensor]:
+def evaluate(name: str, model: str, recipe: Recipe, splits: Splits, seed: int, options: Options) -> Evaluation:
     """Train a flow by the recipe for the size of the run, and score it."""
     run = train(name, model, splits, seed, options)
     x = run.logits(torch.from_numpy(splits.test))

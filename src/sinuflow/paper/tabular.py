@@ -11,10 +11,10 @@ from torch import Tensor
 from ..data.datasets import BENCHMARKS, Splits
 from ..errors import ArgumentError
 from ..models.defaults import Recipe
-from .comparison import Comparison
+from .comparison import Comparison, Evaluation
 from .items import Options
 from .record import hardware, read_record
-from .training import Run, steps_for, train
+from .training import steps_for, train
 
 #: Rows scored at a time, and rows that are scored in float64 too.
 _BATCH, _CHECKED = 2**15, 4_000
@@ -26,9 +26,7 @@ def load(name: str, options: Options) -> Splits:
     return Splits(*(part[:rows] for part in BENCHMARKS[name].load(options.data)))
 
 
-def evaluate(
-    name: str, model: str, recipe: Recipe, splits: Splits, seed: int, options: Options
-) -> tuple[Run, float, Tensor, Tensor]:
+def evaluate(name: str, model: str, recipe: Recipe, splits: Splits, seed: int, options: Options) -> Evaluation:
     """Train a model, and score it."""
     if recipe.as_long_as is not None and options.size == "full":
         seconds = _seconds_of(name, recipe.as_long_as, options)
@@ -59,6 +57,4 @@ def _seconds_of(name: str, model: str, options: Options) -> float:
     for entry in read_record(options.out / "tabular.json"):
         if (entry["set"], entry["model"], entry.get("size"), entry["hardware"]) == (name, model, "full", here):
             return float(entry["seconds"]) / len(entry["seeds"])
-    raise ArgumentError(
-        f"run {name} with --model {model} first, on this machine: the others get the same training time"
-    )
+    raise ArgumentError(f"run {name} with --model {model} first on this machine: the others get the same training time")

@@ -81,9 +81,7 @@ class Run:
         if finished is not None:
             stored, self.outcome, weights = finished
             if stored != json.loads(json.dumps(settings)):
-                raise ArgumentError(
-                    f"{folder} holds a run with other settings or data: choose another folder with --runs"
-                )
+                raise ArgumentError(f"{folder} holds a run with other settings or data: use another folder with --runs")
             self.flow.load_state_dict(weights)
             self.flow.eval()
             return

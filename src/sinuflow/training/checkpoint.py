@@ -50,9 +50,7 @@ class CheckpointFolder:
         except OSError as error:
             raise StorageError(f"cannot use {self.folder} for checkpoints: {error.strerror or error}") from error
         if self.exists() and not resume:
-            raise TrainingError(
-                f"{self.folder} holds a checkpoint already: continue it with resume=True, or use another folder"
-            )
+            raise TrainingError(f"{self.folder} holds a checkpoint: continue with resume=True, or use another folder")
 
     def locked(self) -> AbstractContextManager[None]:
         """Lock the folder against other processes."""
@@ -145,9 +143,7 @@ def _types(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 def _demand_equal(group: str, actual: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     different = [name for name in actual.keys() | expected.keys() if actual.get(name) != expected.get(name)]
     if different:
-        raise ValueError(
-            f"{len(different)} of the tensors in {group!r} do not fit the flow, such as {min(different)[:200]!r}"
-        )
+        raise ValueError(f"{len(different)} tensors in {group!r} do not fit the flow, such as {min(different)[:200]!r}")
 
 
 #: The schema of a checkpoint's configuration.
