@@ -19,7 +19,7 @@ from .record import Result, percent
 def run(options: Options) -> Iterator[Result]:
     """Sample from each flow at temperature 1 by the certified solver, and report how exact the inverse is."""
     runs = trained_flows(IMAGE_SETS, options)
-    columns = options.of(full=8, quick=6, smoke=4)  # and rows of a grid
+    columns = options.of(full=8, quick=6, smoke=4)  # of a grid, and as many rows
     grids = []
     for flow in runs:
         noise = torch.Generator().manual_seed(flow.seed)

@@ -152,7 +152,7 @@ def build(model: str, recipe: Recipe, features: int) -> Any:
 
 
 def steps_for(seconds: float, dataset: str, model: str, recipe: Recipe, rows: Tensor, options: Options) -> int:
-    """The number of training steps that take about ``seconds``; with ``options.runs``, it is measured for all seeds."""
+    """The number of training steps that take about ``seconds``, measured once for all seeds with ``options.runs``."""
     stored = None if options.runs is None else options.runs / dataset / f"{model}-steps.json"
     if stored is not None and stored.exists():
         return int(json.loads(stored.read_text())["steps"])
