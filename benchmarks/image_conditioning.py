@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 import sinuflow
 from records import make_record, write
 from sinuflow.data.image_sets import IMAGE_SETS
-from sinuflow.paper.image_data import downsample
+from sinuflow.paper.images import downsample
 
 CONDITIONINGS = ("shift", "affine")
 #: Number and shape of CIFAR-10's images.

@@ -29,7 +29,7 @@ from sinuflow.compare import ZukoFlow
 from sinuflow.data.sources import seeded
 from sinuflow.models.defaults import table_recipe
 from sinuflow.models.table import TableModel
-from sinuflow.report import gaussian_log_density
+from sinuflow.report.baselines import gaussian_log_density
 from sinuflow.training import Batch, MemoryRows
 
 OWN = ("iris", "wine", "diabetes", "breast_cancer", "digits_top")

@@ -16,8 +16,7 @@ from sinuflow import ArgumentError, DataError
 from sinuflow.data.datasets import Splits
 from sinuflow.data.image_sets import IMAGE_SETS
 from sinuflow.paper import Options, images, reproduce
-from sinuflow.paper.image_data import downsample, load, shape_of, synthetic
-from sinuflow.paper.images import COMPARISON, trained_flows
+from sinuflow.paper.images import COMPARISON, downsample, load, shape_of, synthetic, trained_flows
 from sinuflow.paper.page import page
 from sinuflow.paper.reconstruction import round_trip
 from sinuflow.paper.record import Result, write_record

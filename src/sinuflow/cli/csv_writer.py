@@ -30,9 +30,7 @@ class CsvWriter:
         for field in schema:
             kind = _type_of_values(field)
             if types.is_nested(kind) or types.is_run_end_encoded(kind) or isinstance(kind, pyarrow.BaseExtensionType):
-                raise DataError(
-                    f"column {field.name!r} holds {kind}, which CSV cannot hold: write a .parquet file instead"
-                )
+                raise DataError(f"column {field.name!r} holds {kind}, which CSV cannot hold: write a .parquet file")
         self._file = open(path, "wb")  # noqa: SIM115 - closed by close()
         self.close = self._file.close
         names = pyarrow.array(schema.names, pyarrow.string())
@@ -52,9 +50,7 @@ class CsvWriter:
             texts = array.cast(pyarrow.string())
             texts.validate(full=True)  # strings in Parquet files may be invalid UTF-8
         except pyarrow.ArrowInvalid:
-            raise DataError(
-                f"column {field.name!r} holds bytes that are not UTF-8 text: write a .parquet file instead"
-            ) from None
+            raise DataError(f"column {field.name!r} holds bytes that are not UTF-8: write a .parquet file") from None
         kind = _type_of_values(field)
         is_text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
         return _quoted(self._escaped(texts) if is_text else texts, _QUOTED_CELLS)
@@ -72,9 +68,8 @@ def formulas(texts: Any) -> Any:
         >>> formulas(pyarrow.array(["=1+1", "-5", "Oslo"])).to_pylist()
         [True, False, False]
     """
-    return compute.and_not(
-        compute.match_substring_regex(texts, _FORMULA), compute.match_substring_regex(texts, _NUMBER)
-    )
+    formula, number = (compute.match_substring_regex(texts, pattern) for pattern in (_FORMULA, _NUMBER))
+    return compute.and_not(formula, number)
 
 
 def _quoted(texts: Any, pattern: str) -> Any:

@@ -12,6 +12,7 @@ from ..data.image_sets import IMAGE_SETS
 from ..data.originals import in_words, prepare, sizes_in_words
 from ..data.toys import TOYS
 from ..errors import DataError
+from .files import Force
 from .terminal import echo
 
 app = typer.Typer(help="Benchmark datasets, images and toy densities.", no_args_is_help=True)
@@ -43,7 +44,7 @@ def prepare_dataset(
     name: Annotated[str, typer.Argument(help="A dataset of `sinuflow data list`.")],
     original: Annotated[Path, typer.Option("--from", help="The published file, or its folder.")],
     to: Annotated[Path, typer.Option("--to", help="The folder of the datasets.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing dataset.")] = False,
+    force: Force = False,
 ) -> None:
     """Prepare a dataset from its published files: train.npy, val.npy and test.npy in the folder TO/NAME."""
     prepare(name, original, to, force=force, progress=echo)

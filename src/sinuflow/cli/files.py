@@ -39,10 +39,7 @@ def load_fitted(path: Path) -> TableModel | ImageModel:
 def claim_output(
     ctx: typer.Context, path: Path, force: bool, inputs: Iterable[Path | None], formats: tuple[str, ...] | None = None
 ) -> None:
-    """Check an output before any work is done, and lock it until the command ends.
-
-    It must not be an input or a file in an input folder, through links either.
-    """
+    """Check an output, also against the inputs, before any work is done, and lock it until the command ends."""
     if formats is not None and path.suffix.lower() not in formats:
         raise DataError(f"cannot write {path}: the name must end in {' or '.join(formats)}")
     require_regular(path)
@@ -60,7 +57,7 @@ def claim_output(
 
 
 def _is_same(output: Path, source: Path) -> bool:
-    """Whether replacing ``output`` would change ``source``, or a file in it if that is a folder."""
+    """Whether replacing ``output`` would change ``source``, or a file in it if that is a folder, through links too."""
     if os.path.realpath(output) == os.path.realpath(source):
         return True
     if not output.exists():
@@ -78,10 +75,7 @@ def _is_same(output: Path, source: Path) -> bool:
 
 
 def write_rows(path: Path, batches: Iterable[Any], spreadsheet_safe: bool = False) -> int:
-    """Write record batches to a CSV or Parquet file, completely or not at all, and return the number of rows.
-
-    ``spreadsheet_safe`` escapes formulas in CSV: see :class:`CsvWriter`.
-    """
+    """Write record batches to a CSV or Parquet file, completely or not at all, and return the number of rows."""
     from pyarrow import ArrowException, parquet
 
     from .csv_writer import CsvWriter

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from ..data.image_files import holds_pictures
-from ..errors import DataError
+from ..errors import DataError, StorageError
+from ..models.image import ImageModel
 from ..models.image_fitting import fit_images
 from ..models.table import TableModel
 from ..models.table_fitting import fit_table
-from .files import claim_output
+from ..signals import shielded
+from ..training.checkpoint import CheckpointFolder
+from .files import Force, claim_output
 from .info import reconstruction, training, validation
 from .report import write_report
-from .runs import Model, resumable_run
+from .signals import Stopped
 from .terminal import echo
 
 Missing = Literal["refuse", "drop"]
+Model = TableModel | ImageModel
 
 
 def command(
@@ -50,7 +58,7 @@ def command(
     resume: Annotated[bool, typer.Option("--resume", help="Resume an interrupted run.")] = False,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to train.")] = "auto",
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace existing outputs.")] = False,
+    force: Force = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Fit a flow to a table or to images, and write a model file.
@@ -85,11 +93,53 @@ def command(
         options |= {"context": context, "drop": drop, "missing": missing, "maps": _maps(map_ or [])}
         return fit_table(data, conditioning=conditioning or "full", **options)
 
-    model = resumable_run(output, resume, force, train)
+    model = _resumable_run(output, resume, force, train)
     _print_summary(model)
     echo(f"model: {output}")
     if report is not None and isinstance(model, TableModel):
         write_report(model, data, report)
+
+
+def _resumable_run(output: Path, resume: bool, force: bool, train: Callable[[Path], Model]) -> Model:
+    """Train a model with checkpoints in a folder beside the output, write the model, and remove the folder.
+
+    When interrupted, the run keeps its checkpoints, prints how to resume, and exits with the signal's code. Checkpoints
+    of an earlier run are removed only with ``force``.
+    """
+    folder, finished = output.with_name(output.name + ".run"), False
+    checkpoints = CheckpointFolder(folder)
+
+    def remove() -> None:
+        with shielded(), checkpoints.locked():  # fails if another process is using the folder
+            shutil.rmtree(folder)
+
+    if resume and not checkpoints.exists():
+        echo(f"there is no checkpoint in {folder}: training starts at step 0", err=True)
+    elif not resume and folder.exists():
+        if not force:
+            raise StorageError(f"{folder} holds an interrupted run: resume with --resume, or start over with --force")
+        remove()
+    try:
+        model = train(folder)
+        with shielded():  # a signal takes effect before both or after both
+            model.save(output)
+            finished = True
+            with suppress(OSError, StorageError):
+                remove()
+        return model
+    except (Stopped, KeyboardInterrupt) as stop:
+        remains = " before the training began"
+        if finished:
+            remains = f"; the model is written: {output}"
+        elif checkpoints.exists():
+            remains = f"; the run is saved in {folder}. Resume it with the same command and --resume."
+        with suppress(OSError):  # the terminal may be closed
+            echo(f"interrupted{remains}", err=True)
+        raise typer.Exit(128 + (stop.number if isinstance(stop, Stopped) else signal.SIGINT)) from None
+    finally:
+        if not checkpoints.exists():
+            with suppress(OSError, StorageError):
+                remove()
 
 
 def _maps(assignments: list[str]) -> dict[str, str]:

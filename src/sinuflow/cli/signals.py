@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
 from typing import Any
 
 from ..signals import STOP_SIGNALS, use
@@ -49,7 +48,7 @@ class CommandHandler:
             if signal.getsignal(number) is self:
                 signal.signal(number, signal.SIG_DFL)
 
-    def __call__(self, number: int, frame: FrameType | None) -> None:
+    def __call__(self, number: int, _: object) -> None:
         if self.importing:
             with suppress(OSError):
                 os.write(2, b"interrupted\n")

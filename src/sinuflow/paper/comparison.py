@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -16,14 +15,8 @@ from .recipes import recipes
 from .record import Result
 from .training import PEERS, Run, chosen_models, is_present
 
-
-class Evaluation(NamedTuple):
-    """A trained model with its scores: of all test examples in float32, and of the first ones in float64."""
-
-    run: Run
-    validation: float
-    test: Tensor
-    exact: Tensor
+#: A run, its validation score, and the scores of all test examples in float32 and of the first ones in float64.
+Evaluation = tuple[Run, float, Tensor, Tensor]
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from ..bijections import LDUBlock, SinusoidalLayer
 from ..data.datasets import find
 from ..data.toys import toy
 from ..ops.waves import Waves, transform
+from ..solvers.result import Inversion
 from .items import Options
 from .plotting import DASHED, OTHER, OURS, TRUE, saved_figure
 from .record import Result, percent, results
@@ -45,12 +46,8 @@ class BlockConstants(NamedTuple):
     block: float  # the Lipschitz constant of all layers together minus the identity, which nothing bounds
 
 
-class Attempt(NamedTuple):
-    """The outcome of a solver for every sample."""
-
-    iterations: Tensor
-    error: Tensor
-    converged: Tensor
+#: The result of a solver, and its error for every sample.
+Attempt = tuple[Inversion, Tensor]
 
 
 def run(options: Options) -> Iterator[Result]:
@@ -101,19 +98,19 @@ def _measure(
         "Algorithm 1": attempt(flow, x, z, "fixed_point", _MAX_ITERATIONS),
         "the certified solver": attempt(flow, x, z, "certified"),
     }
-    few = attempt(flow, x, z, "fixed_point", _FEW_ITERATIONS)
-    wrong = few.error > _TOLERANCE
+    few, error = attempt(flow, x, z, "fixed_point", _FEW_ITERATIONS)
+    wrong = error > _TOLERANCE
     metrics = {
         "test NLL, nats": -float(flow().log_prob(test).mean()),
         "Lipschitz constant of G, largest over blocks": max(block.layer for block in blocks),
         "proven bound of it, largest over blocks": max(block.bound for block in blocks),
         "constant of a block's scales together, largest over blocks": max(block.block for block in blocks),
     }
-    for name, (iterations, error, converged) in solvers.items():
-        metrics[f"iterations of {name}, mean"] = float(iterations.double().mean())
-        metrics[f"iterations of {name}, largest"] = float(iterations.max())
+    for name, (inverse, error) in solvers.items():
+        metrics[f"iterations of {name}, mean"] = float(inverse.iterations.double().mean())
+        metrics[f"iterations of {name}, largest"] = float(inverse.iterations.max())
         metrics[f"error of {name}, largest"] = float(error.max())
-        metrics[f"samples that {name} gave up, percent"] = percent(~converged)
+        metrics[f"samples that {name} gave up, percent"] = percent(~inverse.converged)
     metrics[f"samples wrong after {_FEW_ITERATIONS} iterations of Algorithm 1, percent"] = percent(wrong)
     metrics["of all samples, wrong and said to have converged, percent"] = percent(wrong & few.converged)
     return blocks, solvers, metrics
@@ -146,13 +143,13 @@ def _constants(part: SinusoidalLayer, low: Tensor, high: Tensor) -> BlockConstan
 def attempt(flow: SinusoidalFlow, x: Tensor, z: Tensor, solver: Any, limit: int | None = None) -> Attempt:
     """Solve for x, given z, with the solver's default tolerances."""
     inverse = flow.invert(z, solver=solver, max_iterations=limit, on_failure="return")
-    return Attempt(inverse.iterations, (inverse.x - x).abs().amax(-1), inverse.converged)
+    return inverse, (inverse.x - x).abs().amax(-1)
 
 
 def _plot(options: Options, shown: dict[str, tuple[list[BlockConstants], dict[str, Attempt]]]) -> None:
     with saved_figure(options.out / "contraction.png", 6.25, 0.8 + 1.4 * len(shown)) as figure:
         axes = figure.subplots(len(shown), 2, squeeze=False, width_ratios=(1, 1.25))
-        most = max(int(attempt.iterations.max()) for _, solvers in shown.values() for attempt in solvers.values())
+        most = max(int(inverse.iterations.max()) for _, solvers in shown.values() for inverse, _ in solvers.values())
         for (left, right), (title, (blocks, solvers)) in zip(axes, shown.items(), strict=True):
             left.set_title(title, loc="left")
             _plot_constants(left, blocks)
@@ -174,8 +171,8 @@ def _plot_constants(axes: Any, blocks: list[BlockConstants]) -> None:
 
 def _plot_iterations(axes: Any, solvers: dict[str, Attempt], most: int) -> None:
     edges = torch.logspace(0, math.log10(2 * most), 60, dtype=torch.float64)
-    for (name, attempt), colour in zip(solvers.items(), (OTHER, "#7fb2d9"), strict=True):
-        counts, _ = torch.histogram(attempt.iterations.double(), edges)
+    for (name, (inverse, _)), colour in zip(solvers.items(), (OTHER, "#7fb2d9"), strict=True):
+        counts, _ = torch.histogram(inverse.iterations.double(), edges)
         # Each scaled to its own peak, or a solver with one common number of iterations would hide the other.
         axes.stairs(counts / counts.max(), edges, fill=True, color=colour, label=name)
     axes.set(xscale="log", xlim=(1, 2 * most), ylim=(0, 1.08), yticks=[])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..bijections.pixels import PixelMap
@@ -20,12 +21,13 @@ from ..models.defaults import Recipe
 from ..models.image_fitting import histogram_bits
 from ..training import ImageRows
 from .comparison import Comparison, Evaluation
-from .image_data import downsample, load, shape_of
 from .items import Options
 from .recipes import recipes
 from .record import Result, hardware
 from .training import Run, chosen_models, is_present
 
+#: Images of each split in smaller runs.
+_COUNTS = {"quick": (8_000, 1_000, 1_000), "smoke": (500, 200, 200)}
 #: Changes to a recipe's flow and training in smaller runs.
 _FLOWS: dict[str, dict[str, Any]] = {
     "quick": {"blocks": 4, "channels": 8},
@@ -40,6 +42,52 @@ _STEPS = {"full": None, "quick": 600, "smoke": 150}
 _MODELS = ("today", "stable", "affine", "paper", "best")
 #: Images scored at a time, and images that are scored in float64 too.
 _BATCH, _CHECKED = 250, 500
+
+
+def shape_of(name: str, options: Options) -> tuple[int, int, int]:
+    """(C, H, W) of the images of a run."""
+    channels, height, width = image_set(name).shape
+    return channels, *options.of(full=(height, width), quick=(height // 2, width // 2), smoke=(8, 8))
+
+
+def load(name: str, options: Options) -> Splits:
+    """All images of a run."""
+    shape = shape_of(name, options)
+    if options.size == "smoke":
+        return Splits(*(synthetic(n, shape, seed).numpy() for seed, n in enumerate(_COUNTS["smoke"])))
+    splits = image_set(name).load(options.data)
+    if options.size == "full":
+        return splits
+    parts = zip(splits, _COUNTS[options.size], strict=True)
+    return Splits(*(downsample(torch.from_numpy(part[:n]), shape).numpy() for part, n in parts))
+
+
+def downsample(images: Tensor, shape: Sequence[int]) -> Tensor:
+    """Byte images of a smaller shape (C, H, W), by averaging squares of pixels."""
+    side = images.shape[-1] // shape[-1]
+    if tuple(images.shape[1:]) != (shape[0], side * shape[1], side * shape[2]):
+        raise ArgumentError(f"images of shape {tuple(images.shape[1:])} cannot be downsampled to {tuple(shape)}")
+    if side == 1:
+        return images
+    # In parts: CIFAR-10 as float32 would take gigabytes.
+    return torch.cat([F.avg_pool2d(part.float(), side).round().to(torch.uint8) for part in images.split(1000)])
+
+
+def synthetic(count: int, shape: Sequence[int], seed: int = 0) -> Tensor:
+    """Byte images of a soft disc on a gradient, whose pixels depend on each other."""
+    channels, height, width = shape
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(*size: int) -> Tensor:
+        return torch.rand((count, *size, 1, 1), generator=generator)
+
+    y, x = torch.linspace(0, 1, height).view(-1, 1), torch.linspace(0, 1, width)
+    distance = ((y - uniform(1)) ** 2 + (x - uniform(1)) ** 2).sqrt()
+    disc = torch.sigmoid((0.2 + 0.2 * uniform(1) - distance) / 0.05)
+    background = 0.3 * uniform(channels) + 0.2 * y * uniform(channels)
+    image = background * (1 - disc) + (0.5 + 0.4 * uniform(channels)) * disc
+    noise = 0.02 * torch.randn((count, channels, height, width), generator=generator)
+    return (255 * (image + noise)).round().clamp(0, 255).to(torch.uint8)
 
 
 class ImageRun(Run):
@@ -140,9 +188,7 @@ def _stored(name: str, options: Options) -> ImageRun | None:
         expected = {"shape": shape_of(name, options), "flow": run.recipe.flow, "training": run.training(None)}
         # Results of a full run must be those of the recipe; smaller runs may show any flow.
         if options.size == "full" and settings | json.loads(json.dumps(expected)) != settings:
-            raise ArgumentError(
-                f"{run.folder} holds another run than the recipe's: add --quick, or choose another with --runs"
-            )
+            raise ArgumentError(f"{run.folder} holds another run than the recipe's: add --quick, or use another --runs")
         run.flow = SinusoidalFlow.image(settings["shape"], **settings["flow"])
         run.flow.load_state_dict(weights)
         run.flow.eval()
@@ -165,7 +211,7 @@ def evaluate(name: str, model: str, recipe: Recipe, splits: Splits, seed: int, o
     x = run.logits(torch.from_numpy(splits.test))
     test, exact = (_bits(run, part) for part in (x, x[:_CHECKED].double()))
     validation = ImageRows(torch.from_numpy(splits.val), run.pixels).bits_per_dimension(run.outcome["best_nll"])
-    return Evaluation(run, validation, test, exact)
+    return run, validation, test, exact
 
 
 @torch.no_grad()

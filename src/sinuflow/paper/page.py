@@ -1,9 +1,4 @@
-"""One page with all results beside the paper's.
-
-    python -m sinuflow.paper.page FOLDER
-
-writes FOLDER/README.md from the records in FOLDER, and the notes in notes.toml.
-"""
+"""One page with all results beside the paper's: ``python -m sinuflow.paper.page FOLDER`` writes FOLDER/README.md."""
 
 from __future__ import annotations
 

@@ -35,13 +35,11 @@ _STYLE: dict[Any, Any] = {
 def saved_figure(path: Path, width: float, height: float) -> Iterator[Figure]:
     """An empty figure, its size in inches, that is saved as PNG when the block ends."""
     try:
-        import matplotlib
+        from matplotlib import style
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ArgumentError("figures need matplotlib: pip install 'sinuflow[cli]'") from error
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE)
+    with style.context(_STYLE, after_reset=True):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
         with replacing(path) as temporary:

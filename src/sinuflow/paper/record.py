@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import platform
 import statistics
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ import torch
 from .. import __version__
 from ..errors import StorageError
 from ..files import write_atomically
+from ..training.history import finite
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,7 @@ def percent(condition: torch.Tensor) -> float:
 
 
 def write_record(path: Path, new: list[Result], command: str, device: str) -> list[dict[str, Any]]:
-    """Add results to a record, replacing earlier ones with the same key, and return all entries.
-
-    A result that differs from the earlier one in its seeds only is merged with it.
-    """
+    """Add results to a record, merged with or instead of earlier ones with the same key, and return all entries."""
     entries = {(entry["set"], entry["metric"], entry["model"]): entry for entry in read_record(path)}
     for result in new:
         entry, earlier = result.to_json(command, device), entries.get(result.key)
@@ -124,7 +121,7 @@ def _merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 def _summarize(entry: dict[str, Any]) -> dict[str, Any]:
     """Fill in mean, standard deviation and total time over seeds; non-finite values become None, as JSON needs."""
-    entry = _finite(entry)
+    entry = finite(entry)
     values = entry["values"]
     complete = None not in values
     entry["value"] = statistics.fmean(values) if complete else None
@@ -134,14 +131,6 @@ def _summarize(entry: dict[str, Any]) -> dict[str, Any]:
     if entry["seconds"] is not None:
         entry["seconds"] = round(entry["seconds"], 1)
     return entry
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def versions() -> dict[str, str]:

@@ -49,15 +49,14 @@ def measure(flow: ImageRun, options: Options) -> Iterator[Result]:
         for solver in ("certified", "fixed_point"):  # warm-up
             model.invert(noise, solver=solver, max_iterations=50, on_failure="return")
         for task, (z, x) in tasks.items():
-            yield _time(flow, task, z, x, None, None, options)
+            yield _time(flow, task, z, x, None, None)
             for tolerance, limit in itertools.product(_TOLERANCES[options.size], _ITERATIONS[options.size]):
-                yield _time(flow, task, z, x, tolerance, limit, options)
+                yield _time(flow, task, z, x, tolerance, limit)
 
 
-def _time(
-    flow: ImageRun, task: str, z: Tensor, x: Tensor, tolerance: float | None, limit: int | None, options: Options
-) -> Result:
+def _time(flow: ImageRun, task: str, z: Tensor, x: Tensor, tolerance: float | None, limit: int | None) -> Result:
     """The time of Algorithm 1 or, without a limit, of the certified solver."""
+    options = flow.options
     metric, model, solver, repeats = f"seconds to {task} {len(z)} images", "certified", {}, _REPEATS[options.size]
     if limit is not None:
         metric += f", tolerance {tolerance:g}, at most {limit} iterations"

@@ -14,14 +14,11 @@ from .items import Options
 from .plotting import figure_path, saved_figure, show_images
 from .record import Result, percent
 
-#: Rows and columns of a grid.
-_GRID = {"full": 8, "quick": 6, "smoke": 4}
-
 
 def run(options: Options) -> Iterator[Result]:
     """Sample from each flow at temperature 1 by the certified solver, and report how exact the inverse is."""
     runs = trained_flows(IMAGE_SETS, options)
-    columns = _GRID[options.size]
+    columns = options.of(full=8, quick=6, smoke=4)  # of a grid, and as many rows
     grids = []
     for flow in runs:
         noise = torch.Generator().manual_seed(flow.seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,16 +21,7 @@ from .training import chosen_models, train
 METRIC = "KL from the true density, nats"
 #: Training, validation and test rows.
 _ROWS = {"full": (1_000_000, 20_000, 50_000), "quick": (200_000, 10_000, 20_000), "smoke": (5_000, 1_000, 2_000)}
-_STEPS = {"full": None, "quick": 2_500, "smoke": 150}
 _GRID, _SHOWN = 200, 4_000
-
-
-class _Panel(NamedTuple):
-    """A column of the figure."""
-
-    density: Tensor  # on the grid, as learned
-    samples: Tensor
-    kl: float | None
 
 
 def run(options: Options) -> Iterator[Result]:
@@ -39,13 +30,13 @@ def run(options: Options) -> Iterator[Result]:
     wrong = [name for name in names if toy(name).features != 2]
     if wrong:
         raise ArgumentError(f"{wrong[0]} has one dimension: see `sinuflow reproduce gaussians`")
-    panels: dict[str, _Panel] = {}
-    models = chosen_models("toy", ("today",), options)
+    panels: dict[str, tuple[Tensor, Tensor, float | None]] = {}  # learned density on the grid, samples, divergence
+    models, steps = chosen_models("toy", ("today",), options), options.of(full=None, quick=2_500, smoke=150)
     for (model, recipe), name, seed in itertools.product(models.items(), names, options.seeds):
         target, generator = toy(name), torch.Generator().manual_seed(seed)
         rows = [target.draw(size, generator) for size in _ROWS[options.size]]
         splits = Splits(*(part.float().numpy() for part in rows))
-        trained = train(model, recipe, splits, seed, options, name, _STEPS[options.size])
+        trained = train(model, recipe, splits, seed, options, name, steps)
         flow = trained.flow.cpu()
         kl = None
         if target.log_prob is not None:
@@ -56,19 +47,16 @@ def run(options: Options) -> Iterator[Result]:
             with torch.no_grad():
                 density = flow().log_prob(_grid(target).float()).exp()
                 samples = flow().sample((_SHOWN,), generator=torch.Generator().manual_seed(seed))
-            panels[name] = _Panel(density, samples, kl)
+            panels[name] = density, samples, kl
     _plot(panels, options)
 
 
 def divergence(target: Toy, flow: Any, rows: Tensor) -> tuple[float, float]:
-    """KL(p | q) as the mean of log p - log q over rows of p, and its standard error.
-
-    The rows are float64: rounding to float32 could move one out of the support of p.
-    """
+    """KL(p | q) as the mean of log p - log q over rows of p, and its standard error."""
     assert target.log_prob is not None
     with torch.no_grad():
         learned = torch.cat([flow().log_prob(part.float()).double() for part in rows.split(2**14)])
-    gap = target.log_prob(rows) - learned
+    gap = target.log_prob(rows) - learned  # in float64: rounded to float32, a row may leave the support of p
     return float(gap.mean()), float(gap.std()) / len(gap) ** 0.5
 
 
@@ -78,7 +66,7 @@ def _grid(target: Toy) -> Tensor:
     return torch.cartesian_prod(line, line).flip(-1)
 
 
-def _plot(panels: dict[str, _Panel], options: Options) -> None:
+def _plot(panels: dict[str, tuple[Tensor, Tensor, float | None]], options: Options) -> None:
     with saved_figure(options.out / "shapes.png", 1.6 * len(panels) + 0.4, 5.2) as figure:
         axes: Any = figure.subplots(3, len(panels), squeeze=False)
         for column, (name, (density, samples, kl)) in zip(axes.T, panels.items(), strict=True):

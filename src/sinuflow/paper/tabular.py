@@ -16,17 +16,14 @@ from .items import Options
 from .record import hardware, read_record
 from .training import steps_for, train
 
-#: Rows of each split, and steps, of smaller runs.
-_ROWS = {"full": None, "quick": 20_000, "smoke": 400}
-_STEPS = {"full": None, "quick": 300, "smoke": 40}
 #: Rows scored at a time, and rows that are scored in float64 too.
 _BATCH, _CHECKED = 2**15, 4_000
 
 
 def load(name: str, options: Options) -> Splits:
     """The rows of a run."""
-    splits = BENCHMARKS[name].load(options.data)
-    return Splits(*(part[: _ROWS[options.size]] for part in splits))
+    rows = options.of(full=None, quick=20_000, smoke=400)
+    return Splits(*(part[:rows] for part in BENCHMARKS[name].load(options.data)))
 
 
 def evaluate(name: str, model: str, recipe: Recipe, splits: Splits, seed: int, options: Options) -> Evaluation:
@@ -35,13 +32,13 @@ def evaluate(name: str, model: str, recipe: Recipe, splits: Splits, seed: int, o
         seconds = _seconds_of(name, recipe.as_long_as, options)
         steps = steps_for(seconds, name, model, recipe, torch.from_numpy(splits.train), options)
         recipe = replace(recipe, training=recipe.training | {"steps": steps})
-    run = train(model, recipe, splits, seed, options, name, _STEPS[options.size])
+    run = train(model, recipe, splits, seed, options, name, options.of(full=None, quick=300, smoke=40))
     flow, x, device = run.flow, torch.from_numpy(splits.test), options.device
     with torch.no_grad():
         flow.to(device)
         test = torch.cat([_nll(flow, part.to(device)) for part in x.split(_BATCH)])
         exact = _nll(flow.double(), x[:_CHECKED].double().to(device))
-    return Evaluation(run, run.outcome["best_nll"], test, exact)
+    return run, run.outcome["best_nll"], test, exact
 
 
 def _nll(flow: Any, x: Tensor) -> Tensor:
@@ -60,6 +57,4 @@ def _seconds_of(name: str, model: str, options: Options) -> float:
     for entry in read_record(options.out / "tabular.json"):
         if (entry["set"], entry["model"], entry.get("size"), entry["hardware"]) == (name, model, "full", here):
             return float(entry["seconds"]) / len(entry["seeds"])
-    raise ArgumentError(
-        f"run {name} with --model {model} first, on this machine: the others get the same training time"
-    )
+    raise ArgumentError(f"run {name} with --model {model} first on this machine: the others get the same training time")

@@ -41,10 +41,7 @@ PEERS = {"maf": "MAF", "nsf": "NSF"}
 
 @dataclass
 class Run:
-    """A training run of a recipe.
-
-    With ``options.runs`` it has a folder, from which an interrupted run resumes and a finished one is read.
-    """
+    """A training run of a recipe; with ``options.runs``, interrupted runs resume, and finished ones are read."""
 
     dataset: str
     model: str
@@ -84,9 +81,7 @@ class Run:
         if finished is not None:
             stored, self.outcome, weights = finished
             if stored != json.loads(json.dumps(settings)):
-                raise ArgumentError(
-                    f"{folder} holds a run with other settings or data: choose another folder with --runs"
-                )
+                raise ArgumentError(f"{folder} holds a run with other settings or data: use another folder with --runs")
             self.flow.load_state_dict(weights)
             self.flow.eval()
             return
@@ -157,10 +152,7 @@ def build(model: str, recipe: Recipe, features: int) -> Any:
 
 
 def steps_for(seconds: float, dataset: str, model: str, recipe: Recipe, rows: Tensor, options: Options) -> int:
-    """The number of training steps that take about ``seconds``.
-
-    With ``options.runs`` it is measured once and stored, so that all seeds take the same number.
-    """
+    """The number of training steps that take about ``seconds``, measured once for all seeds with ``options.runs``."""
     stored = None if options.runs is None else options.runs / dataset / f"{model}-steps.json"
     if stored is not None and stored.exists():
         return int(json.loads(stored.read_text())["steps"])

@@ -44,12 +44,7 @@ class Score:
 
     @property
     def standard_error(self) -> float:
-        """The standard error of the NLL."""
         return _standard_error(self.log_density)
-
-    @property
-    def worst(self) -> float:
-        return float(self.log_density.min())
 
     def lead_of(self, model: Score) -> tuple[float, float]:
         """NLL(self) − NLL(model), and its standard error, by the differences of the rows."""

@@ -47,10 +47,7 @@ def normality(content: ReportContent) -> tuple[Gallery, str]:
 
 
 def _quantile_plot(key: str, name: str, z: Floats) -> str:
-    """z₍ᵢ₎ against Φ⁻¹((i − ½)/n), with the pointwise 95 % band of normal samples.
-
-    The standard error of a quantile is √(p(1 − p)/n) / φ(Φ⁻¹(p)).
-    """
+    """z₍ᵢ₎ against Φ⁻¹((i − ½)/n), with the pointwise 95 % band ±1.96·√(p(1 − p)/n) / φ(Φ⁻¹(p)) of normal samples."""
     ordered = np.sort(z[np.isfinite(z)])
     n, normal = len(ordered), NormalDist()
     # Evenly spaced in normal quantiles, so that the tails keep their points.

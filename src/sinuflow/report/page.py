@@ -23,14 +23,12 @@ MAX_COLUMNS, MAX_VALUES = 200, 40
 def render(content: ReportContent) -> str:
     """The report as HTML; the same content gives the same text."""
     try:
-        import jinja2
+        from jinja2 import Environment, StrictUndefined
 
         from . import columns, noise, training
     except ModuleNotFoundError as error:
         raise SinuflowError("the report needs matplotlib and jinja2: pip install 'sinuflow[cli]'") from error
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"number": number, "bound": bound, "plural": plural}
     template = environment.from_string(resources.files(__package__).joinpath("page.html").read_text("utf-8"))
     normality, normality_summary = noise.normality(content)

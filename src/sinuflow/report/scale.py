@@ -44,14 +44,14 @@ def scale_of(column: ColumnView) -> Scale:
     it, but not beyond the values. Of many categories, the rarest share the last bin.
     """
     if column.kind == "category":
-        counts = Counter(map(str, column.data.tolist()))
-        counts.update(dict.fromkeys(map(str, column.samples.tolist()), 0))
+        counts = Counter(column.data.tolist())
+        counts.update(dict.fromkeys(column.samples.tolist(), 0))
         names = sorted(counts, key=lambda name: (-counts[name], name))
         shown = names if len(names) <= MAX_CATEGORIES + 1 else names[:MAX_CATEGORIES]
         labels = [shorten(name, 16) for name in shown]
         labels += [f"{len(names) - len(shown)} more"] * (len(names) > len(shown))
         position = {name: float(min(i, len(shown))) for i, name in enumerate(names)}
-        data, samples = (np.array([position[str(v)] for v in part.tolist()]) for part in (column.data, column.samples))
+        data, samples = (np.array([position[name] for name in part.tolist()]) for part in (column.data, column.samples))
         return Scale(np.arange(len(labels) + 1) - 0.5, data, samples, labels=tuple(labels))
     data, samples = finite(column.data), finite(column.samples)
     if not len(data):
@@ -84,13 +84,10 @@ def _limits(data: Floats, samples: Floats) -> tuple[float, float]:
 
 
 def _edges(data: Floats, low: float, high: float, step: float) -> Floats:
-    """Bins of Freedman and Diaconis's width 2·IQR·n^(−1/3), of whole steps where the values have a step.
-
-    At least 2.5·n^(1/3) of them: two peaks far apart have a large IQR.
-    """
+    """Bins of Freedman and Diaconis's width 2·IQR·n^(−1/3), of whole steps where the values have a step."""
     quarter, three_quarters = np.quantile(data, [0.25, 0.75])
     width = 2 * float(three_quarters - quarter) / len(data) ** (1 / 3)
-    fewest = min(max(12, round(2.5 * len(data) ** (1 / 3))), 36)
+    fewest = min(max(12, round(2.5 * len(data) ** (1 / 3))), 36)  # two peaks far apart have a large IQR
     bins = min(max(math.ceil((high - low) / width), fewest), MAX_BINS) if width > 0 else 30
     if step < (high - low) / 10_000:
         return np.linspace(low, high, bins + 1)

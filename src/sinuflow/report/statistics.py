@@ -21,7 +21,7 @@ def distance(column: ColumnView) -> float:
     Numbers: the Kolmogorov–Smirnov distance maxₓ |F̂(x) − Ĝ(x)|. Categories: the total variation ½ Σ |p̂ − q̂|.
     """
     if column.kind == "category":
-        p, q = Counter(map(str, column.data.tolist())), Counter(map(str, column.samples.tolist()))
+        p, q = Counter(column.data.tolist()), Counter(column.samples.tolist())
         n, m = len(column.data), len(column.samples)
         return 0.5 * sum(abs(p[value] / n - q[value] / m) for value in sorted(p.keys() | q.keys()))
     data, samples = np.sort(finite(column.data)), np.sort(finite(column.samples))
@@ -46,7 +46,7 @@ def noticeable(column: ColumnView) -> float:
     if column.kind != "category":
         return 2 * chance(column)
     n, m = len(column.data), len(column.samples)
-    counts = Counter(map(str, [*column.data.tolist(), *column.samples.tolist()])).values()
+    counts = Counter([*column.data.tolist(), *column.samples.tolist()]).values()
     p = np.array(sorted(counts)) / (n + m)
     return chance(column) + 0.5 * float(np.sqrt(2 * p * (1 - p) * (1 / n + 1 / m) / np.pi).sum())
 
@@ -71,11 +71,8 @@ def kolmogorov_smirnov(sample: Floats) -> tuple[float, float]:
 
 
 def kolmogorov_tail(x: float) -> float:
-    """Q(x) = P(K > x) = 2 Σₖ (−1)ᵏ⁻¹ exp(−2k²x²).
-
-    200 terms are exact to rounding for x ≥ 0.04, below which it is 1 to rounding.
-    """
-    k = np.arange(1, 201)
+    """Q(x) = P(K > x) = 2 Σₖ (−1)ᵏ⁻¹ exp(−2k²x²)."""
+    k = np.arange(1, 201)  # exact to rounding for x ≥ 0.04, below which Q is 1 to rounding
     return float(2 * np.sum((-1.0) ** (k - 1) * np.exp(-2 * (k * x) ** 2))) if x >= 0.04 else 1.0
 
 

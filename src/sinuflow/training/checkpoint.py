@@ -50,9 +50,7 @@ class CheckpointFolder:
         except OSError as error:
             raise StorageError(f"cannot use {self.folder} for checkpoints: {error.strerror or error}") from error
         if self.exists() and not resume:
-            raise TrainingError(
-                f"{self.folder} holds a checkpoint already: continue it with resume=True, or use another folder"
-            )
+            raise TrainingError(f"{self.folder} holds a checkpoint: continue with resume=True, or use another folder")
 
     def locked(self) -> AbstractContextManager[None]:
         """Lock the folder against other processes."""
@@ -62,7 +60,6 @@ class CheckpointFolder:
         return self.file.exists()
 
     def due(self, step: int) -> bool:
-        """Whether it is time for a checkpoint."""
         return (self._steps is not None and step % self._steps == 0) or time.monotonic() - self._saved >= self._seconds
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -93,7 +90,6 @@ class CheckpointFolder:
         return Checkpoint(state, groups)
 
     def _compare(self, stored: Mapping[str, Any], fingerprint: Mapping[str, Any], head: Callable[[], str]) -> None:
-        """Refuse a run that had other settings or other data."""
         if "data" in stored and not stored.keys() & _DATA.keys():  # of version 0.1.0
             fingerprint = {name: value for name, value in fingerprint.items() if name not in _DATA} | {"data": head()}
         different = {k for k in fingerprint.keys() | stored.keys() if fingerprint.get(k) != stored.get(k)}
@@ -147,9 +143,7 @@ def _types(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 def _demand_equal(group: str, actual: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     different = [name for name in actual.keys() | expected.keys() if actual.get(name) != expected.get(name)]
     if different:
-        raise ValueError(
-            f"{len(different)} of the tensors in {group!r} do not fit the flow, such as {min(different)[:200]!r}"
-        )
+        raise ValueError(f"{len(different)} tensors in {group!r} do not fit the flow, such as {min(different)[:200]!r}")
 
 
 #: The schema of a checkpoint's configuration.

@@ -80,13 +80,11 @@ class DeviceEngine(Engine):
             slack=self.guard.slack,
         )
 
-    # ---------------------------------------------------------------- steps
-
     def advance(self, step: int, most: int) -> Advance:
         started, resident = time.monotonic(), self._resident
         count = min(most, self._at_once)
         if resident is not None:
-            count = resident.prepare(count)
+            count = resident.start(count)
         # Copy the schedule of the next steps and the guard's state to the device.
         rates = [[self.rate(i), average_weight(self.settings.ema, i)] for i in range(step, step + count)]
         self._rates[:count] = torch.tensor(rates, dtype=torch.float64)
@@ -104,9 +102,6 @@ class DeviceEngine(Engine):
                         own.copy_(new.mT, non_blocking=True)
             run()
             rows += inputs.x.shape[-1]
-        if resident is not None:
-            epoch, taken = self.batches.position
-            self.batches.position = (epoch, taken + count)
         control = dict(zip(Slot, self._control.tolist(), strict=True))
         self._made = int(control[Slot.MADE])
         self.guard.restore({name: control[Slot[name.upper()]] for name in self.guard.state()})
@@ -188,8 +183,6 @@ class DeviceEngine(Engine):
         torch._foreach_copy_(self._flat.views(self._gradient), [g.contiguous() for g in grads])
         return loss.detach().view(1), 1
 
-    # ---------------------------------------------------------------- state
-
     @property
     def average(self) -> Weights | None:
         """The average of the weights by name, with the buffers of the flow."""
@@ -215,10 +208,7 @@ class DeviceEngine(Engine):
 
 
 class FlatParameters:
-    """The parameters of a module as views of one flat tensor.
-
-    The module works as usual: an in-place change of either changes both. :meth:`release` undoes it.
-    """
+    """The parameters of a module as views of one flat tensor, until :meth:`release`; the module works as usual."""
 
     def __init__(self, module: nn.Module) -> None:
         self.names, self.parameters = map(list, zip(*module.named_parameters(), strict=True))
@@ -250,18 +240,19 @@ class _Resident:
         #: The index of the next batch, on the device.
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
 
-    def prepare(self, most: int) -> int:
-        """Shuffle at the start of an epoch; the number of batches left in it, up to ``most``."""
+    def start(self, most: int) -> int:
+        """Advance by at most ``most`` batches of the epoch, and return their number; a new epoch is shuffled."""
         epoch, taken = self._batches.position
         if taken >= self._per_epoch:
             epoch, taken = epoch + 1, 0
-            self._batches.position = (epoch, taken)
         if epoch != self._epoch:
             order = self._source.start_epoch(epoch, self._batches.seed)[: self._order.numel()]
             self._order.copy_(order.view(self._order.shape))
             self._epoch = epoch
         self.cursor.fill_(taken)
-        return min(most, self._per_epoch - taken)
+        count = min(most, self._per_epoch - taken)
+        self._batches.position = (epoch, taken + count)
+        return count
 
     def gather(self) -> Batch:
         """The next batch."""

@@ -158,7 +158,6 @@ class Adam:
         self.state: Weights = {}
 
     def step(self, learning_rate: float) -> None:
-        """Update all parameters that have a gradient."""
         groups: dict[tuple[torch.device, torch.dtype], list[list[Tensor]]] = {}
         for i, p in enumerate(self._parameters):
             if p.grad is None:

@@ -31,16 +31,11 @@ _INITIAL_ROWS = 10_000
 class FitResult:
     """Result of :func:`sinuflow.fit`."""
 
-    #: The trained flow.
-    flow: Flow
-    #: A record of each validation.
-    history: list[Record]
-    #: The step of the returned weights.
-    best_step: int
-    #: Their mean negative log-likelihood on the validation rows, if there are any.
-    best_nll: float | None
-    #: How many steps were taken.
-    steps: int
+    flow: Flow  # trained
+    history: list[Record]  # a record of each validation
+    best_step: int  # the step of the returned weights
+    best_nll: float | None  # their mean negative log-likelihood on the validation rows, if there are any
+    steps: int  # how many were taken
 
 
 def fit(

@@ -38,7 +38,6 @@ class Guard:
         self.seen, self.mean, self.deviation, self.bad_in_a_row = 0, 0.0, 0.0, 0
 
     def accept(self, loss: float, gradient_norm: float) -> bool:
-        """Whether to take the step."""
         accepted = math.isfinite(loss) and math.isfinite(gradient_norm)
         if accepted and self.seen >= LEARNING:
             accepted = loss <= self.mean + FAR * self.deviation + self.slack

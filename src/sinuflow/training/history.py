@@ -52,6 +52,13 @@ class History:
 
 
 def _line(record: Record) -> str:
-    # JSON has neither NaN nor infinity: they become null.
-    clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-    return json.dumps(clean) + "\n"
+    return json.dumps(finite(record)) + "\n"
+
+
+def finite(value: Any) -> Any:
+    """A value for JSON, which has neither NaN nor infinity: they become None."""
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType
 from typing import Any
 
 from ..errors import SinuflowError
@@ -15,13 +14,9 @@ class Interrupt:
     """While active, a stop signal is only added to ``received``; on exit the first one is raised again.
 
     The previous handler then receives it: SIGINT raises KeyboardInterrupt, SIGTERM and SIGHUP end the process, and the
-    command line exits with its own code. Ignored signals stay ignored. SIGTERM and SIGHUP are not handled if there is
-    no checkpoint to save, or if the user has a handler for them. Signals reach the main thread only: in others this
-    does nothing.
-
-    Args:
-        saves: whether a checkpoint is saved after the first signal. Further ones are then ignored; without a checkpoint
-            the second one interrupts at once.
+    command line exits with its own code. Ignored signals stay ignored, and users' handlers of SIGTERM and SIGHUP are
+    kept. A run that ``saves`` checkpoints saves one after the first signal, and ignores further ones; otherwise only
+    SIGINT is handled, and a second one interrupts at once. In threads other than the main one this does nothing.
     """
 
     def __init__(self, saves: bool) -> None:
@@ -48,7 +43,6 @@ class Interrupt:
             signal.raise_signal(self.received[0])
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if a stop signal has arrived."""
         if self.received:
             raise KeyboardInterrupt
 
@@ -62,7 +56,7 @@ class Interrupt:
         for number, previous in reversed(self._previous.items()):
             signal.signal(number, previous)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, _: object) -> None:
         self.received.append(number)
         if len(self.received) == 2 and not self._saves:
             raise KeyboardInterrupt

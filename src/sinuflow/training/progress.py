@@ -44,27 +44,27 @@ class Lines(Progress):
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._started = self._shown = time.monotonic()
-        self._first: int | None = None
+        self._first = 0  # the first step that was shown
         self._last: Status | None = None
 
     def show(self, status: Status) -> None:
         now = time.monotonic()
-        self._first = status.step if self._first is None else self._first
+        if self._last is None:
+            self._first = status.step
         self._last = status
         if now - self._shown >= _LINE_SECONDS:
             self._shown = now
-            self._write(status, self._first)
+            self._write(status)
 
     def say(self, message: str) -> None:
         print(printable(message), file=self._stream, flush=True)
 
     def close(self) -> None:
-        if self._last is not None and self._first is not None:
-            self._write(self._last, self._first)
-            self._last = None
+        if self._last is not None:
+            self._write(self._last)
 
-    def _write(self, status: Status, first: int) -> None:
-        seconds = (time.monotonic() - self._started) / (status.step - first + 1) * (status.steps - status.step)
+    def _write(self, status: Status) -> None:
+        seconds = (time.monotonic() - self._started) / (status.step - self._first + 1) * (status.steps - status.step)
         left = f"  {timedelta(seconds=min(round(seconds), 10**9))} left" if status.step < status.steps else ""
         best = "" if status.best is None else f"  best validation {status.best:.4f}{status.unit}"
         speed = f"{status.rows_per_second:,.0f} rows/s"

@@ -69,7 +69,6 @@ class Schedule:
         self.waited = 0
 
     def factor(self, step: int) -> float:
-        """The fraction of the largest learning rate at a step."""
         if step < self._warmup:
             return (step + 1) / (self._warmup + 1)
         done = (step - self._warmup) / max(1, self._steps - self._warmup)

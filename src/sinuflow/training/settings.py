@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from ..checks import is_integer, is_number
+from ..checks import choice, is_integer, is_number
 from ..errors import ArgumentError
 from .schedules import ScheduleName
 
@@ -54,8 +54,7 @@ class Settings:
             )
         if self.decay is not None and self.schedule != "exponential":
             raise ArgumentError('decay belongs to schedule="exponential"')
-        if self.optimizer not in get_args(OptimizerName):
-            raise ArgumentError(f"optimizer must be {' or '.join(get_args(OptimizerName))}; got {self.optimizer!r}")
+        choice("optimizer", self.optimizer, get_args(OptimizerName))
 
 
 #: For each numeric setting its type, further conditions, and both in words.

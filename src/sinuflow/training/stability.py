@@ -126,10 +126,7 @@ def patch_noise(like: Tensor, shape: Shape) -> Tensor:
 
 
 def growth_penalty(shift: ImageShift, x: Tensor, z: Tensor, context: Tensor | None, error: Tensor) -> Tensor:
-    r"""The mean of :math:`\max(0, \rho - q)` over a feature-major batch x (D, B), where z is the shift of x.
-
-    ``error`` is δ, of shape (D, B).
-    """
+    r"""The mean of :math:`\max(0, \rho - q)` over x, where z is the shift of x and ``error`` is δ, all (D, B)."""
     with torch.no_grad():
         u = shift.invert(z + error, context, SolverOptions()).x - x
         # Pixels that overflow carry no information; the ones before them do not depend on them.

@@ -64,8 +64,6 @@ class Trainer:
         self.best_nll = self.best_score = math.inf  # the score includes the stability penalty
         self.finished = False
 
-    # ---------------------------------------------------------------- the loop
-
     def run(self, after_step: Callable[[], None], checkpoint_steps: int | None = None) -> None:
         """Train to the end, calling ``after_step`` between steps and at every multiple of ``checkpoint_steps``."""
         settings = self.settings
@@ -100,8 +98,6 @@ class Trainer:
         if self._bits is not None:  # of the batch an estimate, with the Jacobian of the validation images
             loss, best, unit = self._bits(loss), None if best is None else self._bits(best), " bits/dim"
         self.progress.show(Status(self.step, self.settings.steps, loss, best, rows_per_second, unit))
-
-    # ---------------------------------------------------------------- validation
 
     def _validate(self, rows_per_second: float) -> None:
         nll, penalty = (None, 0.0) if self.validation is None else self._validation_scores(self.validation)
@@ -178,8 +174,6 @@ class Trainer:
         warnings.warn(message, stacklevel=2)
         self.progress.say(message)
 
-    # ---------------------------------------------------------------- the end
-
     def _weights(self) -> Weights:
         average = self._engine.average
         return self.flow.state_dict() if average is None else average
@@ -196,10 +190,7 @@ class Trainer:
             )
 
     def close(self) -> None:
-        """Release the engine, however the run ended."""
         self._engine.close()
-
-    # ---------------------------------------------------------------- checkpoints
 
     def state(self, fingerprint: dict[str, Any]) -> Checkpoint:
         """Everything that the next step depends on."""
