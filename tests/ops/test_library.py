@@ -36,9 +36,8 @@ PLANTED = "int planted;" + "".join(f"void {name}(void) {{}}" for name in library
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
     """The kernels, compiled without optimisation."""
-    folder = tmp_path_factory.mktemp("compiled")
-    path = folder / "kernels.so"
-    path.write_bytes(compiler.compile_library(compiler.find_compiler(), library.SOURCE, [["-O0"]], folder))
+    path = tmp_path_factory.mktemp("compiled") / "kernels.so"
+    path.write_bytes(compiler.compile_library(compiler.find_compiler(), library.SOURCE, [["-O0"]]))
     return path
 
 

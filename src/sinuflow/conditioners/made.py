@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from ..flow_config import check_residual
-from ..ops.activations import check_activation, squash
+from ..checks import check_residual, choice
+from ..ops.activations import ACTIVATIONS, squash
 from ..ops.degrees import Layer, plan, staircase_mask
 from ..ops.masked_mlp import Network, masked_network
 from ..ops.masked_mlp_inverse import MaskedNetwork, incremental, ordered_adjoint, substitute_shift
@@ -62,7 +62,7 @@ class MADE(Conditioner):
         widths = hidden[:1] + tuple(w for w in hidden[1:] for _ in range(2)) if residual else hidden
         self.plan = plan(features, context, outputs, widths)
         self.skips = tuple(residual and i >= 2 and i % 2 == 0 for i in range(len(widths)))
-        self.activation = check_activation(activation)
+        self.activation = choice("activation", activation, ACTIVATIONS)
         self.dropout = dropout
         self.squash = squash_width
         self.layers = nn.ModuleList(MaskedLinear(layer) for layer in self.plan.hidden)

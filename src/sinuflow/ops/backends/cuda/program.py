@@ -134,7 +134,7 @@ class Program:
     def _block(self, plan: ExecutionPlan, rows: int) -> Block | None:
         """The fastest block of so many rows that fits in shared memory."""
         # Splitting stored activations costs memory traffic, and saves work only where they are rectified when loaded.
-        splits = (True, False) if self.shape.streams else (False,)
+        splits = (True, False) if self.shape.residual else (False,)
         blocks = [Block(rows, split, slots) for slots in (4, 3, 2) for split in splits]
         return next((block for block in blocks if plan.shared(block) <= self._launcher.shared_bytes), None)
 

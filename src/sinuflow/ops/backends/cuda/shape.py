@@ -62,7 +62,7 @@ class FlowShape(Shape):
     features: int
     context: int
     hidden: tuple[int, ...]  # all of one width
-    residual: bool
+    residual: bool  # whether hidden layers have skip connections
     scales: int
     waves: int
     squash: float  # 0: off
@@ -121,11 +121,6 @@ class FlowShape(Shape):
         """Of the 32 bits of a packed index, those for the offset within one parameter."""
         parameters = 2 * self.networks * (self.depth + 1) + (0 if self.conditional else 5 * self.blocks + 2)
         return 32 - parameters.bit_length()  # there is also a zero
-
-    @property
-    def streams(self) -> bool:
-        """Whether hidden layers have skip connections."""
-        return self.residual and self.depth > 2
 
     @property
     def paired(self) -> bool:
@@ -193,7 +188,7 @@ class FlowShape(Shape):
             copies = 4 if block.rows == 8 else 2  # halves, also of the next group where that overlaps
             known = copies * (self.depth * group.unit_stride + group.output_stride + 4)
         else:
-            known = self.units if self.streams else 0
+            known = self.units if self.residual else 0
         each = TILE * parts + 4 * self.features + 1 + (self.outputs if self.conditional else 0) + known
         constants = 2 * (self.biases + self.inner_weights) + self.wave_size + round_up(self.features, 4)
         return operands + block.rows * each + constants
