@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,13 +10,12 @@ from typing import Any
 STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 _handler: Any = None
-_shielded: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 def use(handler: Any) -> None:
     """Register the process's signal handler, the command line's, whose method ``shielded`` defers signals."""
-    global _handler, _shielded
-    _handler, _shielded = handler, handler.shielded
+    global _handler
+    _handler = handler
 
 
 def is_used(handler: object) -> bool:
@@ -27,4 +25,4 @@ def is_used(handler: object) -> bool:
 
 def shielded() -> AbstractContextManager[None]:
     """A block that defers the command line's signals to its end."""
-    return _shielded()
+    return nullcontext() if _handler is None else _handler.shielded()

@@ -59,8 +59,7 @@ def parse_json(document: str) -> Any:
         {'blocks': 3}
     """
     wide = 3 if "\\ud" in document.lower() else 1 if "\\u" in document else 0  # more bytes per character
-    counts = (document.count("{"), document.count("["), document.count(","), document.count(":"))
-    if _memory(*counts) + wide * len(document) > _JSON_MEMORY:
+    if _memory(document) + wide * len(document) > _JSON_MEMORY:
         raise ValueError("its description is too large")
     try:
         return json.loads(document)
@@ -83,15 +82,17 @@ def _metadata(raw: bytes) -> dict[str, str]:
         raise ValueError("its header is not plain ASCII")
     if raw.count(b'"data_offsets"') > MOST_TENSORS:
         raise ValueError(f"it has more than {MOST_TENSORS:,} tensors")
-    if _memory(raw.count(b"{"), raw.count(b"["), raw.count(b","), raw.count(b":")) > _HEADER_MEMORY:
+    document = raw.decode("ascii")
+    if _memory(document) > _HEADER_MEMORY:
         raise ValueError("its header is too large")
-    header = json.loads(raw)
+    header = json.loads(document)
     fields({}, {"__metadata__": fields({}, others=text(_LARGEST_HEADER))}, others=_ENTRY)(header, "header")
     metadata: dict[str, str] = header.get("__metadata__", {})
     return metadata
 
 
-def _memory(objects: int, lists: int, commas: int, colons: int) -> int:
-    """The approximate memory of JSON's Python objects, by its counts of these characters."""
+def _memory(document: str) -> int:
+    """The approximate memory of JSON's Python objects."""
+    objects, lists, commas, colons = map(document.count, "{[,:")
     # A list takes 64 bytes and an object 160, each entry 44, and a name in an object 48, or more if names are many.
     return 160 * objects + 64 * lists + 44 * commas + 48 * colons + 160 * max(0, colons - 32 * objects)

@@ -97,10 +97,9 @@ class Program:
         self._tables = {name: torch.tensor(t, dtype=torch.int32, device=device) for name, t in tables.items()}
 
     def _plan(self, stages: list[Stage], weights: LayerOffsets, floats: Callable[[Block, int], int]) -> ExecutionPlan:
-        found = streams(stages, weights, zero=self._total)
-        return ExecutionPlan(
-            found._replace(starts=found.starts.to(self.device), tables=found.tables.to(self.device)), floats
-        )
+        each = streams(stages, weights, zero=self._total)
+        each = each._replace(starts=each.starts.to(self.device), tables=each.tables.to(self.device))
+        return ExecutionPlan(each, floats)
 
     def _empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, device=self.device, dtype=dtype)

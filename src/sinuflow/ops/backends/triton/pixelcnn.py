@@ -15,9 +15,10 @@ import triton
 from torch import Tensor
 
 from ...pixel_affine import MOST_OUTPUTS
+from ...pixelcnn_inverse import SKEW
 from ..cuda.pixels.layout import NONE, matrices_of
 from ..cuda.pixels.program import PackedPixels, PixelGradients
-from ..cuda.pixels.shape import FAR_PLACES, SKEW, PixelShape
+from ..cuda.pixels.shape import FAR_PLACES, PixelShape
 from . import pixelcnn_gradients, pixelcnn_inverse, pixelcnn_layers
 from .launch import device_guard
 

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ....conditional_waves import LOG_SCALE_MAX
+from ....pixelcnn_inverse import SKEW
 from ..shape import Block, Shape, round_up
 
 #: Places that the first convolution sees, up to the centre in raster order, and that a residual block sees.
 FAR_PLACES, NEAR_PLACES = 25, 5
 #: Width of the first convolution's kernel, and its reach.
 FAR_SIDE, FAR = 7, 3
-#: Pixels of a front are one row and so many columns apart.
-SKEW = 4
 #: Warps of a thread block, and the turns that they take in sums over pixels.
 WARPS, TURNS = 16, 4
 
