@@ -37,14 +37,11 @@ def read_tensor_file(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | nonblocking)) as file:
             kind = os.fstat(file.fileno())
             if not stat.S_ISREG(kind.st_mode):
-                what = "a folder" if stat.S_ISDIR(kind.st_mode) else "not a file"
-                raise StorageError(f"cannot read {path}: it is {what}")
+                raise StorageError(f"cannot read {path}: it is not a file")
             return _read(file.read(kind.st_size))
-    except IsADirectoryError as error:
-        raise StorageError(f"cannot read {path}: it is a folder") from error
     except OSError as error:
-        reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror or error
-        raise StorageError(f"cannot read {path}: {reason}") from error
+        known = {FileNotFoundError: "there is no such file", IsADirectoryError: "it is a folder"}
+        raise StorageError(f"cannot read {path}: {known.get(type(error)) or error.strerror or error}") from error
     except (ValueError, RecursionError, SafetensorError) as error:
         raise StorageError(f"{path} is not a safetensors file, or is damaged: {error}") from error
     except (MemoryError, RuntimeError) as error:  # PyTorch raises the latter when memory runs out

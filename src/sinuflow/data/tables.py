@@ -65,7 +65,6 @@ class Table:
         return array
 
     def count(self) -> int:
-        """The number of rows."""
         with formats.translated(self.name):
             return int(self.dataset.count_rows())
 

@@ -121,7 +121,6 @@ class FlowProgram:
 
     @property
     def chain(self) -> Chain:
-        """The chain itself."""
         chain = self._chain()
         assert chain is not None
         return chain

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
+from ...conditional_waves import Shape
 from ...degrees import Plan, below, plan
 
 #: Warps to a block, threads of a warp, and rows and columns of a tile of weights.
@@ -45,7 +46,7 @@ class Group(NamedTuple):
     weights: int = 0  # within a group
 
 
-class Shape:
+class CompiledShape:
     """What is compiled into kernels: the constants that ``COMPILED`` names, in capitals."""
 
     COMPILED: ClassVar[str]
@@ -56,7 +57,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class FlowShape(Shape):
+class FlowShape(CompiledShape):
     """The shape of a flow whose networks are all alike."""
 
     features: int
@@ -80,13 +81,12 @@ class FlowShape(Shape):
 
     @property
     def depth(self) -> int:
-        """Hidden layers."""
         return len(self.hidden)
 
     @property
     def outputs(self) -> int:
         """Outputs of a network per feature."""
-        return 2 + self.scales * (3 * self.waves + 1) if self.conditional else 1
+        return Shape(self.scales, self.waves).parameters if self.conditional else 1
 
     @property
     def plan(self) -> Plan:

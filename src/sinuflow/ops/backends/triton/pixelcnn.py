@@ -83,7 +83,6 @@ class TritonProgram:
         return supported and shape.maps <= _MOST_MAPS and shape.columns <= _MOST_COLUMNS
 
     def inverts(self) -> bool:
-        """Whether there is an inverse."""
         return True
 
     def pack(self, parameters: Sequence[Tensor], purpose: str) -> PackedPixels:
