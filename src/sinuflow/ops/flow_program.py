@@ -149,13 +149,12 @@ class FlowProgram:
                     "the CUDA kernels have no second derivatives while dropout is active: call .eval() first, or set "
                     "SINUFLOW_KERNELS=triton in the environment"
                 )
-            with self.without_dropout():  # as in the forward pass
+            with self.without_dropout():  # as in the forward pass; the chain's own parameters are the other inputs
                 return self.chain.layer_by_layer(inputs[0], inputs[1] if conditional else None)
 
-        def forward(*inputs: Tensor) -> tuple[Any, ...]:
-            packed = self.program.pack(inputs[1 + conditional :], "learn" if learn else "score")
-            context = inputs[1] if conditional else None
-            scored = self.program.forward(packed, inputs[0], context, keep=learn, dropout=dropout)
+        def forward(*_: Tensor) -> tuple[Any, ...]:
+            packed = self.program.pack(parameters, "learn" if learn else "score")
+            scored = self.program.forward(packed, x, context, keep=learn, dropout=dropout)
             return scored.z, scored.ladj, *packed, *(scored.activations or ()), scored.z
 
         def backward(*tensors: Any) -> tuple[Any, ...]:

@@ -53,7 +53,7 @@ def masked_network(network: MaskedNetwork, h: Tensor, masks: Sequence[Tensor]) -
 
 
 def reference(network: MaskedNetwork, h: Tensor, masks: Sequence[Tensor], keeps: Sequence[Tensor] = ()) -> Tensor:
-    """The definition, in plain PyTorch; ``keeps`` are factors to use instead of fresh dropout, of layers that drop."""
+    """The definition in PyTorch; ``keeps`` are factors to use instead of fresh dropout, of layers that drop."""
     weights, biases = network.weights, network.biases
     factors = dict(zip(network.dropping, keeps, strict=True)) if keeps else {}
     before: list[Tensor] = []
