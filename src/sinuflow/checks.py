@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from .errors import ArgumentError
@@ -54,10 +54,25 @@ def whole(name: str, value: Any, least: int) -> int:
     return int(value)
 
 
-def choice(name: str, value: Any, choices: Iterable[str]) -> None:
-    """Refuse an argument that is not one of these strings."""
+def choice(name: str, value: Any, choices: Iterable[str]) -> str:
+    """An argument that must be one of these strings."""
     if not isinstance(value, str) or value not in choices:
         raise ArgumentError(f"{name} must be one of {', '.join(choices)}; got {shortened(value)}")
+    return value
+
+
+def image_shape(shape: Any) -> tuple[int, int, int]:
+    """(C, H, W) as integers."""
+    sizes = [int(n) for n in shape if hasattr(n, "__index__")] if isinstance(shape, (tuple, list)) else []
+    if len(sizes) != 3 or len(shape) != 3 or min(sizes) < 1:
+        raise ArgumentError(f"shape must be (channels, height, width), such as (1, 28, 28); got {shortened(shape)}")
+    return sizes[0], sizes[1], sizes[2]
+
+
+def check_residual(residual: bool, hidden: Sequence[int]) -> None:
+    """Refuse residual blocks of different widths: they add a layer's input to its output."""
+    if residual and len(set(hidden)) > 1:
+        raise ArgumentError(f"residual=True needs hidden layers of one size; got hidden={tuple(hidden)}")
 
 
 def _that(is_valid: Callable[[Any], bool], expected: str) -> Check:

@@ -37,14 +37,11 @@ def read_tensor_file(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | nonblocking)) as file:
             kind = os.fstat(file.fileno())
             if not stat.S_ISREG(kind.st_mode):
-                what = "a folder" if stat.S_ISDIR(kind.st_mode) else "not a file"
-                raise StorageError(f"cannot read {path}: it is {what}")
+                raise StorageError(f"cannot read {path}: it is not a file")
             return _read(file.read(kind.st_size))
-    except IsADirectoryError as error:
-        raise StorageError(f"cannot read {path}: it is a folder") from error
     except OSError as error:
-        reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror or error
-        raise StorageError(f"cannot read {path}: {reason}") from error
+        known = {FileNotFoundError: "there is no such file", IsADirectoryError: "it is a folder"}
+        raise StorageError(f"cannot read {path}: {known.get(type(error)) or error.strerror or error}") from error
     except (ValueError, RecursionError, SafetensorError) as error:
         raise StorageError(f"{path} is not a safetensors file, or is damaged: {error}") from error
     except (MemoryError, RuntimeError) as error:  # PyTorch raises the latter when memory runs out
@@ -59,8 +56,7 @@ def parse_json(document: str) -> Any:
         {'blocks': 3}
     """
     wide = 3 if "\\ud" in document.lower() else 1 if "\\u" in document else 0  # more bytes per character
-    counts = (document.count("{"), document.count("["), document.count(","), document.count(":"))
-    if _memory(*counts) + wide * len(document) > _JSON_MEMORY:
+    if _memory(document) + wide * len(document) > _JSON_MEMORY:
         raise ValueError("its description is too large")
     try:
         return json.loads(document)
@@ -83,15 +79,17 @@ def _metadata(raw: bytes) -> dict[str, str]:
         raise ValueError("its header is not plain ASCII")
     if raw.count(b'"data_offsets"') > MOST_TENSORS:
         raise ValueError(f"it has more than {MOST_TENSORS:,} tensors")
-    if _memory(raw.count(b"{"), raw.count(b"["), raw.count(b","), raw.count(b":")) > _HEADER_MEMORY:
+    document = raw.decode("ascii")
+    if _memory(document) > _HEADER_MEMORY:
         raise ValueError("its header is too large")
-    header = json.loads(raw)
+    header = json.loads(document)
     fields({}, {"__metadata__": fields({}, others=text(_LARGEST_HEADER))}, others=_ENTRY)(header, "header")
     metadata: dict[str, str] = header.get("__metadata__", {})
     return metadata
 
 
-def _memory(objects: int, lists: int, commas: int, colons: int) -> int:
-    """The approximate memory of JSON's Python objects, by its counts of these characters."""
+def _memory(document: str) -> int:
+    """The approximate memory of JSON's Python objects."""
+    objects, lists, commas, colons = map(document.count, "{[,:")
     # A list takes 64 bytes and an object 160, each entry 44, and a name in an object 48, or more if names are many.
     return 160 * objects + 64 * lists + 44 * commas + 48 * colons + 160 * max(0, colons - 32 * objects)

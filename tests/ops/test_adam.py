@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from sinuflow.ops.adam import SLOTS, Flat, Rules, Slot, reference_step
+from sinuflow.ops.adam import Flat, Rules, Slot, reference_step
 from sinuflow.training.guard import Guard
 
 DOUBLE = torch.float64
@@ -41,7 +41,7 @@ class Run:
         self.parameters = torch.randn(size, generator=generator, dtype=DOUBLE).to(DEVICE)
         self.first, self.second = torch.zeros_like(self.parameters), torch.zeros_like(self.parameters)
         self.average = self.parameters.clone() if average else None
-        self.control = torch.zeros(SLOTS, dtype=DOUBLE, device=DEVICE)
+        self.control = torch.zeros(len(Slot), dtype=DOUBLE, device=DEVICE)
         self.rates = torch.tensor([[0.01 / (1 + i), 0.1] for i in range(60)], dtype=DOUBLE, device=DEVICE)
 
     def go(self, gradient, losses, sign=1):

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from sinuflow.conditioners import MADE
 from sinuflow.errors import ArgumentError
-from sinuflow.ops.activations import squash
 from sinuflow.ops.dropout import Dropout
-from sinuflow.ops.masked_mlp import Network, reference
+from sinuflow.ops.masked_mlp import MaskedNetwork, reference
 from tests.ops.test_flow_program import BATCH, FLOWS, compare, draw, emulated
 
 
@@ -42,20 +41,17 @@ def test_masks_are_uncorrelated():
 def dropping_like(networks: list[MADE], dropout: Dropout, wide: int) -> None:
     """Make networks drop the same units as the kernels."""
     for i, made in enumerate(networks):
-        network = Network(made.plan, made.skips, made.activation, dropout.rate)
+        parts = [*made.layers, made.head]
+        weights, biases, masks = [p.weight for p in parts], [p.bias for p in parts], [p.mask for p in parts]
+        network = MaskedNetwork(made.plan, weights, biases, made.skips, made.activation, made.squash, dropout.rate)
         starts = [(i * len(made.layers) + layer) * wide for layer in network.dropping]
 
-        def forward(x, context=None, made=made, network=network, starts=starts):
-            h = squash(x, made.squash)
-            h = h if context is None else torch.cat([context, h])
+        def forward(x, context=None, made=made, network=network, starts=starts, masks=masks):
             keeps = [
                 dropout.factors(start + torch.arange(len(made.layers[layer].bias)), x.shape[-1]).to(x.dtype)
                 for layer, start in zip(network.dropping, starts, strict=True)
             ]
-            parts = [*made.layers, made.head]
-            result = reference(
-                network, h, [p.weight for p in parts], [p.bias for p in parts], [p.mask for p in parts], keeps
-            )
+            result = reference(network, network.first_input(x, context), masks, keeps)
             return result.view(made.plan.features, made.plan.outputs, -1)
 
         made.forward = forward

@@ -102,7 +102,7 @@ def detects_errors(program, network) -> None:
         ("forward", lambda original: lambda *a: one_wrong(original(*a))),
         ("forward", lambda original: lambda *a: one_wrong(original(*a), -1)),  # of a scale, if there is one
         ("check", lambda original: lambda *a: (one_wrong(original(*a)[0], -1), original(*a)[1])),
-        ("learn", lambda original: lambda *a: original(*a)._replace(outputs=1.1 * original(*a).outputs)),
+        ("learn", lambda original: lambda *a: (1.1 * original(*a)[0], original(*a)[1])),
         ("backward", lambda original: lambda *a: original(*a)._replace(x=1.1 * original(*a).x)),
         ("inverse", lambda original: lambda *a: one_wrong(original(*a))),
         ("check", lambda original: lambda *a: (one_wrong(original(*a)[0]), original(*a)[1])),

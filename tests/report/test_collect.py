@@ -45,8 +45,8 @@ def test_the_scores_are_those_of_the_test_rows_and_the_lead_is_paired(model):
     x = rows.dequantize(torch.from_numpy(test), seeded(0, 1))
     ours = model.score_numbers(x, None).numpy()
     assert content.model.nll == pytest.approx(-ours.mean())
-    prepared_train, _ = rows.prepare(rows.dequantize(torch.from_numpy(train), seeded(0, 2)))
-    prepared, ladj = rows.prepare(x)
+    prepared_train, _ = rows.maps(rows.dequantize(torch.from_numpy(train), seeded(0, 2)))
+    prepared, ladj = rows.maps(x)
     gaussian = gaussian_log_density(prepared_train.numpy(), prepared.numpy()) + ladj.numpy()
     baseline = content.baselines[0]
     assert baseline.nll == pytest.approx(-gaussian.mean())

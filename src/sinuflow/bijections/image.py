@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ..checks import choice
+from ..checks import choice, image_shape
 from ..conditioners import PixelCNN
-from ..flow_config import image_shape
 from ..ops.pixelcnn_fused import has_float64_kernels
 from ..ops.select import fused_allowed
 from ..registry import register
@@ -74,6 +73,7 @@ class ImageAffine(ImageLayer):
     kind = Affine
 
 
+ImageConditioning = Literal["shift", "affine"]
 CONDITIONINGS: dict[str, type[ImageLayer]] = {"shift": ImageShift, "affine": ImageAffine}
 
 

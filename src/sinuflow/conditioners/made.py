@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from ..flow_config import check_residual
-from ..ops.activations import check_activation, squash
+from ..checks import check_residual, choice
+from ..ops.activations import ACTIVATIONS
 from ..ops.degrees import Layer, plan, staircase_mask
-from ..ops.masked_mlp import Network, masked_network
-from ..ops.masked_mlp_inverse import MaskedNetwork, incremental, ordered_adjoint, substitute_shift
+from ..ops.masked_mlp import MaskedNetwork, masked_network
+from ..ops.masked_mlp_inverse import incremental, ordered_adjoint, substitute_shift
 from ..registry import register
 from ..solvers import Inversion, SolverOptions, Step
 from ..transformers import Transformer
@@ -62,20 +62,15 @@ class MADE(Conditioner):
         widths = hidden[:1] + tuple(w for w in hidden[1:] for _ in range(2)) if residual else hidden
         self.plan = plan(features, context, outputs, widths)
         self.skips = tuple(residual and i >= 2 and i % 2 == 0 for i in range(len(widths)))
-        self.activation = check_activation(activation)
+        self.activation = choice("activation", activation, ACTIVATIONS)
         self.dropout = dropout
         self.squash = squash_width
         self.layers = nn.ModuleList(MaskedLinear(layer) for layer in self.plan.hidden)
         self.head = MaskedLinear(self.plan.head, zero=True)
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        h = squash(x, self.squash)
-        if context is not None:
-            h = torch.cat([context, h])
-        network = Network(self.plan, self.skips, self.activation, self.dropout if self.training else 0.0)
-        layers = [*self.layers, self.head]
-        weights, biases, masks = [t.weight for t in layers], [t.bias for t in layers], [t.mask for t in layers]
-        out = masked_network(network, h, weights, biases, masks)
+        network = self._network()
+        out = masked_network(network, network.first_input(x, context), [t.mask for t in (*self.layers, self.head)])
         return out.view(self.plan.features, self.plan.outputs, out.shape[-1])
 
     def incremental(self, like: Tensor, context: Tensor | None = None) -> Iterator[Step]:
@@ -99,8 +94,9 @@ class MADE(Conditioner):
         return Inversion.exact(x, z.new_zeros(z.shape[-1]))
 
     def _network(self, masked: bool = False) -> MaskedNetwork:
-        """The network for evaluation degree by degree, which never reads masked weights, or with weights masked."""
+        """The network; what is masked may have any weights, or with ``masked``, zeros."""
         layers = [*self.layers, self.head]
         weights = [torch.where(layer.mask > 0, layer.weight, 0.0) if masked else layer.weight for layer in layers]
         biases = [layer.bias for layer in layers]
-        return MaskedNetwork(self.plan, weights, biases, self.skips, self.activation, self.squash)
+        dropout = self.dropout if self.training else 0.0
+        return MaskedNetwork(self.plan, weights, biases, self.skips, self.activation, self.squash, dropout)

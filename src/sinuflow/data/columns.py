@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from ..bijections import Chain
 from ..bijections.columns import COLUMN_MAPS, ColumnMap, CompressTails, SelectedColumns, Standardize, make_column_map
-from ..checks import InvalidValueError, fields, flag, integer, is_unicode, items, number, one_of, text
+from ..checks import LARGEST_INTEGER, InvalidValueError, fields, flag, integer, is_unicode, items, number, one_of, text
 
 Kind = Literal["number", "category", "constant"]
 Role = Literal["feature", "context"]
@@ -106,7 +106,7 @@ class Column:
             raise InvalidValueError(f"the cells of {place}", "one for each category", self.high)
         if self.rounded and not self.step > 0:
             raise InvalidValueError(f"the step of {place}", "above 0, because its values are on a grid", self.step)
-        if self.rounded and not 0 <= (self.high - self.origin) / self.step <= 2**53:
+        if self.rounded and not 0 <= (self.high - self.origin) / self.step <= LARGEST_INTEGER:
             raise InvalidValueError(f"the grid of {place}", "one that float64 can count", self.step)
         if not self.low <= self.high:
             raise InvalidValueError(f"the bounds of {place}", "in increasing order", self.low)

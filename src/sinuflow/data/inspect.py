@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..bijections.columns import COLUMN_MAPS, ColumnMap, make_column_map
+from ..checks import LARGEST_INTEGER
 from ..errors import ArgumentError, DataError
 from .columns import Column, Role, drop_option
 from .values import Array
@@ -60,7 +61,7 @@ def _refuse_absurd(column: Column, values: Array) -> None:
     outside = values[~np.isfinite(mapped)]
     if len(outside):
         raise DataError(f"column {column.name!r} holds {outside[0]:g}, which is outside of the map {column.map!r}")
-    quarter, median, three = (float(q) for q in np.quantile(mapped, [0.25, 0.5, 0.75]))
+    quarter, median, three = np.quantile(mapped, [0.25, 0.5, 0.75]).tolist()
     distance = np.abs(mapped - median)
     worst = int(distance.argmax())
     # Where most values are equal, the typical deviation is that of the others.
@@ -84,7 +85,7 @@ def _with_grid(column: Column, values: Array) -> Column:
         if digits is not None:
             ends = np.append(distinct, [column.low, column.high])
             units = np.round((ends - column.low) * 10.0**digits)
-            if units.max() < 2**53:
+            if units.max() < LARGEST_INTEGER:
                 step = float(np.gcd.reduce(units[units > 0].astype(np.int64))) / 10.0**digits
                 return replace(column, step=step, origin=column.low, rounded=True, digits=digits)
     if len(distinct) > 1 and repeated >= _REPEATED:
@@ -128,7 +129,7 @@ def _standardized(column: Column, values: Array) -> Column:
     y = _mapped(column, values)
     centre, scale = float(y.mean()), float(y.std())
     if float(np.abs(y - centre).max()) > _TAIL * scale:
-        quarter, median, three = (float(q) for q in np.quantile(y, [0.25, 0.5, 0.75]))
+        quarter, median, three = np.quantile(y, [0.25, 0.5, 0.75]).tolist()
         if three > quarter:
             return replace(column, centre=median, scale=(three - quarter) / 1.349, tail=_HEAVY_TAIL)
     # Dequantization adds the variance of a uniform distribution.

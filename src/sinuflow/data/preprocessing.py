@@ -48,6 +48,7 @@ class Preprocessor(Float64Module):
         self.context_columns = [c for c in columns if c.role == "context" and c.kind != "constant"]
         #: The size of the flow's context.
         self.context_width = sum(c.width for c in self.context_columns)
+        #: The columns' own maps, without whitening.
         self.maps = columns_bijection(self.features)
         self.whitening = Whitening(len(self.features))
         self.bijection = Chain([*self.maps, self.whitening])
@@ -75,11 +76,6 @@ class Preprocessor(Float64Module):
             return x
         noise = torch.rand(x.shape, generator=generator, dtype=x.dtype, device=generator.device)
         return torch.addcmul(x, noise.sub_(0.5).to(x.device), self.step)
-
-    def prepare(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The columns' own maps without whitening, and their log-determinant."""
-        y, ladj = self.maps(x)
-        return y, ladj
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The flow's input in float64, and the log-determinant."""
@@ -124,7 +120,6 @@ class Preprocessor(Float64Module):
         return {"columns": [c.as_dict() for c in self.columns]}
 
     def tensors(self) -> dict[str, Tensor]:
-        """The whitening."""
         return {"mean": self.whitening.mean, "factor": self.whitening.factor}
 
     @classmethod

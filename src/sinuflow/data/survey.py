@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..checks import LARGEST_INTEGER
 from ..errors import DataError
 from . import values as cells
 from .columns import MAP_NAMES, Column, Role, drop_option, quoted_list
@@ -99,7 +100,7 @@ class ColumnScan:
                 raise DataError(f"column {self.name!r} holds categories, and cannot take the map {self.wish!r}")
             return inspect_codes(self.name, values, tuple(self.categories), self.type, self.role)
         # Numbers in a text file are integers if all of them are.
-        whole = bool((values == np.round(values)).all()) and max(-self.low, self.high) < 2**53
+        whole = bool((values == np.round(values)).all()) and max(-self.low, self.high) < LARGEST_INTEGER
         kind = ("int64" if whole else "double") if self.kind == "text" else self.type
         return inspect_numbers(self.name, values, kind, self.role, self.wish, (float(self.low), float(self.high)))
 

@@ -65,7 +65,6 @@ class Table:
         return array
 
     def count(self) -> int:
-        """The number of rows."""
         with formats.translated(self.name):
             return int(self.dataset.count_rows())
 
@@ -88,7 +87,7 @@ def open_table(data: Any) -> Table:
 
 def _open_path(path: Path) -> Table:
     try:
-        size = path.stat().st_size
+        path.stat()
     except (FileNotFoundError, ValueError):  # a path with a null byte is a ValueError
         raise DataError(f"there is no {path}") from None
     except OSError as error:
@@ -97,8 +96,6 @@ def _open_path(path: Path) -> Table:
     if path.is_dir() or suffix in (".parquet", ".pq"):
         dataset, files = formats.parquet_dataset(path)
         return Table(str(path), dataset, files)
-    if size == 0:
-        raise DataError(f"{path} is empty")
     if suffix == ".npy":
         array = formats.open_array(path, "write it with numpy.save")
         return Table(str(path), formats.arrow_modules()[1].dataset(formats.array_to_arrow(str(path), array)))

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, cast
 
 from ..bijections import AutoregressiveWaves, Bijection, Chain, ElementwiseAffine, LDUBlock, SinusoidalLayer
-from ..bijections.image import image_chain
-from ..checks import choice, is_number, whole
+from ..bijections.image import ImageConditioning, image_chain
+from ..checks import check_residual, choice, image_shape, is_number, whole
 from ..errors import ArgumentError
-from ..flow_config import ImageConditioning, check_residual, image_shape
-from ..ops.activations import check_activation
+from ..ops.activations import ACTIVATIONS
 from ..registry import Spec, build, register
 from .flow import Flow
 
@@ -95,7 +94,7 @@ class SinusoidalFlow(Flow):
             "waves": whole("waves", waves, 1),
             "hidden": [whole("every entry of hidden", width, 1) for width in hidden],
             "residual": bool(residual),
-            "activation": check_activation(activation),
+            "activation": choice("activation", activation, ACTIVATIONS),
             "dropout": float(dropout),
             "squash": float(squash),
         }

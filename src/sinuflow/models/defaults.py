@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from ..bijections.image import ImageConditioning
 from ..checks import choice
-from ..flow_config import ImageConditioning
 
 Size = Literal["auto", "small", "paper"]
 

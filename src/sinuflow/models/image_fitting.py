@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..bijections.image import ImageConditioning
 from ..bijections.pixels import LEVELS, PixelMap
 from ..data.image_files import Pictures, class_counts, class_indices, open_pictures
 from ..data.sources import seeded
 from ..errors import DataError
-from ..flow_config import ImageConditioning
 from ..flows.sinusoidal import ImageFlow
 from ..training import ImageRows
 from ..training.fit import find_device

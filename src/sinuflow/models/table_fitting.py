@@ -116,7 +116,7 @@ class _Rows:
         #: Training rows and their context, at most as many as statistics need.
         self.sample = self._in_memory(_some(split.train, _ENOUGH, seed))
         self.content = content_hash(surveyed.numbers[:CONTENT_ROWS, self._order])
-        y, _ = self.preprocessor.prepare(self.preprocessor.dequantize(self.sample[0], seeded(0)))
+        y, _ = self.preprocessor.maps(self.preprocessor.dequantize(self.sample[0], seeded(0)))
         self.preprocessor.whitening.initialize(y.mT, None)
         self.identity = ""
 

@@ -9,8 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import ArgumentError
-
 Function = Callable[[Tensor], Tensor]
 
 #: By name, the function, an in-place version where PyTorch has one, and the derivative.
@@ -37,13 +35,6 @@ def activate(name: str, x: Tensor, inplace: bool = False) -> Tensor:
 def activation_slope(name: str, x: Tensor) -> Tensor:
     """The derivative of the activation at ``x``."""
     return ACTIVATIONS[name][2](x)
-
-
-def check_activation(name: str) -> str:
-    """The name of an activation, checked."""
-    if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise ArgumentError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {name!r}")
-    return name
 
 
 def squash(x: Tensor, width: float | None) -> Tensor:

@@ -39,9 +39,6 @@ class Slot(IntEnum):
     AVERAGE = 15  # weight of the new parameters in the average
 
 
-SLOTS = len(Slot)
-
-
 class Rules(NamedTuple):
     """Constants of a run: of the optimizer, and of the guard."""
 

@@ -32,7 +32,7 @@ class Shape(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """The number of parameters per feature."""
+        """Per feature."""
         return 2 + self.scales * (3 * self.waves + 1)
 
 

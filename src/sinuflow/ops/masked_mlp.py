@@ -14,19 +14,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .activations import activate, activation_slope
+from .activations import activate, activation_slope, squash
 from .autograd import reference_backward
 from .degrees import Layer, Plan
 from .select import fused_allowed
 from .workspace import WORKSPACE
 
 
-class Network(NamedTuple):
-    """A masked network without its weights."""
+class MaskedNetwork(NamedTuple):
+    """A masked network with its weights and biases; the head comes last in both lists."""
 
     plan: Plan
+    weights: Sequence[Tensor]
+    biases: Sequence[Tensor]
     skips: tuple[bool, ...]  # whether hidden layer l adds what layer l - 2 had before its activation
     activation: str
+    squash: float | None
     dropout: float = 0.0  # the probability, 0 unless training
 
     @property
@@ -35,26 +38,23 @@ class Network(NamedTuple):
         layers = range(len(self.skips))
         return tuple(layers[1::2] if any(self.skips) else layers) if self.dropout else ()
 
+    def first_input(self, x: Tensor, context: Tensor | None) -> Tensor:
+        """The input of the first layer, (inputs, B): the context, then the features."""
+        h = squash(x, self.squash)
+        return h if context is None else torch.cat([context, h])
 
-def masked_network(
-    network: Network, h: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], masks: Sequence[Tensor]
-) -> Tensor:
-    """The network applied to the columns of ``h`` of shape (inputs, B)."""
+
+def masked_network(network: MaskedNetwork, h: Tensor, masks: Sequence[Tensor]) -> Tensor:
+    """The network applied to the columns of its first layer's input."""
     if not fused_allowed():
-        return reference(network, h, weights, biases, masks)
-    result: Tensor = _Blocked.apply(torch.is_grad_enabled(), network, h, *weights, *biases, *masks)
+        return reference(network, h, masks)
+    result: Tensor = _Blocked.apply(torch.is_grad_enabled(), network, h, *network.weights, *network.biases, *masks)
     return result
 
 
-def reference(
-    network: Network,
-    h: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    masks: Sequence[Tensor],
-    keeps: Sequence[Tensor] = (),
-) -> Tensor:
-    """The definition, in plain PyTorch; ``keeps`` are factors to use instead of fresh dropout, of layers that drop."""
+def reference(network: MaskedNetwork, h: Tensor, masks: Sequence[Tensor], keeps: Sequence[Tensor] = ()) -> Tensor:
+    """The definition in PyTorch; ``keeps`` are factors to use instead of fresh dropout, of layers that drop."""
+    weights, biases = network.weights, network.biases
     factors = dict(zip(network.dropping, keeps, strict=True)) if keeps else {}
     before: list[Tensor] = []
     for i, skip in enumerate(network.skips):
@@ -68,7 +68,7 @@ def reference(
 
 class _Blocked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, grad_enabled: bool, network: Network, h: Tensor, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, grad_enabled: bool, network: MaskedNetwork, h: Tensor, *tensors: Tensor) -> Tensor:
         layers = network.plan.layers
         count = len(layers)
         weights, biases, masks = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
@@ -94,14 +94,14 @@ class _Blocked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        network: Network = ctx.network
+        network: MaskedNetwork = ctx.network
         saved = iter(ctx.saved_tensors)
         weights, biases, masks, inputs, before, keeps = ([next(saved) for _ in range(n)] for n in ctx.lengths)
         layers, count = network.plan.layers, len(weights)
         if torch.is_grad_enabled():
 
             def run(h: Tensor, *tensors: Tensor) -> Tensor:
-                return reference(network, h, tensors[:count], tensors[count:], masks, keeps)
+                return reference(network._replace(weights=tensors[:count], biases=tensors[count:]), h, masks, keeps)
 
             return None, None, *reference_backward(run, (inputs[0], *weights, *biases), (grad,)), *[None] * count
         grad_weights: list[Tensor | None] = [None] * count
@@ -130,7 +130,7 @@ class _Blocked(torch.autograd.Function):
         return None, None, grad_h, *grad_weights, *grad_biases, *[None] * count
 
 
-def _room(network: Network, i: int, like: Tensor) -> Tensor:
+def _room(network: MaskedNetwork, i: int, like: Tensor) -> Tensor:
     """Where the gradient of layer i's input may go: it is handed out only if i is 0, or by a residual block."""
     if i == 0 or any(network.skips) or like.device.type != "cpu":
         return torch.empty_like(like)

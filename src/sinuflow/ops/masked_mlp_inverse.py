@@ -12,36 +12,15 @@ cost of about one pass and without an unrolled graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..solvers import Step
 from .activations import activate, activation_slope, squash, squash_slope
-from .degrees import Plan, below
+from .degrees import below
+from .masked_mlp import MaskedNetwork
 from .workspace import WORKSPACE
-
-
-class MaskedNetwork(NamedTuple):
-    """A masked network with its weights and biases; the head comes last in both lists."""
-
-    plan: Plan
-    weights: list[Tensor]
-    biases: list[Tensor]
-    skips: tuple[bool, ...]  # whether hidden layer l adds what layer l - 2 had before its activation
-    activation: str
-    squash: float | None
-
-    def trace(self, y: Tensor, context: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
-        """One pass at a known ``y``: each hidden layer before its activation; each layer's input."""
-        h = squash(y, self.squash)
-        before, inputs = list[Tensor](), [h if context is None else torch.cat([context, h])]
-        for i, skip in enumerate(self.skips):
-            out = torch.addmm(self.biases[i].unsqueeze(-1), self.weights[i], inputs[i])
-            before.append(out.add_(before[i - 2]) if skip else out)
-            inputs.append(activate(self.activation, before[i]))
-        return before, inputs
 
 
 def incremental(network: MaskedNetwork, like: Tensor, context: Tensor | None) -> Iterator[Step]:
@@ -118,7 +97,7 @@ def ordered_adjoint(
     """
     plan, layers = network.plan, network.plan.layers
     features, outputs, head = plan.features, plan.outputs, len(layers) - 1
-    before, inputs = network.trace(y, context)
+    before, inputs = trace(network, y, context)
     slopes = [activation_slope(network.activation, b) for b in before]
     squashed = squash_slope(y, network.squash) if network.squash else None
     # The gradients of each layer's input, and of each layer before its activation; the head's
@@ -158,3 +137,13 @@ def ordered_adjoint(
     of_context = None if context is None else network.weights[0][:, : plan.context].mT @ of_layer[0]
     of_weights = [g @ h.mT for g, h in zip(of_layer, inputs, strict=True)]
     return grad_z, of_context, of_weights, [g.sum(-1) for g in of_layer]
+
+
+def trace(network: MaskedNetwork, y: Tensor, context: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
+    """One pass at a known ``y``: each hidden layer before its activation; each layer's input."""
+    before, inputs = list[Tensor](), [network.first_input(y, context)]
+    for i, skip in enumerate(network.skips):
+        out = torch.addmm(network.biases[i].unsqueeze(-1), network.weights[i], inputs[i])
+        before.append(out.add_(before[i - 2]) if skip else out)
+        inputs.append(activate(network.activation, before[i]))
+    return before, inputs

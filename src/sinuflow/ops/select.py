@@ -108,7 +108,8 @@ def cpp_backend() -> Backend:
         library()
     except CppError as error:
         if not isinstance(error, NoCompilerError):
-            warnings.warn(f"plain PyTorch is used on the CPU, which is slower: {error}", KernelWarning, stacklevel=2)
+            slower = f"the reference implementation is used on the CPU, which is slower: {error}"
+            warnings.warn(slower, KernelWarning, stacklevel=2)
         return Backend(False, str(error))
     return Backend(True, "waves compiled for this processor")
 

@@ -137,8 +137,8 @@ def _view(column: Column, *values: Tensor) -> ColumnView:
 def _baselines(model: TableModel, rows: _HeldOut, x: Tensor) -> list[Score]:
     if model.preprocessor.context_columns or len(rows.train) < 2:
         return []
-    train, _ = model.preprocessor.prepare(model.preprocessor.dequantize(rows.train, seeded(0, 2)))
-    test, ladj = model.preprocessor.prepare(x)
+    train, _ = model.preprocessor.maps(model.preprocessor.dequantize(rows.train, seeded(0, 2)))
+    test, ladj = model.preprocessor.maps(x)
     densities = {"Gaussian, full covariance": gaussian_log_density, "kernel density": kde_log_density}
     return [Score(name, log_p(train.numpy(), test.numpy()) + ladj.numpy()) for name, log_p in densities.items()]
 

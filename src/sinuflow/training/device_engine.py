@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..data.sources import Batch, Batches, ResidentRows, Taker
 from ..flows.flow import Flow
 from ..ops import adam as flat_adam
-from ..ops.adam import SLOTS, Flat, Rules, Slot
+from ..ops.adam import Flat, Rules, Slot
 from . import guard as guarding
 from .engine import Advance, EagerEngine, Engine, Snapshot, Weights, average_weight
 from .guard import Guard
@@ -59,7 +59,7 @@ class DeviceEngine(Engine):
         self._moments: Weights = {}
         for name, flat in (("exp_avg", self._first), ("exp_avg_sq", self._second)):
             self._moments |= {f"{i}/{name}": view for i, view in enumerate(self._flat.views(flat))}
-        self._control = torch.zeros(SLOTS, dtype=torch.float64, device=values.device)
+        self._control = torch.zeros(len(Slot), dtype=torch.float64, device=values.device)
         self._rates = torch.zeros((_MOST_STEPS, 2), dtype=torch.float64, device=values.device)
         self._made = 0
         self._at_once = 8

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sinuflow.ops.backends.cuda.driver import arguments_of, files, source
-from sinuflow.ops.backends.cuda.shape import ANY_BLOCK, Block, Shape
+from sinuflow.ops.backends.cuda.shape import ANY_BLOCK, Block, CompiledShape
 
 #: Little optimization: most kernels run for less time than it takes to compile them. Jumps between stacks are meant.
 OPTIONS = ["-Og", "-std=c++17", "-U_FORTIFY_SOURCE", "-fPIC", "-w"]
@@ -23,7 +23,7 @@ OPTIONS = ["-Og", "-std=c++17", "-U_FORTIFY_SOURCE", "-fPIC", "-w"]
 class EmulatorLauncher:
     """Runs the kernels of a flow by ``emulator.h``; few ``processors`` make for blocks of many rows."""
 
-    def __init__(self, shape: Shape, processors: int = 132) -> None:
+    def __init__(self, shape: CompiledShape, processors: int = 132) -> None:
         self._shape, self.processors = shape, processors
         self.shared_bytes = 227 * 1024
 
@@ -43,7 +43,7 @@ class EmulatorLauncher:
 
 
 @lru_cache(maxsize=64)
-def _library(shape: Shape, block: Block, file: str) -> ctypes.CDLL:
+def _library(shape: CompiledShape, block: Block, file: str) -> ctypes.CDLL:
     defines = "\n".join(f"#define {name} {value}" for name, value in shape.defines(block).items())
     wrappers = "\n".join(_wrapper(name) for name, where in files().items() if where == file)
     text = f"{defines}\n{source(file)}\n{wrappers}\n"

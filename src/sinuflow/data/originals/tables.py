@@ -12,8 +12,7 @@ import numpy as np
 
 from ...errors import DataError
 from ..datasets import Splits
-
-Array = np.ndarray[Any, np.dtype[np.float64]]
+from ..values import Array
 
 #: HEPMASS: the published dataset uses the first tenth of each file.
 _TRAIN_ROWS, _TEST_ROWS = 700_000, 350_000

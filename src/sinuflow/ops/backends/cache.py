@@ -9,10 +9,10 @@ import stat
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ...errors import KernelWarning
 
@@ -21,6 +21,8 @@ _DIGEST = 32
 #: Prefix of temporary folders, and the age in seconds at which they are removed.
 _TEMPORARY, _STALE = ".tmp-", 24 * 3600
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+Loaded = TypeVar("Loaded")
 
 
 class _Folder(NamedTuple):
@@ -83,14 +85,21 @@ def write(name: str, content: bytes) -> None:
             os.fsync(folder.descriptor)
 
 
-def keep(name: str, content: bytes) -> None:
-    """Store compiled kernels for other processes; a warning if that fails."""
+def kernels(name: str, compiled: Callable[[], bytes], load: Callable[[bytes], Loaded]) -> Loaded:
+    """Kernels from the cache, or else compiled and stored for other processes; a warning if that fails."""
+    with suppress(OSError):  # the cache is not private, or what it holds cannot be loaded: compile
+        stored = read(name)
+        if stored is not None:
+            return load(stored)
+    content = compiled()
+    loaded = load(content)
     try:
         write(name, content)
     except OSError as error:
         problem = f"kernels are compiled again in every process, because they cannot be stored: {one_line(error)}"
         remedy = "" if "SINUFLOW_CACHE" in problem else ": set SINUFLOW_CACHE to another folder of your own"
         warnings.warn(problem + remedy, KernelWarning, stacklevel=2)
+    return loaded
 
 
 def one_line(error: OSError) -> str:

@@ -11,6 +11,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from .. import cache
+
 OPTIONS = ["-O3", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 #: Processor-specific options; the first that the compiler accepts is used.
 TUNINGS = [
@@ -64,17 +66,18 @@ def features(cpuinfo: str) -> str | None:
     return "\n".join(sorted(lines)) or None
 
 
-def compile_library(compiler: str, source: Path, tunings: list[list[str]], folder: Path) -> bytes:
-    """A shared library, by the first tuning that the compiler accepts; ``folder`` is for temporary files."""
-    library = folder / "compiled.so"
+def compile_library(compiler: str, source: Path, tunings: list[list[str]]) -> bytes:
+    """A shared library, by the first tuning that the compiler accepts. May raise OSError."""
     reason = ""
-    for tuning in tunings:
-        command = [compiler, *OPTIONS, *tuning, "-o", str(library), str(source)]
-        code, output = run(command, COMPILE_SECONDS, folder)
-        if code == 0 and library.exists():
-            return library.read_bytes()
-        lines = output.strip().splitlines()
-        reason = "".join(filter(str.isprintable, lines[-1])) if lines else f"exit code {code}, and no library"
+    with cache.temporary_folder() as folder:
+        library = folder / "compiled.so"
+        for tuning in tunings:
+            command = [compiler, *OPTIONS, *tuning, "-o", str(library), str(source)]
+            code, output = run(command, COMPILE_SECONDS, folder)
+            if code == 0 and library.exists():
+                return library.read_bytes()
+            lines = output.strip().splitlines()
+            reason = "".join(filter(str.isprintable, lines[-1])) if lines else f"exit code {code}, and no library"
     raise CppError(f"{compiler} cannot compile the kernels: {reason[:120]}")
 
 

@@ -45,17 +45,9 @@ def library() -> ctypes.CDLL:
         key = [SOURCE.read_text("utf-8"), program, version, platform.machine(), str(processor)]
         key += [str(compiler.OPTIONS), str(tunings)]
         name = f"waves-{hashlib.sha256(os.fsencode(chr(10).join(key))).hexdigest()[:24]}.so"
-        with suppress(OSError):  # the cache is not private, or its library cannot be loaded: compile
-            stored = cache.read(name)
-            if stored is not None:
-                return load(stored)
-        with cache.temporary_folder() as folder:
-            compiled = compiler.compile_library(program, SOURCE, tunings, folder)
-        loaded = load(compiled)
+        return cache.kernels(name, lambda: compiler.compile_library(program, SOURCE, tunings), load)
     except OSError as error:
         raise CppError(f"kernels cannot be compiled or loaded: {cache.one_line(error)}") from error
-    cache.keep(name, compiled)
-    return loaded
 
 
 def load(content: bytes) -> ctypes.CDLL:

@@ -27,13 +27,7 @@ def compiled(source: str, defines: dict[str, str], architecture: str) -> bytes:
     library = find_compiler()
     key = "\n".join([source, *options, _version(library)])
     name = f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
-    with contextlib.suppress(OSError):  # without a safe and writable cache, kernels are compiled in every process
-        stored = cache.read(name)
-        if stored is not None:
-            return stored
-    code = _compile(library, source, options)
-    cache.keep(name, code)
-    return code
+    return cache.kernels(name, lambda: _compile(library, source, options), lambda code: code)
 
 
 def _compile(library: ctypes.CDLL, source: str, options: list[str]) -> bytes:

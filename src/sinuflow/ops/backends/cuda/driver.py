@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .compiler import CompilerError, compiled
-from .shape import ANY_BLOCK, Block, Shape
+from .shape import ANY_BLOCK, Block, CompiledShape
 
 _FOLDER = Path(__file__).parent
 #: Headers of all kernels for flows, and of all for PixelCNN.
@@ -77,7 +77,7 @@ def _match(pattern: str, text: str) -> re.Match[str]:
 class CudaLauncher:
     """Runs the kernels of one shape on one GPU, and compiles them at first use."""
 
-    def __init__(self, shape: Shape, device: torch.device) -> None:
+    def __init__(self, shape: CompiledShape, device: torch.device) -> None:
         self._shape, self._device = shape, device
         self._functions: dict[tuple[str, Block], ctypes.c_void_p] = {}
         properties = torch.cuda.get_device_properties(device)
@@ -115,7 +115,7 @@ class CudaLauncher:
 
 
 @lru_cache(maxsize=256)
-def _module(shape: Shape, block: Block, file: str, device: int) -> ctypes.c_void_p:
+def _module(shape: CompiledShape, block: Block, file: str, device: int) -> ctypes.c_void_p:
     capability = torch.cuda.get_device_capability(device)
     code = compiled(source(file), shape.defines(block), f"sm_{capability[0]}{capability[1]}")
     module = ctypes.c_void_p()

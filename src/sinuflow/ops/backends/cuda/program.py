@@ -97,10 +97,9 @@ class Program:
         self._tables = {name: torch.tensor(t, dtype=torch.int32, device=device) for name, t in tables.items()}
 
     def _plan(self, stages: list[Stage], weights: LayerOffsets, floats: Callable[[Block, int], int]) -> ExecutionPlan:
-        found = streams(stages, weights, zero=self._total)
-        return ExecutionPlan(
-            found._replace(starts=found.starts.to(self.device), tables=found.tables.to(self.device)), floats
-        )
+        each = streams(stages, weights, zero=self._total)
+        each = each._replace(starts=each.starts.to(self.device), tables=each.tables.to(self.device))
+        return ExecutionPlan(each, floats)
 
     def _empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, device=self.device, dtype=dtype)
@@ -134,7 +133,7 @@ class Program:
     def _block(self, plan: ExecutionPlan, rows: int) -> Block | None:
         """The fastest block of so many rows that fits in shared memory."""
         # Splitting stored activations costs memory traffic, and saves work only where they are rectified when loaded.
-        splits = (True, False) if self.shape.streams else (False,)
+        splits = (True, False) if self.shape.residual else (False,)
         blocks = [Block(rows, split, slots) for slots in (4, 3, 2) for split in splits]
         return next((block for block in blocks if plan.shared(block) <= self._launcher.shared_bytes), None)
 

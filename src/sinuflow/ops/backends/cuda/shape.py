@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
+from ...conditional_waves import Shape
 from ...degrees import Plan, below, plan
 
 #: Warps to a block, threads of a warp, and rows and columns of a tile of weights.
@@ -45,7 +46,7 @@ class Group(NamedTuple):
     weights: int = 0  # within a group
 
 
-class Shape:
+class CompiledShape:
     """What is compiled into kernels: the constants that ``COMPILED`` names, in capitals."""
 
     COMPILED: ClassVar[str]
@@ -56,13 +57,13 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class FlowShape(Shape):
+class FlowShape(CompiledShape):
     """The shape of a flow whose networks are all alike."""
 
     features: int
     context: int
     hidden: tuple[int, ...]  # all of one width
-    residual: bool
+    residual: bool  # whether hidden layers have skip connections
     scales: int
     waves: int
     squash: float  # 0: off
@@ -80,13 +81,12 @@ class FlowShape(Shape):
 
     @property
     def depth(self) -> int:
-        """Hidden layers."""
         return len(self.hidden)
 
     @property
     def outputs(self) -> int:
         """Outputs of a network per feature."""
-        return 2 + self.scales * (3 * self.waves + 1) if self.conditional else 1
+        return Shape(self.scales, self.waves).parameters if self.conditional else 1
 
     @property
     def plan(self) -> Plan:
@@ -121,11 +121,6 @@ class FlowShape(Shape):
         """Of the 32 bits of a packed index, those for the offset within one parameter."""
         parameters = 2 * self.networks * (self.depth + 1) + (0 if self.conditional else 5 * self.blocks + 2)
         return 32 - parameters.bit_length()  # there is also a zero
-
-    @property
-    def streams(self) -> bool:
-        """Whether hidden layers have skip connections."""
-        return self.residual and self.depth > 2
 
     @property
     def paired(self) -> bool:
@@ -193,7 +188,7 @@ class FlowShape(Shape):
             copies = 4 if block.rows == 8 else 2  # halves, also of the next group where that overlaps
             known = copies * (self.depth * group.unit_stride + group.output_stride + 4)
         else:
-            known = self.units if self.streams else 0
+            known = self.units if self.residual else 0
         each = TILE * parts + 4 * self.features + 1 + (self.outputs if self.conditional else 0) + known
         constants = 2 * (self.biases + self.inner_weights) + self.wave_size + round_up(self.features, 4)
         return operands + block.rows * each + constants

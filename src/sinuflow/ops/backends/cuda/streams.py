@@ -98,10 +98,8 @@ def inner_index(shape: FlowShape, weights: LayerOffsets, zero: int) -> Tensor:
     if shape.direct:
         seen = _places(shape.plan.layers[0])
         first = F.pad(seen, (0, 0, 0, shape.units - len(seen)), value=-1).flatten()
-        places, layers = (
-            F.pad(first, (0, shape.inner_weights - len(first)), value=-1),
-            torch.zeros(1, dtype=torch.int64),
-        )
+        places = F.pad(first, (0, shape.inner_weights - len(first)), value=-1)
+        layers = torch.zeros(1, dtype=torch.int64)
     elif group.degrees == 1:
         return torch.zeros(0, dtype=torch.int32)
     else:

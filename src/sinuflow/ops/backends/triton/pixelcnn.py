@@ -15,9 +15,10 @@ import triton
 from torch import Tensor
 
 from ...pixel_affine import MOST_OUTPUTS
+from ...pixelcnn_inverse import SKEW
 from ..cuda.pixels.layout import NONE, matrices_of
-from ..cuda.pixels.program import LearnResult, PackedPixels, PixelGradients
-from ..cuda.pixels.shape import FAR_PLACES, SKEW, PixelShape
+from ..cuda.pixels.program import PackedPixels, PixelGradients
+from ..cuda.pixels.shape import FAR_PLACES, PixelShape
 from . import pixelcnn_gradients, pixelcnn_inverse, pixelcnn_layers
 from .launch import device_guard
 
@@ -82,7 +83,6 @@ class TritonProgram:
         return supported and shape.maps <= _MOST_MAPS and shape.columns <= _MOST_COLUMNS
 
     def inverts(self) -> bool:
-        """Whether there is an inverse."""
         return True
 
     def pack(self, parameters: Sequence[Tensor], purpose: str) -> PackedPixels:
@@ -96,11 +96,11 @@ class TritonProgram:
         largest = x.new_zeros(x.shape[-1])
         return self.forward(packed, x, added, False, largest), largest
 
-    def learn(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> LearnResult:
+    def learn(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> tuple[Tensor, Tensor]:
         """The outputs in mixed precision, and the activations for :meth:`backward`."""
         maps = sum(layers * maps for layers, maps in self._counts)
         activations = x.new_empty(self.shape.pixels * x.shape[-1] * maps, dtype=torch.float16)
-        return LearnResult(self.forward(packed, x, added, reverse, None, activations), activations)
+        return self.forward(packed, x, added, reverse, None, activations), activations
 
     @device_guard
     def forward(

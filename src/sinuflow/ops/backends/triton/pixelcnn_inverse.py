@@ -10,12 +10,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..cuda.pixels import shape
+from ... import pixelcnn_inverse
 from .arithmetic import bounded_log_scale
 from .pixelcnn_layers import add_bias, features, matmul, patch, relu
 
 #: Pixels of a front are one row and this many columns apart.
-SKEW = tl.constexpr(shape.SKEW)
+SKEW = tl.constexpr(pixelcnn_inverse.SKEW)
 
 
 @triton.jit

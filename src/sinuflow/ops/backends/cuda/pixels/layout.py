@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..shape import round_up
 from .shape import FAR, FAR_PLACES, FAR_SIDE, NEAR_PLACES, PixelShape
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _matrix(weight: Tensor, shape: PixelShape | TritonShape, layer: int, layers:
 def _transposed(weights: list[Tensor], shape: PixelShape) -> list[Tensor]:
     """The matrices of the backward pass, in its order."""
     first, *blocks, head = weights
-    matrices = [_padded(head.flatten(1).mT, (shape.wide, -(-shape.heads // 8) * 8))]
+    matrices = [_padded(head.flatten(1).mT, (shape.wide, round_up(shape.heads, 8)))]
     for block in range(shape.blocks - 1, -1, -1):
         shrink, look, grow = blocks[3 * block : 3 * block + 3]
         matrices.append(_padded(grow.flatten(1).mT, (shape.narrow, shape.wide)))
@@ -86,7 +87,7 @@ def _transposed(weights: list[Tensor], shape: PixelShape) -> list[Tensor]:
         matrices.append(_padded(shrink.flatten(1).mT, (shape.wide, shape.narrow)))
     for down in range(FAR + 1):  # the rows of the kernel, from the centre's up
         row = first[:, :, FAR - down].permute(2, 1, 0).reshape(FAR_SIDE * shape.channels, -1)
-        matrices.append(_padded(row, (shape.stripe, shape.wide)))
+        matrices.append(_padded(row, (round_up(len(row), 16), shape.wide)))
     return matrices
 
 

@@ -33,13 +33,6 @@ class PackedPixels(NamedTuple):
     matrices: Tensor | None = None
 
 
-class LearnResult(NamedTuple):
-    """Outputs, and the activations for the backward pass."""
-
-    outputs: Tensor
-    activations: Tensor
-
-
 class PixelGradients(NamedTuple):
     """Of x (D, B); of all parameters, one after the other; and of what a context adds to feature maps, (B, ...)."""
 
@@ -101,10 +94,10 @@ class PixelProgram:
         """The outputs for images (D, B); ``added`` (B, ...) is what the context adds to feature maps."""
         return self._outputs("forward", packed, x, added, reverse)
 
-    def learn(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> LearnResult:
+    def learn(self, packed: PackedPixels, x: Tensor, added: Tensor | None, reverse: bool) -> tuple[Tensor, Tensor]:
         """The outputs, and the activations for the backward pass."""
         saved = x.new_empty((x.shape[-1], *self.shape.saved))
-        return LearnResult(self._outputs("learn", packed, x, added, reverse, saved=saved), saved)
+        return self._outputs("learn", packed, x, added, reverse, saved=saved), saved
 
     def check(self, packed: PackedPixels, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
         """The outputs, and the largest hidden unit of every image, (B,)."""

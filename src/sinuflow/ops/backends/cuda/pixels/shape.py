@@ -6,20 +6,19 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ....conditional_waves import LOG_SCALE_MAX
-from ..shape import Block, Shape, round_up
+from ....pixelcnn_inverse import SKEW
+from ..shape import Block, CompiledShape, round_up
 
 #: Places that the first convolution sees, up to the centre in raster order, and that a residual block sees.
 FAR_PLACES, NEAR_PLACES = 25, 5
 #: Width of the first convolution's kernel, and its reach.
 FAR_SIDE, FAR = 7, 3
-#: Pixels of a front are one row and so many columns apart.
-SKEW = 4
 #: Warps of a thread block, and the turns that they take in sums over pixels.
 WARPS, TURNS = 16, 4
 
 
 @dataclass(frozen=True)
-class PixelShape(Shape):
+class PixelShape(CompiledShape):
     """The shape of a PixelCNN."""
 
     channels: int
@@ -63,11 +62,6 @@ class PixelShape(Shape):
     def columns(self) -> int:
         """Columns of the first convolution, [place][channel], padded."""
         return round_up(FAR_PLACES * self.channels, 8)
-
-    @property
-    def stripe(self) -> int:
-        """Rows of its transpose for one kernel row, [column][channel], padded."""
-        return round_up(FAR_SIDE * self.channels, 16)
 
     @property
     def saved(self) -> tuple[int, int]:
