@@ -170,6 +170,10 @@ class Standardize(ColumnMap):
     centre: Tensor
     scale: Tensor
 
+    def __init__(self, centre: float | Sequence[float] = 0.0, scale: float | Sequence[float] = 1.0) -> None:
+        super().__init__(centre=centre, scale=scale)
+        _check_positive("scale", self.scale)
+
     def value(self, x: Tensor) -> Tensor:
         return ((x - self.centre) / self.scale).clamp(-1e6, 1e6)
 
@@ -185,6 +189,10 @@ class CompressTails(ColumnMap):
     """x ↦ t asinh(x / t): the identity near 0, so that a single outlier cannot dominate the mean."""
 
     width: Tensor
+
+    def __init__(self, width: float | Sequence[float] = 1.0) -> None:
+        super().__init__(width=width)
+        _check_positive("width", self.width)
 
     def value(self, x: Tensor) -> Tensor:
         return self.width * (x / self.width).asinh()
@@ -228,8 +236,13 @@ def make_column_map(name: str, arguments: Mapping[str, float | Sequence[float]])
         raise StorageError(f"{name[:60]!r} is not a column map")
     try:
         return kind(**arguments)
-    except TypeError as error:
+    except Exception as error:  # constructors of registered classes may raise any
         raise StorageError(f"the column map {name[:60]!r} does not take its stored arguments: {error}") from error
+
+
+def _check_positive(name: str, values: Tensor) -> None:
+    if not bool((values > 0).all()):
+        raise ArgumentError(f"{name} must be positive; got {values.min():g}")
 
 
 def _skewness(values: Tensor) -> float:

@@ -49,7 +49,7 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Fl
             raise ValueError("its quantiles must be float64 and in increasing order")
         flow = build_flow(path, config["flow"], groups.get("flow", {}))
         if not isinstance(flow, SinusoidalFlow):
-            raise ValueError("its flow has no hyperparameters")
+            raise ValueError("its flow must be a SinusoidalFlow")
         parts = fitted.parse(config, groups, flow)
     except StorageError:
         raise
