@@ -405,7 +405,7 @@ def test_steps_may_come_in_any_order(features):
 
 def test_wrong_steps_are_named():
     flat = conditioner(incremental=lambda self, like, c=None: iter([Step(slice(0, 3), like)]))
-    with pytest.raises(ArgumentError, match=r"has parameters of shape \(3, 5\) for targets of shape \(3, 5\)"):
+    with pytest.raises(ArgumentError, match=r"has parameters of shape \(3, 5\) instead of .* here \(3, 'P', 5\)"):
         Flow(Autoregressive(Shift(), flat))().sample((5,))
     with pytest.raises(SinuflowError, match="read it after the step was yielded"):
         Step(slice(0, 1), torch.zeros(1, 1, 5)).solution  # noqa: B018

@@ -49,11 +49,10 @@ def substitute(steps: Iterable[Step], inverse: ScalarInverse, z: Tensor, options
     with torch.inference_mode():  # makes small operations about twice as fast
         for step in steps:
             target = z[step.features]
-            if step.parameters.shape[::2] != target.shape:
+            if not roots and step.parameters.shape[::2] != target.shape:  # later ones only as a whole, to save time
                 raise ArgumentError(
-                    f"the conditioner's step for {step.features} has parameters of shape "
-                    f"{tuple(step.parameters.shape)} for targets of shape {tuple(target.shape)}: they must have shapes "
-                    "(features of the step, parameters, rows) and (features of the step, rows)"
+                    f"the conditioner's step for {step.features} has parameters of shape {tuple(step.parameters.shape)}"
+                    f" instead of (features of the step, parameters, rows), here {(len(target), 'P', *z.shape[1:])}"
                 )
             root = inverse(target, step.parameters, options)
             step.push(root.x)
@@ -61,6 +60,8 @@ def substitute(steps: Iterable[Step], inverse: ScalarInverse, z: Tensor, options
             roots.append(root)
     order, valid = _order(solved, z)
     root = Root(*map(torch.cat, zip(*roots, strict=True)))
+    if root.x.shape != z.shape:
+        raise ArgumentError(f"the steps' solutions have shape {tuple(root.x.shape)} instead of {tuple(z.shape)}")
     if order is not None:
         root = Root(*(t[order] for t in root))
     return (root if valid is None else root._replace(converged=root.converged & valid)).per_row()
