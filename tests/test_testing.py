@@ -249,6 +249,7 @@ class Shrunk(ColumnMap):
 def test_column_maps_are_checked_in_their_domain():
     values = torch.linspace(0.01, 0.99, 50) ** 3
     check_column_map(Log(), values)
+    check_column_map(Log(), [3.0])
     check_column_map(Log, [0.1, 1.0, 1e10])
     check_column_map(Logit, values)
     with pytest.raises(AssertionError, match=r"column map \(Log\): value is NaN or infinite at -1"):

@@ -179,8 +179,8 @@ def check_base(base: Base, *, seed: int = 0) -> None:
                 check.demand(base.log_prob(z).shape == shape, f"log_prob has not the batch shape {shape}")
             except AssertionError:
                 raise
-            except Exception as error:  # some of PyTorch's distributions have no empty draws
-                check.demand(shape == (0,), f"sample({shape}) or log_prob of its draws raises: {error}")
+            except Exception as raised:  # some of PyTorch's distributions have no empty draws
+                check.demand(shape == (0,), f"sample({shape}) or log_prob of its draws raises: {raised}")
         z = base.draw((_DRAWS,), None, like).detach().requires_grad_()
         (score,) = torch.autograd.grad(base.log_prob(z).sum(), z)
     product = (z * score).detach()

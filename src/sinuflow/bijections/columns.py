@@ -244,7 +244,7 @@ def column_map_mistake(name: str, arguments: Mapping[str, float], values: Tensor
     x = values.double().flatten().unique()
     x = x[torch.linspace(0, len(x) - 1, min(len(x), _CHECKED)).long()].unsqueeze(0)
     try:
-        return _mistake(make_column_map(name, {name: [value] for name, value in arguments.items()}), x)
+        return _mistake(make_column_map(name, {key: [value] for key, value in arguments.items()}), x)
     except SinuflowError:
         raise
     except Exception as error:  # a user's methods may raise any

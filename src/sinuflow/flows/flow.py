@@ -65,10 +65,10 @@ class Flow(Component, nn.Module):
         """Refuse a part with parameters or buffers that is in two layers: a file holds every tensor once."""
         first: dict[nn.Module, str] = {}
         for name, module in self.named_modules(remove_duplicate=False):
-            if first.setdefault(module, name) != name and isinstance(module, Component) and module.state_dict():
-                raise ArgumentError(
-                    f"{first[module]} and {name} are the same {type(module).__name__}: create one instance for each"
-                )
+            other = first.setdefault(module, name)
+            if other != name and module.state_dict() and isinstance(module, Component):
+                kind = type(module).__name__
+                raise ArgumentError(f"{other} and {name} are the same {kind}: create one instance for each")
 
     @property
     def config(self) -> dict[str, Any]:
