@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from ..checks import instance
 from ..errors import ArgumentError, InversionError, SinuflowError
 from ..ops.autograd import needs_gradients
 from ..registry import Component, register
@@ -246,8 +247,10 @@ class Chain(Bijection):
     """
 
     def __init__(self, bijections: Sequence[Bijection]) -> None:
-        if not bijections or not all(isinstance(b, Bijection) for b in bijections):
-            raise ArgumentError("a chain needs at least one bijection, and nothing but bijections")
+        if not bijections:
+            raise ArgumentError("a chain needs at least one bijection")
+        for b in bijections:
+            instance("every entry of a chain", b, Bijection)
         super().__init__(bijections[0].features, max(b.context for b in bijections))
         for b in bijections:
             if b.features != self.features or b.context not in (0, self.context):

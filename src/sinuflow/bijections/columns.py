@@ -248,7 +248,7 @@ def column_map_mistake(name: str, arguments: Mapping[str, float], values: Tensor
     except SinuflowError:
         raise
     except Exception as error:  # a user's methods may raise any
-        return f"it fails ({error}): pass numbers on by super().__init__(name=...), which makes buffers of them"
+        return f"it raises {error!r}; pass numbers on by super().__init__(name=...), which makes buffers of them"
 
 
 @torch.no_grad()
