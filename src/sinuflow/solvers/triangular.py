@@ -70,7 +70,7 @@ def substitute(steps: Iterable[Step], inverse: ScalarInverse, z: Tensor, options
 def _order(solved: list[Any], z: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """Where the steps solved features 0, 1, ..., or None if in this order; and on a GPU, whether they solved each once.
 
-    Each step names its features by a slice or by indices. On a GPU, the host would have to wait for their values.
+    Each step names its features by a slice or by indices. The host does not wait for indices on a GPU.
     """
     if all(isinstance(features, slice) for features in solved):
         listed = [i for features in solved for i in range(len(z))[features]]
@@ -81,10 +81,10 @@ def _order(solved: list[Any], z: Tensor) -> tuple[Tensor | None, Tensor | None]:
         features = torch.cat([torch.arange(len(z), device=z.device)[features] for features in solved])
     found, order = features.sort()
     if len(found) == len(z):
-        valid = found == torch.arange(len(z), device=found.device)
+        expected = torch.arange(len(z), device=found.device)
         if found.is_cuda:
-            return order, valid.unsqueeze(-1)
-        if bool(valid.all()):
+            return order, (found == expected).unsqueeze(-1)
+        if torch.equal(found, expected):
             return order.to(z.device), None
     counts = features.bincount(minlength=len(z)).tolist()
     missing, repeated = ([i for i, n in enumerate(counts) if test(n)] for test in (lambda n: n == 0, lambda n: n > 1))

@@ -151,7 +151,8 @@ def fit(
     if checkpoint is not None:
         check_separate(checkpoint, flow.state_dict())
     try:
-        flow.check_storable("the trained flow")
+        if isinstance(flow, Flow):  # and not one of zuko's
+            flow.check_storable("the trained flow")
     except StorageError as error:
         warnings.warn(str(error), stacklevel=2)
     if stability is not None:
