@@ -9,13 +9,20 @@ import torch
 from torch import nn
 
 import sinuflow
-from sinuflow import Chain, Flow, SinusoidalFlow
-from sinuflow.bijections import AutoregressiveWaves, Bijection, ElementwiseAffine
+from sinuflow import ArgumentError, Chain, Flow, SinusoidalFlow
+from sinuflow.bijections import AutoregressiveWaves, Bijection, ColumnMap, ElementwiseAffine, Log, Logit
 from sinuflow.conditioners import Conditioner
 from sinuflow.flows.bases import Base, StandardNormal, StudentT
 from sinuflow.solvers import Inversion, Root, Step
-from sinuflow.testing import check_base, check_bijection, check_conditioner, check_flow, check_transformer
-from sinuflow.transformers import Affine, ConditionalWaves, Shift
+from sinuflow.testing import (
+    check_base,
+    check_bijection,
+    check_column_map,
+    check_conditioner,
+    check_flow,
+    check_transformer,
+)
+from sinuflow.transformers import Affine, ConditionalWaves, Shift, Transformer
 from tests.builders import BIJECTIONS
 
 
@@ -107,7 +114,7 @@ def test_conditioners_that_are_not_autoregressive_are_named():
     layer = AutoregressiveWaves(3, hidden=(8,))
     for masked in [*layer.conditioner.layers, layer.conditioner.head]:
         masked.mask.fill_(1)
-    with pytest.raises(AssertionError, match=r"^bijection.conditioner \(MADE\): the parameters of step"):
+    with pytest.raises(AssertionError, match=r"^bijection.conditioner \(MADE\): its parameters of feature 0 depend on"):
         check_bijection(layer)
 
 
@@ -132,7 +139,15 @@ def conditioning(forward=Neighbours.forward, incremental=Neighbours.incremental)
     ("cls", "message"),
     [
         (conditioning(lambda self, x, c=None: x), "its output has shape"),
-        (conditioning(lambda self, x, c=None: x.unsqueeze(1), Conditioner.incremental), "step 0 differ from forward"),
+        (
+            conditioning(lambda self, x, c=None: x.unsqueeze(1), Conditioner.incremental),
+            "its parameters of feature 0 depend on feature 0; they may depend on preceding features only",
+        ),
+        (
+            conditioning(lambda self, x, c=None: x.roll(1, 0).cumsum(0).unsqueeze(1)),
+            "its parameters of feature 0 depend on feature 2; they may depend on preceding features only",
+        ),
+        (conditioning(lambda self, x, c=None: 0 * x.unsqueeze(1)), "the parameters of step 1 differ from forward"),
         (
             conditioning(lambda self, x, c=None: 0 * x.unsqueeze(1), lambda self, like, c=None: iter(())),
             "its steps leave out 3 features",
@@ -158,6 +173,18 @@ def test_mistakes_of_conditioners_are_named(cls, message):
         ({"forward": lambda self, x, h: (-x, 0 * x.sum(0))}, "its derivative is -1 somewhere"),
         ({"forward": lambda self, x, h: (2 * x, 0 * x.sum(0))}, "its log-determinant differs .* by 2.08"),
         ({"forward": lambda self, x, h: (x.T, 0 * x.sum(0))}, "its shapes are"),
+        (
+            {"forward": lambda self, x, h: (x + h[:, 0], 0 * x)},
+            r"instead of \(3, 8\) for z and \(8,\) for the log-determinant, a sum over features",
+        ),
+        (
+            {
+                "forward": lambda self, x, h: (x.tanh(), (1 - x.tanh() ** 2).log().sum(0)),
+                "inverse": Transformer.inverse,
+                "gradients": Transformer.gradients,
+            },
+            "it must map R onto R, but its inverse fails at z = -300",
+        ),
         ({"inverse": lambda self, z, h, options: Root.exact(z, z * 0 + 1)}, r"x = inverse\(z\) does not map back"),
         ({"inverse": lambda self, z, h, options: Root.exact(z - h[:, 0], z * 0 + 2)}, "the slope that its inverse"),
         ({"gradients": lambda self, x, h, gz, gl: (gz, gz.unsqueeze(1) * 2)}, "its gradients differ"),
@@ -184,6 +211,53 @@ def test_wrong_bases_are_named():
     flat = type("Flat", (Wide,), {"sample": lambda self, shape: torch.randn(shape)})
     with pytest.raises(AssertionError, match=r"base \(Flat\): sample\(\(\)\) has shape \(\)"):
         check_base(flat(2))
+
+
+class Mixture(Base):
+    """Two normals; PyTorch's Categorical has no empty draws."""
+
+    def distribution(self):
+        normal = torch.distributions.Normal(torch.tensor([-1.0, 1.0]).double(), 0.5)
+        return torch.distributions.MixtureSameFamily(torch.distributions.Categorical(torch.ones(2).double()), normal)
+
+    def log_prob(self, z):
+        return self.distribution().log_prob(z).sum(-1)
+
+    def sample(self, shape):
+        return self.distribution().sample((*shape, self.features))
+
+
+def test_bases_need_no_empty_draws_and_are_named_when_they_raise():
+    check_base(Mixture(2))
+    broken = type("Broken", (Mixture,), {"sample": lambda self, shape: torch.randn(shape[5], 2)})
+    with pytest.raises(AssertionError, match=r"base \(Broken\): sample\(\(\)\) or log_prob of its draws raises: tuple"):
+        check_base(broken(2))
+
+
+@sinuflow.register(name="tests.Shrunk")
+class Shrunk(ColumnMap):
+    """Stores its argument, but not as a buffer."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.factor = scale
+
+    def value(self, x):
+        return x / self.factor
+
+
+def test_column_maps_are_checked_in_their_domain():
+    values = torch.linspace(0.01, 0.99, 50) ** 3
+    check_column_map(Log(), values)
+    check_column_map(Log(), [3.0])
+    check_column_map(Log, [0.1, 1.0, 1e10])
+    check_column_map(Logit, values)
+    with pytest.raises(AssertionError, match=r"column map \(Log\): value is NaN or infinite at -1"):
+        check_column_map(Log(), torch.tensor([-1.0, 1.0]))
+    with pytest.raises(AssertionError, match=r"column map \(Shrunk\): it raises TypeError.*; pass numbers on by super"):
+        check_column_map(Shrunk(2.0), values)
+    with pytest.raises(ArgumentError, match="is checked by check_column_map"):
+        check_bijection(Log())
 
 
 def test_flows_that_cannot_be_saved_are_named():

@@ -54,6 +54,14 @@ def whole(name: str, value: Any, least: int) -> int:
     return int(value)
 
 
+def instance(name: str, value: Any, kind: type) -> None:
+    """Refuse an argument that is not an instance of this class."""
+    if isinstance(value, kind):
+        return
+    got = f"the class {value.__name__}: pass an instance" if isinstance(value, type) else type(value).__name__
+    raise ArgumentError(f"{name} must be a {kind.__name__}; got {got}")
+
+
 def choice(name: str, value: Any, choices: Iterable[str]) -> str:
     """An argument that must be one of these strings."""
     if not isinstance(value, str) or value not in choices:

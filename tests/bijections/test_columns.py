@@ -20,6 +20,7 @@ from sinuflow.bijections.columns import (
     Logit,
     SelectedColumns,
     Standardize,
+    column_map_mistake,
     make_column_map,
 )
 
@@ -159,8 +160,61 @@ def test_the_density_of_a_users_map_is_in_the_columns_units():
 def test_a_users_map_can_refuse_a_column():
     with pytest.raises(sinuflow.DataError, match="column 'b' cannot take a PositivePower: it holds values that are"):
         fit_table(frame(), maps={"b": PositivePower}, **QUICK)
-    with pytest.raises(sinuflow.DataError, match=r"column 'b' holds -.*, which is outside of the map 'PositivePower'"):
+    with pytest.raises(
+        sinuflow.DataError, match=r"column 'b' cannot take the map 'PositivePower': value is NaN .* at -"
+    ):
         fit_table(frame(), maps={"b": PositivePower(0.5)}, **QUICK)
+
+
+def mistaken(**methods):
+    return registry.register(type("Mistaken", (PositivePower,), {"__module__": __name__, **methods}))
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ({"value": lambda self, x: -x}, "value must increase, but is -"),
+        ({"value": lambda self, x: (x - 1).square()}, "value must increase"),
+        ({"inverse_value": lambda self, y: y}, r"inverse_value\(value\(x\)\) is "),
+        ({"inverse_value": lambda self, y: y.square() + 0.01}, r"inverse_value\(value\(x\)\) is "),
+        (
+            {"log_derivative": lambda self, x, y: -y},
+            "log_derivative is .*, which differs from finite differences of value",
+        ),
+        ({"log_derivative": lambda self, x, y: -0.5 * x.log()}, "log_derivative is "),
+        ({"value": lambda self, x: x.sqrt()[0]}, "value returns torch.float64 of shape"),
+        ({"inverse_value": lambda self, y: y[9]}, "it raises IndexError.*index 9 is out of bounds"),
+    ],
+)
+def test_a_wrong_map_is_refused_with_the_name_of_its_column(methods, message):
+    wrong = mistaken(**methods)
+    for wish in (wrong, wrong(0.5)):
+        with pytest.raises(sinuflow.DataError, match=f"column 'a' cannot take the map 'Mistaken': {message}"):
+            fit_table(frame(), maps={"a": wish}, **QUICK)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_correct_maps_pass_at_any_scale(scale):
+    values = torch.cat([torch.logspace(-8, 3, 3000, dtype=torch.float64), torch.zeros(1)]) * scale
+    for kind in (Log(-1e-8 * scale), Logit(-1e-9 * scale, 1001 * scale), CompressTails(width=scale)):
+        spec = kind.spec()
+        arguments = spec.arguments or {"width": scale}
+        assert column_map_mistake(spec.name, arguments, values) is None
+    assert column_map_mistake("log", {"offset": 0.0}, 1.7e18 + values) is None
+
+
+def test_wishes_that_are_no_map_are_refused():
+    class NeedsNumbers(ColumnMap):
+        def __init__(self, exponent):
+            super().__init__(exponent=exponent)
+
+    for wish, message in [
+        (NeedsNumbers, r"take a NeedsNumbers: pass an instance, NeedsNumbers\(...\), or define fit"),
+        (torch.log, "pass a name, or a ColumnMap or its class"),
+        (PositivePower([0.5, 0.6]), "its arguments must be single numbers"),
+    ]:
+        with pytest.raises(sinuflow.DataError, match=f"column 'a' cannot .*{message}"):
+            fit_table(frame(), maps={"a": wish}, **QUICK)
 
 
 def test_only_column_maps_are_built_from_files():

@@ -10,12 +10,14 @@ import torch
 from torch import nn
 
 import sinuflow
-from sinuflow import ArgumentError, Chain, Flow, SinusoidalFlow, StorageError
-from sinuflow.bijections import AutoregressiveWaves, Bijection, ElementwiseAffine, LDUBlock
+from sinuflow import ArgumentError, Chain, Flow, InversionError, SinuflowError, SinusoidalFlow, StorageError
+from sinuflow.bijections import Autoregressive, AutoregressiveWaves, Bijection, ElementwiseAffine, LDUBlock
+from sinuflow.conditioners import MADE, Conditioner
 from sinuflow.flows import storage
 from sinuflow.flows.bases import Base, StandardNormal, StudentT
 from sinuflow.registry import Spec
-from sinuflow.solvers import Inversion
+from sinuflow.solvers import Inversion, Root, Step
+from sinuflow.transformers import Affine, Shift, Transformer
 from tests.builders import trained, trained_flow
 
 DOUBLE = torch.float64
@@ -138,6 +140,8 @@ def test_wrong_parts_are_refused():
     ]:
         with pytest.raises(ArgumentError, match=message):
             Flow(*arguments)
+    with pytest.raises(ArgumentError, match="every entry of a chain must be a Bijection; got the class Roll"):
+        Chain([Roll(3), Roll])
     for df in (0, -1.0, math.inf, math.nan, "3"):
         with pytest.raises(ArgumentError, match="df must be a positive number"):
             StudentT(2, df)
@@ -217,9 +221,12 @@ def test_what_no_file_can_hold_is_not_saved(tmp_path):
 
     with pytest.raises(StorageError, match="an argument of type Tensor, which no file can hold"):
         Flow(Table(torch.zeros(2))).save(tmp_path / "m")
-    layer = ElementwiseAffine(2)
-    with pytest.raises(StorageError, match="share memory"):
-        Flow(Chain([layer, layer])).save(tmp_path / "m")
+    tied = Chain([ElementwiseAffine(2), ElementwiseAffine(2)])
+    tied.bijections[1].mean = tied.bijections[0].mean
+    with pytest.raises(
+        StorageError, match=r"bijections.0.mean and .*bijections.1.mean share memory; create one tensor"
+    ):
+        Flow(tied).save(tmp_path / "m")
     flow = Flow(ElementwiseAffine(2), StudentT(2))
     flow.base.log_df.data[0] = math.nan
     with pytest.raises(StorageError, match="'log_df' of the base is NaN"):
@@ -291,3 +298,159 @@ def test_a_flow_is_trained_like_any_other():
     result = sinuflow.fit(flow, x, x[:100], steps=40, progress=False, device="cpu")
     assert result.best_nll < 6.3  # the entropy is 6.05
     assert flow.initialize(x) is None
+
+
+class Scaled(Transformer):
+    """A transformer with a parameter of its own."""
+
+    num_parameters = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x, h):
+        return self.log_scale.exp() * x + h[:, 0], self.log_scale.expand(x.shape).sum(0)
+
+
+def transformer(forward, **others) -> Transformer:
+    return type("Own", (Transformer,), {"num_parameters": 1, "forward": forward, **others})()
+
+
+def conditioner(forward=lambda self, x, c=None: 0 * x.unsqueeze(1), **others) -> Conditioner:
+    return type("Own", (Conditioner,), {"forward": forward, **others})(3, 1)
+
+
+def test_a_part_with_parameters_belongs_to_one_layer():
+    layer, shared, made = ElementwiseAffine(3), Scaled(), MADE(3)
+    for layers, places in [
+        ([layer, layer], "bijection.bijections.0 and bijection.bijections.1 are the same ElementwiseAffine"),
+        (
+            [Autoregressive(shared, MADE(3)) for _ in range(2)],
+            r"bijections.0.transformer and .*1.transformer .* Scaled",
+        ),
+        ([Autoregressive(Shift(), made) for _ in range(2)], r"bijections.0.conditioner and .*1.conditioner .* MADE"),
+    ]:
+        with pytest.raises(ArgumentError, match=f"{places}: create one instance for each"):
+            Flow(Chain(layers))
+    free = Shift()  # has nothing to store
+    Flow(Chain([Autoregressive(free, MADE(3)), Autoregressive(free, MADE(3)), layer]))
+
+
+def test_wrong_parts_of_an_autoregressive_layer_are_refused():
+    for parts, message in [
+        ((Affine, MADE(3, 2)), "transformer must be a Transformer; got the class Affine: pass an instance"),
+        ((MADE(3, 2), Affine()), "transformer must be a Transformer; got MADE"),
+        ((Affine(), MADE), "conditioner must be a Conditioner; got the class MADE: pass an instance"),
+        ((type("Own", (Transformer,), {})(), MADE(3)), "Own must set num_parameters"),
+    ]:
+        with pytest.raises(ArgumentError, match=message):
+            Autoregressive(*parts)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (
+            (Shift(), conditioner(lambda self, x, c=None: x.T.unsqueeze(-1))),
+            r"parameters of shape \(5, 3, 1\) instead of",
+        ),
+        ((Shift(), conditioner(lambda self, x, c=None: x.unsqueeze(0))), r"instead of \(3, 1, 5\), \(features, parame"),
+        (
+            (transformer(lambda self, x, h: (x, 0 * x)), conditioner()),
+            r"a log-determinant of shape \(3, 5\) instead of",
+        ),
+        (
+            (transformer(lambda self, x, h: (x.sum(0), x.sum(0))), conditioner()),
+            r"z of shape \(5,\) instead of \(3, 5\)",
+        ),
+    ],
+)
+def test_wrong_shapes_are_named_with_the_right_ones(parts, message):
+    with pytest.raises(ArgumentError, match=rf"\.forward returned .*{message}"):
+        Flow(Autoregressive(*parts))().log_prob(torch.zeros(5, 3))
+
+
+def steps(*features, **options):
+    def incremental(self, like, context=None):
+        for chosen in features:
+            yield Step(chosen, like.new_zeros(len(like[chosen]), 1, like.shape[1], **options))
+
+    return conditioner(incremental=incremental)
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ([slice(0, 2)], r"leave out \[2\] and repeat \[\]"),
+        ([slice(0, 2), slice(1, 3)], r"leave out \[\] and repeat \[1\]"),
+        ([slice(0, 2), slice(1, 2)], r"leave out \[2\] and repeat \[1\]"),
+        ([torch.tensor([0, 2]), torch.tensor([2])], r"leave out \[1\] and repeat \[2\]"),
+        ([torch.tensor([0])], r"leave out \[1, 2\]"),
+        ([], r"leave out \[0, 1, 2\]"),
+    ],
+)
+def test_steps_must_name_every_feature_once(features, message):
+    with pytest.raises(ArgumentError, match=f"must name each of the 3 features once: they {message}"):
+        Flow(Autoregressive(Shift(), steps(*features)))().sample((5,))
+
+
+@pytest.mark.parametrize(
+    "features",
+    [[slice(2, 3), slice(0, 2)], [slice(None)], [torch.tensor([2, 0]), slice(1, 2)], [slice(None, None, 2), 1]],
+)
+def test_steps_may_come_in_any_order(features):
+    layer = Autoregressive(Shift(), steps(*(slice(f, f + 1) if isinstance(f, int) else f for f in features)))
+    z = torch.randn(5, 3)
+    assert torch.equal(layer.inverse(z)[0], z)
+
+
+def test_wrong_steps_are_named():
+    flat = conditioner(incremental=lambda self, like, c=None: iter([Step(slice(0, 3), like)]))
+    with pytest.raises(ArgumentError, match=r"has parameters of shape \(3, 5\) instead of .* here \(3, 'P', 5\)"):
+        Flow(Autoregressive(Shift(), flat))().sample((5,))
+    with pytest.raises(SinuflowError, match="read it after the step was yielded"):
+        Step(slice(0, 1), torch.zeros(1, 1, 5)).solution  # noqa: B018
+
+
+def test_an_inverse_that_is_a_tuple_is_refused():
+    layer = type("Own", (Roll,), {"invert": lambda self, z, context, options: (z, z.sum(0))})(3)
+    for bijection in (layer, Chain([layer, ElementwiseAffine(3)])):
+        with pytest.raises(ArgumentError, match=r"Own.invert must return an Inversion, such as .*; got a tuple"):
+            Flow(bijection)().sample((2,))
+
+
+def test_wrong_parts_are_blamed_and_not_rounding():
+    off = transformer(
+        lambda self, x, h: (x + h[:, 0], 0 * x.sum(0)),
+        inverse=lambda self, z, h, options: Root.exact(z + 0.1, z * 0 + 1),
+    )
+    flow = Flow(Autoregressive(off, MADE(3)))
+    with pytest.raises(
+        InversionError, match=r"Own may be wrong: they leave a residual of 0.1 .*check_flow\(flow\)"
+    ) as e:
+        flow().sample((5,), certify="end-to-end")
+    assert "leave out certify" not in str(e.value)
+
+
+@pytest.mark.parametrize("change", [lambda x: -x, lambda x: x.square(), lambda x: x.tanh()])
+def test_transformers_that_do_not_increase_onto_the_reals_are_a_cause(change):
+    own = transformer(lambda self, x, h: (change(x) + h[:, 0], 0 * x.sum(0)))
+    with pytest.raises(InversionError, match=r"increases from R onto R \(sinuflow.testing.check_transformer\)"):
+        Flow(Autoregressive(own, MADE(3)))().sample((50,))
+
+
+def test_what_cannot_be_saved_is_known_before_training(tmp_path):
+    class Own(Roll):
+        pass
+
+    x, options = torch.randn(20, 3), {"steps": 1, "progress": False, "device": "cpu"}
+    with pytest.warns(
+        UserWarning, match=r"cannot write the trained flow: .*Own is not registered; put @sinuflow.register"
+    ):
+        sinuflow.fit(Flow(Chain([Own(3), ElementwiseAffine(3)])), x, **options, checkpoint=tmp_path / "own")
+    tied = Chain([ElementwiseAffine(3), ElementwiseAffine(3)])
+    tied.bijections[1].mean = tied.bijections[0].mean
+    with pytest.raises(StorageError, match="share memory; create"):
+        sinuflow.fit(Flow(tied), x, **options, checkpoint=tmp_path / "tied")
+    assert not (tmp_path / "tied").exists()

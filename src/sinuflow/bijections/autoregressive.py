@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..checks import instance
 from ..conditioners import MADE, Conditioner
 from ..errors import ArgumentError
 from ..registry import register
@@ -63,11 +64,16 @@ class Autoregressive(Bijection):
     permutation: Tensor | None
 
     def __init__(self, transformer: Transformer, conditioner: Conditioner, order: Order = "forward") -> None:
+        instance("transformer", transformer, Transformer)
+        instance("conditioner", conditioner, Conditioner)
         super().__init__(conditioner.features, conditioner.context)
-        if conditioner.outputs != transformer.num_parameters:
+        needed = getattr(transformer, "num_parameters", None)
+        if needed is None:
+            raise ArgumentError(f"{type(transformer).__name__} must set num_parameters, how many it has per feature")
+        if conditioner.outputs != needed:
             raise ArgumentError(
                 f"the conditioner has outputs={conditioner.outputs}, but {type(transformer).__name__} needs "
-                f"{transformer.num_parameters} parameters per feature"
+                f"{needed} parameters per feature"
             )
         self.transformer = transformer
         self.conditioner = conditioner

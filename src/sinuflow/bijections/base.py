@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from ..checks import instance
 from ..errors import ArgumentError, InversionError, SinuflowError
 from ..ops.autograd import needs_gradients
 from ..registry import Component, register
@@ -37,7 +38,8 @@ def raise_unless_converged(result: Inversion, names: Sequence[str]) -> None:
     else:
         why = (
             "they are NaN or infinite, or the layer's parameters are degenerate. Look for such values in the input "
-            "and the parameters (flow.bijection.check_parameters() names them)"
+            "and the parameters (flow.bijection.check_parameters() names them), check that a transformer of your own "
+            "increases from R onto R (sinuflow.testing.check_transformer)"
         )
     raise InversionError(
         f"layer {names[layer]!r} could not be inverted for {int(failed.sum())} of {len(failed)} samples: {why}, or get "
@@ -136,6 +138,16 @@ class Bijection(Component, nn.Module):
             raise_unless_converged(result, list(self.layer_names()))
         return from_feature_major(x, shape), ladj.reshape(shape)
 
+    def inversion(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
+        """The result of :meth:`invert`, whose type is checked."""
+        result = self.invert(z, context, options)
+        if not isinstance(result, Inversion):
+            raise ArgumentError(
+                f"{type(self).__name__}.invert must return an Inversion, such as Inversion.exact(x, ladj); "
+                f"got a {type(result).__name__}"
+            )
+        return result
+
     def certified(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
         """The inverse of a feature-major batch, with one row of evidence for each layer, (layers, B).
 
@@ -147,7 +159,7 @@ class Bijection(Component, nn.Module):
                 "cannot invert or sample while dropout is active, because the map is random then: "
                 "call .eval() on the flow first"
             )
-        result = Inversion.stack([self.invert(z, context, options)])
+        result = Inversion.stack([self.inversion(z, context, options)])
         zero = (result.x.detach() * 0).sum(0).add_(result.ladj.detach() * 0)  # 0 times infinity is NaN
         converged = result.converged.clone()
         converged[-1].logical_and_(zero == 0)
@@ -235,8 +247,10 @@ class Chain(Bijection):
     """
 
     def __init__(self, bijections: Sequence[Bijection]) -> None:
-        if not bijections or not all(isinstance(b, Bijection) for b in bijections):
-            raise ArgumentError("a chain needs at least one bijection, and nothing but bijections")
+        if not bijections:
+            raise ArgumentError("a chain needs at least one bijection")
+        for b in bijections:
+            instance("every entry of a chain", b, Bijection)
         super().__init__(bijections[0].features, max(b.context for b in bijections))
         for b in bijections:
             if b.features != self.features or b.context not in (0, self.context):
@@ -283,7 +297,7 @@ class Chain(Bijection):
         """The reference implementation of :meth:`invert`: one bijection after the other."""
         layers: list[Inversion] = []
         for bijection in reversed(list(self)):
-            layers.append(bijection.invert(z, context if bijection.context else None, options))
+            layers.append(bijection.inversion(z, context if bijection.context else None, options))
             z = layers[-1].x
         return Inversion.stack(layers)
 

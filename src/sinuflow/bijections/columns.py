@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ..errors import ArgumentError, StorageError
+from ..errors import ArgumentError, SinuflowError, StorageError
 from ..registry import register, registered
 from ..solvers import Inversion, SolverOptions
 from .base import Bijection
@@ -90,7 +90,10 @@ class ColumnMap(DataBijection):
     @classmethod
     def fit(cls, values: Tensor, low: float, high: float, step: float) -> ColumnMap:
         """The map for a column of these values; an :class:`ArgumentError` if there is none."""
-        return cls()
+        try:
+            return cls()
+        except TypeError as error:
+            raise ArgumentError(f"pass an instance, {cls.__name__}(...), or define fit ({error})") from error
 
 
 @register(name="log")
@@ -243,6 +246,56 @@ def make_column_map(name: str, arguments: Mapping[str, float | Sequence[float]])
 def _check_positive(name: str, values: Tensor) -> None:
     if not bool((values > 0).all()):
         raise ArgumentError(f"{name} must be positive; got {values.min():g}")
+
+
+#: The most values at which a user's map is checked.
+_CHECKED = 500
+
+
+def column_map_mistake(name: str, arguments: Mapping[str, float], values: Tensor) -> str | None:
+    """What is wrong with the map that is registered under a name, at these values of one column."""
+    x = values.double().flatten().unique()
+    x = x[torch.linspace(0, len(x) - 1, min(len(x), _CHECKED)).long()].unsqueeze(0)
+    try:
+        return _mistake(make_column_map(name, {key: [value] for key, value in arguments.items()}), x)
+    except SinuflowError:
+        raise
+    except Exception as error:  # a user's methods may raise any
+        return f"it raises {error!r}; pass numbers on by super().__init__(name=...), which makes buffers of them"
+
+
+@torch.no_grad()
+def _mistake(column_map: ColumnMap, x: Tensor) -> str | None:
+    y = column_map.value(x)
+    if y.shape != x.shape or y.dtype != x.dtype:
+        return f"value returns {y.dtype} of shape {tuple(y.shape)} for {x.dtype} of shape {tuple(x.shape)}"
+    if not bool(y.isfinite().all()):
+        return f"value is NaN or infinite at {x[~y.isfinite()][0]:g}"
+    falls = y.diff() < -1e-12 * y.abs().amax()
+    if bool(falls.any()):
+        i = int(falls.int().argmax())
+        return f"value must increase, but is {y[0, i]:g} at {x[0, i]:g} and {y[0, i + 1]:g} at {x[0, i + 1]:g}"
+    low, high = x[:, :1], x[:, -1:]
+    width = torch.where(x - low > high - x, low - x, high - x)  # differences towards the farther end stay inside
+    error = torch.full_like(x, torch.inf)
+    measured = error < 0
+    for digits in range(3, 24, 2):  # whatever the scale of the map: the best difference counts
+        ahead = x + width * 10.0**-digits
+        middle, rise, run = (x + ahead) / 2, column_map.value(ahead) - y, ahead - x
+        precise = (y / rise).abs() + (x / run).abs() < 1e-4 / torch.finfo(x.dtype).eps
+        off = ((rise / run).log() - column_map.log_determinant(middle, column_map.value(middle))).abs()
+        error = torch.where(precise, torch.minimum(off.nan_to_num(torch.inf), error), error)
+        measured = measured | precise
+    log_slope, wrong = column_map.log_determinant(x, y), measured & (error > 0.01)
+    if bool(wrong.any()):
+        i = int(wrong.int().argmax())
+        return f"log_derivative is {log_slope[i]:.6g} at {x[0, i]:g}, which differs from finite differences of value"
+    back = column_map.inverse_value(y)
+    close = (back - x).abs() <= 1e-6 * x.abs() + 1e-9 * (high - low) + 1e-12 * y.abs() * (-log_slope).exp()
+    if not bool(close.all()):
+        i = int(close.int().argmin())
+        return f"inverse_value(value(x)) is {back[0, i]:.6g} for x = {x[0, i]:.6g}"
+    return None
 
 
 def _skewness(values: Tensor) -> float:

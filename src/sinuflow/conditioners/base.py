@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import ArgumentError
 from ..registry import Component
 from ..solvers import Inversion, SolverOptions, Step, substitute
 from ..transformers import Transformer
@@ -105,7 +106,11 @@ class Conditioner(Component, nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """z, and the log-determinant or None for 0; with ``reverse``, features are in reverse order on both sides."""
         x = x.flip(0) if reverse else x
-        z, ladj = transformer(x, self(x, context))
+        (features, rows), h = x.shape, self(x, context)
+        _demand_shape(self, "parameters", h, (features, self.outputs, rows), "(features, parameters, rows)")
+        z, ladj = transformer(x, h)
+        _demand_shape(transformer, "z", z, (features, rows), "(features, rows)")
+        _demand_shape(transformer, "a log-determinant", ladj, (rows,), "(rows,), a sum over features")
         return z.flip(0) if reverse else z, None if transformer.kind == "shift" else ladj
 
     def invert_with(
@@ -113,3 +118,11 @@ class Conditioner(Component, nn.Module):
     ) -> Inversion:
         """The certified inverse of the pair, by substitution unless the pair has an op of its own."""
         return substitute(self.incremental(z, context), transformer.inverse, z, options)
+
+
+def _demand_shape(module: nn.Module, name: str, result: Tensor, shape: tuple[int, ...], meaning: str) -> None:
+    if result.shape != shape:
+        raise ArgumentError(
+            f"{type(module).__name__}.forward returned {name} of shape {tuple(result.shape)} instead of {shape}, "
+            f"{meaning}"
+        )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..bijections.columns import COLUMN_MAPS, ColumnMap, make_column_map
+from ..bijections.columns import COLUMN_MAPS, ColumnMap, column_map_mistake, make_column_map
 from ..checks import LARGEST_INTEGER
 from ..errors import ArgumentError, DataError
 from .columns import Column, Role, drop_option
@@ -41,6 +41,8 @@ def inspect_numbers(
         return Column(name, "constant", type_name, role, categories=(value,))
     column = Column(name, "number", type_name, role, low=low, high=high)
     column = _with_map(_with_grid(column, values), values, wish)
+    if wish is not None and not isinstance(wish, str):
+        _refuse_wrong(column, values)
     _refuse_absurd(column, values)
     return _standardized(column, values)
 
@@ -72,6 +74,13 @@ def _refuse_absurd(column: Column, values: Array) -> None:
             f"column {column.name!r} holds {values[worst]:g}, absurdly far from its other values, which are around "
             f"{float(np.median(values)):g}: remove such rows, or leave the column out with {drop_option(column.name)}"
         )
+
+
+def _refuse_wrong(column: Column, values: Array) -> None:
+    """Refuse a user's map that is not increasing, or whose derivative or inverse is wrong."""
+    mistake = column_map_mistake(column.map, column.arguments, torch.from_numpy(values))
+    if mistake is not None:
+        raise DataError(f"column {column.name!r} cannot take the map {column.map!r}: {mistake}")
 
 
 def _with_grid(column: Column, values: Array) -> Column:
@@ -121,7 +130,10 @@ def _with_map(column: Column, values: Array, wish: Wish | None) -> Column:
     except ArgumentError as error:
         name = wish if isinstance(wish, str) else chosen.__name__
         raise DataError(f"column {column.name!r} cannot take a {name}: {error}") from error
-    arguments = {name: float(np.asarray(value).item()) for name, value in spec.arguments.items()}
+    try:
+        arguments = {name: float(np.asarray(value).item()) for name, value in spec.arguments.items()}
+    except (TypeError, ValueError) as error:
+        raise DataError(f"column {column.name!r} cannot take {spec}: its arguments must be single numbers") from error
     return replace(column, map=spec.name, arguments=arguments)
 
 

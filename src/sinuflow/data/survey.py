@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..bijections.columns import ColumnMap
 from ..checks import LARGEST_INTEGER
 from ..errors import DataError
 from . import values as cells
@@ -169,6 +170,8 @@ def _check_arguments(table: Table, context: list[str], drop: list[str], missing:
     for name, wish in maps.items():
         if isinstance(wish, str) and wish not in MAP_NAMES:
             raise DataError(f"column {name!r} cannot be mapped by {wish!r}: choose {', '.join(MAP_NAMES)}")
+        if not isinstance(wish, (str, ColumnMap)) and not (isinstance(wish, type) and issubclass(wish, ColumnMap)):
+            raise DataError(f"column {name!r} cannot be mapped by {wish!r}: pass a name, or a ColumnMap or its class")
     if not present.difference(drop, context):
         raise DataError(f"{table.name} has no columns left to model")
 

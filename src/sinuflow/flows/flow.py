@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..bijections import Bijection, Chain
 from ..bijections.base import all_finite, from_feature_major, raise_unless_converged
-from ..checks import choice
+from ..checks import choice, instance
 from ..errors import ArgumentError, StorageError
 from ..registry import Component, register
 from ..solvers import Inversion, SolverOptions
@@ -50,17 +50,25 @@ class Flow(Component, nn.Module):
 
     def __init__(self, bijection: Bijection, base: Base | None = None) -> None:
         super().__init__()
-        if not isinstance(bijection, Bijection):
-            raise ArgumentError(f"bijection must be a Bijection; got {type(bijection).__name__}")
+        instance("bijection", bijection, Bijection)
         if base is None:
             base = StandardNormal(bijection.features)
-        if not isinstance(base, Base):
-            raise ArgumentError(f"base must be a Base; got {type(base).__name__}")
+        instance("base", base, Base)
         if base.features != bijection.features:
             raise ArgumentError(f"the base has {base.features} features, but the bijection has {bijection.features}")
         self.features: int = bijection.features
         self.context: int = bijection.context
         self.bijection, self.base = bijection, base
+        self._refuse_shared_parts()
+
+    def _refuse_shared_parts(self) -> None:
+        """Refuse a part with parameters or buffers that is in two layers: a file holds every tensor once."""
+        first: dict[nn.Module, str] = {}
+        for name, module in self.named_modules(remove_duplicate=False):
+            other = first.setdefault(module, name)
+            if other != name and module.state_dict() and isinstance(module, Component):
+                kind = type(module).__name__
+                raise ArgumentError(f"{other} and {name} are the same {kind}: create one instance for each")
 
     @property
     def config(self) -> dict[str, Any]:
@@ -128,7 +136,7 @@ class Flow(Component, nn.Module):
         trip = round_trip(self.bijection, x, z, context, options)
         if on_failure == "raise":
             raise_unless_converged(result, list(self.bijection.layer_names()))
-            trip.demand("pass a larger rtol, or on_failure='return'")
+            trip.demand(self.bijection, "pass a larger rtol, or on_failure='return'")
         converged = result.converged.all(0).reshape(shape) & trip.accurate
         iterations = result.iterations.amax(0).reshape(shape)
         return Inversion(x, result.ladj.reshape(shape), iterations, trip.residual, converged)
@@ -141,9 +149,14 @@ class Flow(Component, nn.Module):
         no such file could be loaded.
         """
         state = self.usable_state(path)
-        if self.format_version > 1:
-            check_storable(path, self.spec(), state)
+        self.check_storable(path)
         write_model(path, Model("flow", self.config, state), self.format_version)
+
+    def check_storable(self, path: str | os.PathLike[str]) -> None:
+        """Raise a :class:`~sinuflow.StorageError` if :meth:`save` could not write the flow, whatever its parameters."""
+        if self.format_version > 1:
+            self.spec().to_json()
+            check_storable(path, self.spec(), self.state_dict())
 
     def check_parameters(self) -> None:
         """Raise an :class:`~sinuflow.ArgumentError` if a parameter is not finite, or a layer is degenerate."""

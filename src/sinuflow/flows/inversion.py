@@ -26,16 +26,20 @@ class RoundTrip(NamedTuple):
     residual: Tensor
     accurate: Tensor
 
-    def demand(self, alternative: str | None) -> None:
+    def demand(self, bijection: Bijection, alternative: str | None) -> None:
         """Raise an :class:`InversionError`, whose message offers the alternative, unless all met the tolerance."""
         if bool(self.accurate.all()):
             return
         largest = float(self.residual.nan_to_num(nan=torch.inf).max())
-        remedy = "Use float64 (flow.double())"
+        why, remedy = "rounding errors accumulate to", "Use float64 (flow.double())"
         if self.residual.dtype == torch.float64:
             remedy = "Look for parameters of extreme size, which even float64 cannot invert to this tolerance"
+        users = [part.name for part in bijection.spec().walk() if not part.is_own]
+        if users and largest > torch.finfo(self.residual.dtype).eps ** (1 / 3):
+            why, alternative = f"the inverse or conditioner of {users[0]} may be wrong: they leave", None
+            remedy = f"Run sinuflow.testing.check_flow(flow), which names a wrong part. If none is: {remedy}"
         raise InversionError(
-            f"every layer was inverted, but rounding errors accumulate to a residual of {largest:.3g} over the whole "
+            f"every layer was inverted, but {why} a residual of {largest:.3g} over the whole "
             f"flow, beyond the tolerance for {int((~self.accurate).sum())} of {self.accurate.numel()} samples. "
             f"{remedy}{'' if alternative is None else f', or {alternative}'}."
         )
@@ -87,7 +91,7 @@ def certified_inverse(
     if torch.compiler.is_compiling():
         x = torch.where(trip.accurate.unsqueeze(-1), x, torch.nan)
         return x, torch.where(trip.accurate, ladj, torch.nan), trip
-    trip.demand(alternative)
+    trip.demand(bijection, alternative)
     return x, ladj, trip
 
 

@@ -50,8 +50,8 @@ def write_model(path: str | os.PathLike[str], model: Model, version: int = 1) ->
     header["sha256"] = _checksum(header, tensors)
     try:
         content = to_safetensors(tensors, metadata=header)
-    except RuntimeError as error:  # tensors that share memory
-        raise StorageError(f"cannot write {path}: {error}") from error
+    except RuntimeError as error:
+        raise StorageError(f"cannot write {path}: {' '.join(str(error).split())}") from error
     write_atomically(Path(path), content)
 
 
@@ -101,10 +101,20 @@ def check_storable(path: str | os.PathLike[str], spec: Spec, state: dict[str, Te
             raise StorageError(
                 f"cannot write {path}: the class {each.name} is not registered; put @sinuflow.register before it"
             )
+    check_separate(path, state)
     try:
         check_size(spec, state)
     except TooLargeError as error:
         raise StorageError(f"cannot write {path}: its description needs far more parameters than it has") from error
+
+
+def check_separate(path: str | os.PathLike[str], state: dict[str, Tensor]) -> None:
+    """Raise a :class:`~sinuflow.StorageError` if two tensors are one, which neither models nor checkpoints can hold."""
+    first: dict[int, str] = {}
+    for name, t in state.items():
+        other = first.setdefault(t.data_ptr(), name) if t.numel() else name
+        if other != name:
+            raise StorageError(f"cannot write {path}: {other} and {name} share memory; create one tensor for each")
 
 
 def check_size(spec: Spec, tensors: dict[str, Tensor]) -> None:

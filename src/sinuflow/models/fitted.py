@@ -45,8 +45,6 @@ class FittedModel(ABC):
     #: The schema of its configuration, and the names of its tensors.
     schema: ClassVar[Check]
     tensor_names: ClassVar[set[str]] = set()
-    #: The lowest version of the file format that holds the model.
-    format_version = 1
 
     @abstractmethod
     def _stored(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -72,7 +70,14 @@ class FittedModel(ABC):
         own, tensors = self._stored()
         config = {"flow": self.flow.config, **own, "history": self.history, "facts": self.facts}
         weights = {f"flow/{name}": t for name, t in self.flow.usable_state(path).items()}
-        write_model(path, Model(self.kind, config, {**weights, **tensors, "quantiles": self.quantiles}), self.format_version)
+        write_model(
+            path, Model(self.kind, config, {**weights, **tensors, "quantiles": self.quantiles}), self.format_version
+        )
+
+    @property
+    def format_version(self) -> int:
+        """The lowest version of the file format that holds the model."""
+        return 1
 
     @property
     def _like(self) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..checks import anything, choice, fields, integer, items, number, optional, text
 from ..data import Column, Preprocessor, open_table
-from ..data.columns import LONGEST_NAME, quoted_list
+from ..data.columns import LONGEST_NAME, MAP_NAMES, quoted_list
 from ..data.split import Split
 from ..data.tables import Rows, read_rows
 from ..data.values import code_of, to_arrow
@@ -62,6 +62,11 @@ class TableModel(FittedModel):
     kind, description, schema = "table", "model of a table", _SCHEMA
     tensor_names: ClassVar = {"preprocessing/mean", "preprocessing/factor"}
     tensor_names |= {"split/validation", "split/test", "split/unused"}
+
+    @property
+    def format_version(self) -> int:
+        """Version 0.1.0 knows no maps of users."""
+        return 1 if all(c.map in MAP_NAMES for c in self.preprocessor.columns) else 2
 
     @property
     def columns(self) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import ArgumentError, SinuflowError
 from .options import SolverOptions
 from .result import Inversion, Root
 
@@ -33,7 +34,7 @@ class Step:
     def solution(self) -> Tensor:
         """The solution that was pushed."""
         if self.x is None:
-            raise RuntimeError("the solution of a step must be pushed before the next step")
+            raise SinuflowError("step.solution is not known yet: read it after the step was yielded")
         return self.x
 
 
@@ -47,16 +48,50 @@ def substitute(steps: Iterable[Step], inverse: ScalarInverse, z: Tensor, options
     roots: list[Root] = []
     with torch.inference_mode():  # makes small operations about twice as fast
         for step in steps:
-            root = inverse(z[step.features], step.parameters, options)
+            target = z[step.features]
+            if not roots and step.parameters.shape[::2] != target.shape:  # later ones only as a whole, to save time
+                raise ArgumentError(
+                    f"the conditioner's step for {step.features} has parameters of shape {tuple(step.parameters.shape)}"
+                    f" instead of (features of the step, parameters, rows), here {(len(target), 'P', *z.shape[1:])}"
+                )
+            root = inverse(target, step.parameters, options)
             step.push(root.x)
             solved.append(step.features)
             roots.append(root)
+    order, valid = _order(solved, z)
     root = Root(*map(torch.cat, zip(*roots, strict=True)))
-    starts = [features.start for features in solved if isinstance(features, slice)]
-    if len(starts) < len(solved) or starts != sorted(starts):
-        order = torch.cat([torch.arange(len(z), device=z.device)[features] for features in solved]).argsort()
+    if root.x.shape != z.shape:
+        raise ArgumentError(f"the steps' solutions have shape {tuple(root.x.shape)} instead of {tuple(z.shape)}")
+    if order is not None:
         root = Root(*(t[order] for t in root))
-    return root.per_row()
+    return (root if valid is None else root._replace(converged=root.converged & valid)).per_row()
+
+
+def _order(solved: list[Any], z: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Where the steps solved features 0, 1, ..., or None if in this order; and on a GPU, whether they solved each once.
+
+    Each step names its features by a slice or by indices. The host does not wait for indices on a GPU.
+    """
+    if all(isinstance(features, slice) for features in solved):
+        listed = [i for features in solved for i in range(len(z))[features]]
+        if listed == [*range(len(z))]:
+            return None, None
+        features = torch.tensor(listed, dtype=torch.long)
+    else:
+        features = torch.cat([torch.arange(len(z), device=z.device)[features] for features in solved])
+    found, order = features.sort()
+    if len(found) == len(z):
+        expected = torch.arange(len(z), device=found.device)
+        if found.is_cuda:
+            return order, (found == expected).unsqueeze(-1)
+        if torch.equal(found, expected):
+            return order.to(z.device), None
+    counts = features.bincount(minlength=len(z)).tolist()
+    missing, repeated = ([i for i, n in enumerate(counts) if test(n)] for test in (lambda n: n == 0, lambda n: n > 1))
+    raise ArgumentError(
+        f"the steps of the conditioner's incremental must name each of the {len(z)} features once: "
+        f"they leave out {missing} and repeat {repeated}"
+    )
 
 
 def parallel_sweeps(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import torch
 
 from ..checks import whole
 from ..data.sources import as_source, fingerprint, fingerprint_of_head
-from ..errors import ArgumentError
+from ..errors import ArgumentError, StorageError
 from ..flows.flow import Flow
+from ..flows.storage import check_separate
 from .checkpoint import CheckpointFolder
 from .history import History, Record
 from .interrupt import Interrupt
@@ -141,6 +143,13 @@ def fit(
         decay=decay,
         stability=stability,
     )
+    if checkpoint is not None:
+        check_separate(checkpoint, flow.state_dict())
+    try:
+        if isinstance(flow, Flow):  # and not one of zuko's
+            flow.check_storable("the trained flow")
+    except StorageError as error:
+        warnings.warn(str(error), stacklevel=2)
     if stability is not None:
         Stability(flow, stability)  # raises before anything is changed if it does not fit the flow
     if checkpoint_steps is not None:
