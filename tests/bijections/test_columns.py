@@ -223,12 +223,15 @@ def test_only_column_maps_are_built_from_files():
     for name, arguments, message in (
         ("ElementwiseAffine", {"features": 10**9}, "is not a column map"),
         ("PositivePower", {"colour": 1.0}, "does not take its stored arguments"),
+        ("Standardize", {"value": 1.0}, "does not take its stored arguments"),
+        ("Standardize", {"scale": 0.0}, "scale must be positive"),
+        ("CompressTails", {"width": -1.0}, "width must be positive"),
         ("nonsense", {}, "is not registered"),
     ):
         stored["columns"][0] |= {"map": name, "arguments": arguments}
         with pytest.raises(StorageError, match=message):
             type(model.preprocessor).from_dict(stored, model.preprocessor.tensors())
-    with pytest.raises(ArgumentError, match="lower bound of a logit"):
+    with pytest.raises(StorageError, match="lower bound of a logit"):
         make_column_map("logit", {"lower": 1.0, "upper": 1.0})
 
 

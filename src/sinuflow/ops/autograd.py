@@ -65,8 +65,8 @@ def reference_backward(
 ) -> tuple[Tensor | None, ...]:
     """The backward pass through the reference, itself differentiable."""
     with torch.enable_grad():
-        # Views exclude an input's own history, which may depend on another input. A module's parameters have none.
-        views = [t if t.is_leaf else t.view_as(t) for t in inputs]
+        # Views exclude an input's own history, which may depend on another input.
+        views = [t.view_as(t) for t in inputs]
         outputs = reference(*views)
     differentiable = [t for t in views if t.requires_grad]
     grads = iter(torch.autograd.grad(outputs, differentiable, gradients, create_graph=True, allow_unused=True))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError
 from ..registry import Spec
-from .autograd import fused, needs_gradients
+from .autograd import needs_gradients
 from .backends.cuda.driver import CudaLauncher
 from .backends.cuda.packing import Layout, Packed
 from .backends.cuda.program import Activations, Inverse, Program
@@ -121,6 +121,7 @@ class FlowProgram:
 
     @property
     def chain(self) -> Chain:
+        """The chain itself."""
         chain = self._chain()
         assert chain is not None
         return chain
@@ -137,35 +138,10 @@ class FlowProgram:
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         """z of shape (D, B) and the log-determinant of shape (B,), with gradients."""
         parameters = self.parameters()
-        inputs = [x, *([] if context is None else [context]), *parameters]
-        count, conditional, learn = len(inputs), context is not None, needs_gradients(*inputs)
-        if learn and not self.has_gradients():
+        inputs = (x, *([] if context is None else [context]), *parameters)
+        if needs_gradients(*inputs) and not self.has_gradients():
             return self.chain.layer_by_layer(x, context)
-        dropout = self.dropout()
-
-        def reference(*inputs: Tensor) -> tuple[Tensor, Tensor]:
-            if dropout:
-                raise ArgumentError(
-                    "the CUDA kernels have no second derivatives while dropout is active: call .eval() first, or set "
-                    "SINUFLOW_KERNELS=triton in the environment"
-                )
-            with self.without_dropout():  # as in the forward pass; the chain's own parameters are the other inputs
-                return self.chain.layer_by_layer(inputs[0], inputs[1] if conditional else None)
-
-        def forward(*_: Tensor) -> tuple[Any, ...]:
-            packed = self.program.pack(parameters, "learn" if learn else "score")
-            scored = self.program.forward(packed, x, context, keep=learn, dropout=dropout)
-            return scored.z, scored.ladj, *packed, *(scored.activations or ()), scored.z
-
-        def backward(*tensors: Any) -> tuple[Any, ...]:
-            grad_z, grad_ladj, *saved, z = tensors[count:]
-            packed, activations = Packed(*saved[: len(Packed._fields)]), Activations(*saved[len(Packed._fields) :])
-            grads = self.program.backward(packed, z, activations, grad_z, grad_ladj, dropout=dropout)
-            pieces = grads.parameters.split([p.numel() for p in parameters])
-            of_parameters = [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
-            return grads.x, *([grads.context] if conditional else []), *of_parameters
-
-        z, ladj = fused(reference, forward, backward, *inputs)
+        z, ladj = _Transform.apply(torch.is_grad_enabled(), self, self.dropout(), x, context, *parameters)
         return z, ladj
 
     def log_density(self, x: Tensor, context: Tensor | None) -> Tensor:
@@ -219,6 +195,61 @@ class FlowProgram:
         finally:
             for module in active:
                 module.training = True
+
+
+class _Transform(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        grad_enabled: bool,
+        op: FlowProgram,
+        dropout: Dropout | None,
+        x: Tensor,
+        context: Tensor | None,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        learning = grad_enabled and any(ctx.needs_input_grad)
+        packed = op.program.pack(parameters, "learn" if learning else "score")
+        scored = op.program.forward(packed, x, context, keep=learning, dropout=dropout)
+        if learning:
+            assert scored.activations is not None
+            ctx.op, ctx.dropout = op, dropout
+            # Kernels' own tensors are freed with the other saved ones.
+            ctx.save_for_backward(*packed, *scored.activations, scored.z, x, context, *parameters)
+        return scored.z, scored.ladj
+
+    @staticmethod
+    def backward(ctx: Any, grad_z: Tensor, grad_ladj: Tensor) -> tuple[Any, ...]:
+        op: FlowProgram = ctx.op
+        saved: list[Any] = list(ctx.saved_tensors)  # PyTorch raises if one of them was changed in place
+        first, second = len(Packed._fields), len(Packed._fields) + len(Activations._fields)
+        packed, activations = Packed(*saved[:first]), Activations(*saved[first:second])
+        z, x, context, *parameters = saved[second:]
+        if torch.is_grad_enabled():
+            if ctx.dropout:
+                raise ArgumentError(
+                    "the CUDA kernels have no second derivatives while dropout is active: call .eval() first, or set "
+                    "SINUFLOW_KERNELS=triton in the environment"
+                )
+            return None, None, None, *_second_order(op, x, context, parameters, (grad_z, grad_ladj))
+        grads = op.program.backward(packed, z, activations, grad_z, grad_ladj, dropout=ctx.dropout)
+        pieces = grads.parameters.split([p.numel() for p in parameters])
+        grad_parameters = [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
+        return None, None, None, grads.x, grads.context, *grad_parameters
+
+
+def _second_order(
+    op: FlowProgram, x: Tensor, context: Tensor | None, parameters: list[Tensor], grads: tuple[Tensor, ...]
+) -> tuple[Tensor | None, ...]:
+    """Differentiable gradients, by the chain's own loop; the forward pass had no dropout."""
+    with torch.enable_grad(), op.without_dropout():
+        x = x.view_as(x)
+        context = None if context is None else context.view_as(context)
+        outputs = op.chain.layer_by_layer(x, context)
+    leaves = [x, context, *parameters]
+    differentiable = [t for t in leaves if t is not None and t.requires_grad]
+    results = iter(torch.autograd.grad(outputs, differentiable, grads, create_graph=True, allow_unused=True))
+    return tuple(next(results) if t is not None and t.requires_grad else None for t in leaves)
 
 
 # ---------------------------------------------------------------- selection and self-test
