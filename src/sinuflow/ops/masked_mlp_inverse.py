@@ -49,13 +49,21 @@ def incremental(network: MaskedNetwork, like: Tensor, context: Tensor | None) ->
 
     The parameters of a step are valid until the next one.
     """
+    slots = [f"layer {i}" for i in range(len(network.biases))]
     seen = like.new_empty((network.plan.context + network.plan.features, like.shape[-1]))
-    buffers = [WORKSPACE.take(f"layer {i}", (len(b), like.shape[-1]), like) for i, b in enumerate(network.biases)]
+    # Other iterators may run between two steps, and need other buffers.
+    buffers = [
+        WORKSPACE.remove(slot, (len(b), like.shape[-1]), like) for slot, b in zip(slots, network.biases, strict=True)
+    ]
     outputs, inputs = network.plan.outputs, seen[network.plan.context :]
-    for m in _advance(network, context, [b.unsqueeze(-1) for b in network.biases], buffers, seen):
-        step = Step(slice(m, m + 1), buffers[-1][outputs * m : outputs * (m + 1)].unsqueeze(0))
-        yield step
-        inputs[m] = squash(step.solution[0], network.squash)
+    try:
+        for m in _advance(network, context, [b.unsqueeze(-1) for b in network.biases], buffers, seen):
+            step = Step(slice(m, m + 1), buffers[-1][outputs * m : outputs * (m + 1)].unsqueeze(0))
+            yield step
+            inputs[m] = squash(step.solution[0], network.squash)
+    finally:
+        for slot, buffer in zip(slots, buffers, strict=True):
+            WORKSPACE.put(slot, buffer)
 
 
 def substitute_shift(network: MaskedNetwork, z: Tensor, context: Tensor | None) -> Tensor:
