@@ -238,20 +238,58 @@ def test_a_step_needs_no_synchronization(changes):
     assert synchronizations.count == 0
 
 
-def test_warm_up_steps_use_a_single_batch(monkeypatch):
-    """A capture without what needs a GPU, at the last batch of an epoch."""
+@pytest.fixture
+def _capture(monkeypatch):
+    """A capture without what needs a GPU."""
     nothing = contextlib.nullcontext
     monkeypatch.setattr(torch.cuda, "Stream", lambda: SimpleNamespace(wait_stream=lambda _: None))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(wait_stream=lambda _: None))
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nothing())
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda _: None)
     monkeypatch.setattr(torch.cuda, "graph", lambda _, pool: nothing())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None, pool=lambda: (0, 1)))
+
+
+@pytest.mark.usefixtures("_capture")
+def test_warm_up_steps_use_a_single_batch():
+    """At the last batch of an epoch."""
     flow, engine, _, batches = build(DeviceEngine, settings(batch_size=512), MemoryRows(banana(400).double()))
     engine.capture = True
     before = [p.detach().clone() for p in flow.parameters()]
     engine.advance(0, 5)
     assert all(p.equal(b) for p, b in zip(flow.parameters(), before, strict=True))
     assert batches.position == (0, 1)
+
+
+def failing_capture(error):
+    @contextlib.contextmanager
+    def graph(_, pool):
+        yield
+        raise error
+
+    return graph
+
+
+@pytest.mark.usefixtures("_capture")
+def test_steps_that_cannot_be_captured_run_without_a_graph(monkeypatch):
+    """Such as those of a transformer that indexes with a boolean mask."""
+    _, uncaptured, _, _ = build(DeviceEngine, settings(), MemoryRows(banana(400).double()))
+    expected = train(uncaptured, 20)
+    monkeypatch.setattr(torch.cuda, "graph", failing_capture(RuntimeError("not permitted when stream is capturing")))
+    _, engine, _, _ = build(DeviceEngine, settings(), MemoryRows(banana(400).double()))
+    engine.capture = True
+    with pytest.warns(UserWarning, match="without a CUDA graph, because capture failed: not permitted") as caught:
+        assert train(engine, 20) == expected
+    assert len(caught) == 1
+
+
+@pytest.mark.usefixtures("_capture")
+def test_memory_that_runs_out_during_capture_is_an_error(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "graph", failing_capture(torch.OutOfMemoryError("out of memory")))
+    _, engine, _, _ = build(DeviceEngine, settings(), MemoryRows(banana(400).double()))
+    engine.capture = True
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.advance(0, 1)
 
 
 def test_graphs_of_all_blocks_share_a_pool_until_the_batch_size_changes(monkeypatch):

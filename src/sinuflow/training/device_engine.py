@@ -149,10 +149,9 @@ class DeviceEngine(Engine):
             with torch.cuda.graph(graph, pool=self._pool):  # one graph runs at a time: they share memory
                 self._make(inputs, block)
             self._pool = graph.pool()
-        except RuntimeError as error:  # some flows of other libraries synchronize
-            ours = getattr(self.flow, "bijection", None) is not None
-            if ours or isinstance(error, torch.cuda.OutOfMemoryError):
-                raise
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # some transformers and flows of other libraries synchronize
             torch.cuda.set_stream(current)  # a failed capture may leave another one
             warnings.warn(f"training steps run without a CUDA graph, because capture failed: {error}", stacklevel=2)
             run = lambda: self._make(inputs, block)  # noqa: E731
