@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sinuflow import SinusoidalFlow
@@ -32,8 +33,11 @@ def settings(**changes):
     })  # fmt: skip
 
 
-def build(kind, options, source, dtype=DOUBLE, context=0):
-    flow = small_flow(context=context).to(dtype)
+def build(kind, options, source, dtype=DOUBLE, context=0, unused=False):
+    flow = small_flow(context=context)
+    if unused:
+        flow.unused = nn.Parameter(torch.ones(3))
+    flow = flow.to(dtype)
     guard = Guard(slack=2.0)
     schedule = Schedule(options.schedule, options.steps, options.warmup)
     batches = Batches(source, options.batch_size, options.seed)
@@ -154,6 +158,18 @@ def test_context():
         _, engine, _, _ = build(kind, settings(), MemoryRows(banana(400).double(), context), context=2)
         sums.append(train(engine, 30)[0])
     assert sums[0] == pytest.approx(sums[1], abs=1e-8)
+
+
+@pytest.mark.parametrize("clip", [5.0, None])
+def test_parameters_without_gradients_stay_as_they_are(clip):
+    weights = []
+    for kind in (EagerEngine, DeviceEngine):
+        flow, engine, _, _ = build(kind, settings(clip=clip), MemoryRows(banana(400).double()), unused=True)
+        train(engine, 10)
+        assert (flow.unused == 1).all()
+        weights.append([p.detach().clone() for p in flow.parameters()])
+    for a, b in zip(*weights, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-8)
 
 
 def test_a_run_can_change_engines():

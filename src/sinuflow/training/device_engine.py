@@ -183,7 +183,7 @@ class DeviceEngine(Engine):
                 return log_density, -1
         context = None if inputs.context is None else inputs.context.mT
         loss = -self.flow(context, validate_args=False).log_prob(inputs.x.mT).mean()
-        grads = torch.autograd.grad(loss, self._flat.parameters)
+        grads = torch.autograd.grad(loss, self._flat.parameters, allow_unused=True, materialize_grads=True)
         torch._foreach_copy_(self._flat.views(self._gradient), [g.contiguous() for g in grads])
         return loss.detach().view(1), 1
 
