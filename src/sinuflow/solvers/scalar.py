@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -16,6 +17,9 @@ _FIRST_LOOK = {torch.float32: 3, torch.float64: 4}
 _PATIENCE = 12
 #: Up to this many elements, leaving the finished ones out costs more than it saves.
 _SMALL = 4096
+#: Bound on the evaluation noise of f, as a multiple of the rounding error of its value and of its argument. These count
+#: as at least 1: a spline on [-5, 5] has absolute errors, also near 0.
+_NOISE = 256
 #: With this many elements that stay together, one of them nearly always needs one evaluation more.
 _MANY = 512
 
@@ -145,8 +149,9 @@ def bracketed_newton(evaluate: Evaluate, target: Tensor, h: Tensor, max_iteratio
     A bracket around the target is doubled until it contains the solution. Newton steps that leave the bracket, or that
     do not halve the residual, are replaced by bisection. An element has converged when rounding explains its residual:
     that of x, of the target, and of x to the next floating-point number, :math:`f'(x) \, |x| \, \epsilon`; or when no
-    floating-point number is left inside its bracket. The target has shape (D, B), and h (D, P, B); ``evaluate`` gives
-    f(x; h) and f'(x; h) for a selection of n elements, x of shape (1, n) and h of shape (1, P, n).
+    floating-point number is left inside its bracket, unless f jumps there. The target has shape (D, B), and h
+    (D, P, B); ``evaluate`` gives f(x; h) and f'(x; h) for a selection of n elements, x of shape (1, n) and h of shape
+    (1, P, n).
 
     Example:
         >>> root = bracketed_newton(lambda x, h: (x.sinh(), x.cosh()), torch.tensor([[10.0]]), torch.zeros(1, 0, 1))
@@ -155,6 +160,7 @@ def bracketed_newton(evaluate: Evaluate, target: Tensor, h: Tensor, max_iteratio
     """
     shape = target.shape
     target, h = target.reshape(1, -1), h.transpose(0, 1).reshape(1, h.shape[1], target.numel())
+    whole_target, whole_h = target, h
     low, high = _bracket(evaluate, target, h)
     x = target.clamp(low, high)
     previous = torch.full_like(x, torch.inf)
@@ -177,7 +183,22 @@ def bracketed_newton(evaluate: Evaluate, target: Tensor, h: Tensor, max_iteratio
         x, previous = torch.where(accepted, newton, low + (high - low) / 2), residual
         active = active[left]
         target, h, low, high, x, previous = (t[..., left] for t in (target, h, low, high, x, previous))
+    _refuse_jumps(evaluate, root, whole_target, whole_h)
     return Root(*(t.view(shape) for t in root))
+
+
+def _refuse_jumps(evaluate: Evaluate, root: Root, target: Tensor, h: Tensor) -> None:
+    """Elements whose residual neither evaluation noise nor the slope next to x explains have not converged."""
+
+    def explained(slope: Tensor) -> Tensor:
+        return ((1 + slope) * (1 + root.x.abs()) + target.abs()).mul_(_NOISE * torch.finfo(target.dtype).eps)
+
+    doubtful = (root.converged & (root.residual > explained(root.slope))).squeeze(0).nonzero().squeeze(1)
+    if len(doubtful):  # at a kink, the slope may be larger on the other side
+        x, h, slope = root.x[:, doubtful], h[..., doubtful], root.slope.clone()
+        below, above = (evaluate(torch.nextafter(x, torch.full_like(x, end)), h)[1] for end in (-math.inf, math.inf))
+        slope[:, doubtful] = torch.maximum(below, above)
+        root.converged.logical_and_(root.residual <= explained(slope))
 
 
 def _bracket(evaluate: Evaluate, target: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
