@@ -66,6 +66,25 @@ def test_steep_functions_converge(dtype, place, steepness):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("broken", [torch.inf, -torch.inf, torch.nan])
+def test_elements_that_are_not_finite_cost_no_evaluations(dtype, broken):
+    counts = []
+
+    def evaluate(x, h):
+        counts[-1] += 1
+        return x + h[:, 0] + 0.5 * x.sin(), 1 + 0.5 * x.cos()
+
+    target, h = torch.linspace(-20, 20, 9, dtype=dtype).unsqueeze(0), torch.zeros(1, 1, 9, dtype=dtype)
+    broken_target, broken_h = target.clone(), h.clone()
+    broken_target[0, 0], broken_h[0, 0, 1] = broken, torch.nan
+    for z, p in ((target, h), (broken_target, broken_h)):
+        counts.append(0)
+        root = bracketed_newton(evaluate, z, p)
+    assert root.converged.tolist() == [[False] * 2 + [True] * 7]
+    assert counts[1] <= counts[0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_each_element_has_its_own_parameters(dtype):
     def evaluate(x, h):
         return h[:, 0] * x + h[:, 1] * x**3, h[:, 0] + 3 * h[:, 1] * x**2

@@ -206,8 +206,12 @@ def _bracket(evaluate: Evaluate, target: Tensor, h: Tensor) -> tuple[Tensor, Ten
     width = 1 + target.abs()
     low, high = target - width, target + width
     for _ in range(128):
-        below, above = evaluate(low, h)[0] <= target, evaluate(high, h)[0] >= target
+        value_low, value_high = evaluate(low, h)[0], evaluate(high, h)[0]
+        below, above = value_low <= target, value_high >= target
         if bool((below & above).all()):
+            break
+        failed = value_low.isnan() | value_high.isnan() | ~(low.isfinite() & high.isfinite())
+        if bool(((below & above) | failed).all()):
             break
         low, high = torch.where(below, low, low - width), torch.where(above, high, high + width)
         width = 2 * width
