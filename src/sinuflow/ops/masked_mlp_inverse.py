@@ -36,12 +36,12 @@ class MaskedNetwork(NamedTuple):
     def trace(self, y: Tensor, context: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
         """One pass at a known ``y``: each hidden layer before its activation; each layer's input."""
         h = squash(y, self.squash)
-        before, inputs = list[Tensor](), [h if context is None else torch.cat([context, h])]
+        pre_activations, inputs = list[Tensor](), [h if context is None else torch.cat([context, h])]
         for i, skip in enumerate(self.skips):
             out = torch.addmm(self.biases[i].unsqueeze(-1), self.weights[i], inputs[i])
-            before.append(out.add_(before[i - 2]) if skip else out)
-            inputs.append(activate(self.activation, before[i]))
-        return before, inputs
+            pre_activations.append(out.add_(pre_activations[i - 2]) if skip else out)
+            inputs.append(activate(self.activation, pre_activations[i]))
+        return pre_activations, inputs
 
 
 def incremental(network: MaskedNetwork, like: Tensor, context: Tensor | None) -> Iterator[Step]:
@@ -81,7 +81,7 @@ def substitute_shift(network: MaskedNetwork, z: Tensor, context: Tensor | None) 
 
 
 def _advance(
-    network: MaskedNetwork, context: Tensor | None, biases: list[Tensor], before: list[Tensor], seen: Tensor
+    network: MaskedNetwork, context: Tensor | None, biases: list[Tensor], pre_activations: list[Tensor], seen: Tensor
 ) -> Iterator[int]:
     """Compute the units of one degree after the other, before their activations; yields the feature that is next.
 
@@ -91,24 +91,26 @@ def _advance(
     if context is not None:
         seen[: plan.context] = context
     overwrite = not any(skips)  # without residual blocks, an activation may replace its input
-    after = [seen, *(b if overwrite else torch.empty_like(b) for b in before[:-1])]
-    head = len(before) - 1
+    activations = [seen, *(b if overwrite else torch.empty_like(b) for b in pre_activations[:-1])]
+    head = len(pre_activations) - 1
     for block in plan.blocks:
         for i, span, columns in block.known:
-            torch.addmm(biases[i][span], weights[i][span, columns], after[i][columns], out=before[i][span])
+            torch.addmm(
+                biases[i][span], weights[i][span, columns], activations[i][columns], out=pre_activations[i][span]
+            )
         for m, pieces in zip(block.degrees, block.fresh, strict=True):
             for i, span, columns in pieces:
-                part = before[i][span]
+                part = pre_activations[i][span]
                 if not block.begun[i]:
-                    torch.addmm(biases[i][span], weights[i][span, columns], after[i][columns], out=part)
+                    torch.addmm(biases[i][span], weights[i][span, columns], activations[i][columns], out=part)
                 elif columns.start < columns.stop:
-                    part.addmm_(weights[i][span, columns], after[i][columns])
+                    part.addmm_(weights[i][span, columns], activations[i][columns])
                 if i < head:
                     if skips[i]:
-                        part.add_(before[i - 2][span])
+                        part.add_(pre_activations[i - 2][span])
                     result = activate(network.activation, part, inplace=overwrite)
                     if result is not part:
-                        after[i + 1][span] = result
+                        activations[i + 1][span] = result
             yield m
 
 
@@ -126,13 +128,13 @@ def ordered_adjoint(
     """
     plan, layers = network.plan, network.plan.layers
     features, outputs, head = plan.features, plan.outputs, len(layers) - 1
-    before, inputs = network.trace(y, context)
-    slopes = [activation_slope(network.activation, b) for b in before]
+    pre_activations, inputs = network.trace(y, context)
+    slopes = [activation_slope(network.activation, b) for b in pre_activations]
     squashed = squash_slope(y, network.squash) if network.squash else None
     # The gradients of each layer's input, and of each layer before its activation; the head's
     # rows are the parameters.
     of_input = [torch.zeros_like(t) for t in inputs]
-    of_layer = [*(torch.zeros_like(t) for t in before), y.new_zeros((features * outputs, y.shape[-1]))]
+    of_layer = [*(torch.zeros_like(t) for t in pre_activations), y.new_zeros((features * outputs, y.shape[-1]))]
     grad_z = torch.empty_like(y)
     for block in reversed(plan.blocks):
         first, last = block.degrees[0], block.degrees[-1]

@@ -11,17 +11,17 @@ from torch import Tensor
 
 from .result import Root
 
-#: Evaluations before the first look at the residuals: by then most elements have arrived.
-_FIRST_LOOK = {torch.float32: 3, torch.float64: 4}
-#: Evaluations before elements that still have not arrived are safeguarded.
-_PATIENCE = 12
-#: Up to this many elements, leaving the finished ones out costs more than it saves.
-_SMALL = 4096
+#: Evaluations before residuals are first checked; most elements have converged by then.
+_FIRST_CHECK = {torch.float32: 3, torch.float64: 4}
+#: Evaluations before elements that have not converged are safeguarded.
+_MAX_UNSAFEGUARDED = 12
+#: Up to this many elements, removing converged ones from the batch costs more than it saves.
+_MIN_COMPACTED = 4096
 #: Bound on the evaluation noise of f, as a multiple of the rounding error of its value and of its argument. These count
 #: as at least 1: a spline on [-5, 5] has absolute errors, also near 0.
 _NOISE = 256
-#: With this many elements that stay together, one of them nearly always needs one evaluation more.
-_MANY = 512
+#: With at least this many elements, one of them nearly always needs one evaluation more before the first check.
+_LARGE_BATCH = 512
 
 Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -31,7 +31,7 @@ class MonotoneFunction(Protocol):
 
     ``evaluate`` gives f(x), f'(x) and f''(x), which the caller may overwrite, and the next evaluation does; ``guess``
     gives a starting point, ``bracket`` an interval that contains the solution, and ``select`` the functions of the
-    elements (rows[j], columns[j]) alone, as a tensor of shape (1, count).
+    elements (rows[j], columns[j]) only, as a tensor of shape (1, count).
     """
 
     @property
@@ -60,37 +60,38 @@ def newton(
 
     (Laguerre's iteration of degree two: cubic convergence, and from afar it goes astray far less often than Newton's or
     Halley's). The divisor is held between the bounds of f', so that no step leaves the interval which the mean value
-    theorem allows. Most elements are done after three evaluations, and when few are left they go on alone, from
-    ``start`` after ``used`` evaluations. What has not arrived after a dozen is safeguarded: it bisects a proven bracket
-    whenever a step leaves it or fails to halve the residual, so that it must arrive as well. What has arrived takes a
-    last step, by the evaluation that said so: in a chain of such functions a residual grows.
+    theorem allows. Most elements converge within three evaluations; when few remain, the others are removed from the
+    batch, and the iteration continues from ``start`` after ``used`` evaluations. Elements that have not converged after
+    a dozen are safeguarded: they bisect a bracket of the solution whenever a step leaves it or does not halve the
+    residual, which guarantees convergence. Converged elements take one more step with the last evaluation, because
+    residuals grow along a chain.
     """
     x = function.guess(target) if start is None else start
-    look = min(used + 1 if used else _FIRST_LOOK[x.dtype] + (x.numel() >= _MANY), max_iterations)
+    next_check = min(used + 1 if used else _FIRST_CHECK[x.dtype] + (x.numel() >= _LARGE_BATCH), max_iterations)
     lowest, highest = 2 * function.lowest_slope, 2 * function.highest_slope
     divisor = torch.empty_like(x)
     while True:
         value, slope, curvature = function.evaluate(x)
         gap = value.sub_(target)
         used += 1
-        if used >= look:
+        if used >= next_check:
             residual = gap.abs()
             converged = residual <= working_precision(x, target)
-            left = converged.numel() - int(converged.sum())
-            alone = converged.numel() > _SMALL and 4 * left < converged.numel()
-            if left == 0 or alone or used >= min(_PATIENCE, max_iterations):
+            remaining = converged.numel() - int(converged.sum())
+            compact = converged.numel() > _MIN_COMPACTED and 4 * remaining < converged.numel()
+            if remaining == 0 or compact or used >= min(_MAX_UNSAFEGUARDED, max_iterations):
                 break
         divisor = _twice_divisor(gap, slope, curvature, lowest, highest, divisor)
         x.addcdiv_(gap, divisor, value=-2)
     after, slope_after = _last_step(converged, x, gap, slope, curvature)
     root = Root(after, slope_after, torch.full_like(x, used, dtype=torch.int32), residual, converged)
-    if left and used < max_iterations:
+    if remaining and used < max_iterations:
         index = (~converged).flatten().nonzero().squeeze(1)
         chosen = function.select(index // x.shape[-1], index % x.shape[-1])
         target, x, gap, slope, curvature = (
             t.reshape(-1).index_select(0, index).unsqueeze(0) for t in (target, x, gap, slope, curvature)
         )
-        if used < _PATIENCE:
+        if used < _MAX_UNSAFEGUARDED:
             lowest, highest = 2 * chosen.lowest_slope, 2 * chosen.highest_slope
             x = torch.addcdiv(x, gap, _twice_divisor(gap, slope, curvature, lowest, highest), value=-2)
             part = newton(chosen, target, max_iterations, x, used)
@@ -109,9 +110,9 @@ def _twice_divisor(
 
 
 def _last_step(converged: Tensor, x: Tensor, gap: Tensor, slope: Tensor, curvature: Tensor) -> tuple[Tensor, Tensor]:
-    """What has converged, better still, and the slope there; but where the function bends within rounding, x stays."""
+    """Converged elements after one more step, and the slope there; x stays where the function is not nearly linear."""
     step = gap / slope
-    # Within a step of 2e-4, waves of any reasonable frequency do not turn.
+    # Over a step of 2e-4, waves of any reasonable frequency are nearly linear.
     straight = ((step * curvature).abs_() <= 0.01 * slope) & (step.abs() <= 2e-4)
     after = torch.where(converged & straight, x - step, x)
     return after, torch.addcmul(slope, curvature, after - x)
@@ -175,14 +176,14 @@ def bracketed_newton(evaluate: Evaluate, target: Tensor, h: Tensor, max_iteratio
         converged = residual.isfinite() & ((residual <= rounding) | (torch.nextafter(low, high) >= high))
         for whole, part in zip(root, (x, slope, torch.full_like(active, used), residual, converged), strict=True):
             whole[:, active] = part.to(whole.dtype)
-        left = (~converged & residual.isfinite()).squeeze(0).nonzero().squeeze(1)
-        if not len(left):
+        remaining = (~converged & residual.isfinite()).squeeze(0).nonzero().squeeze(1)
+        if not len(remaining):
             break
         newton = x - gap / slope
         accepted = (newton > low) & (newton < high) & (residual <= previous / 2)
         x, previous = torch.where(accepted, newton, low + (high - low) / 2), residual
-        active = active[left]
-        target, h, low, high, x, previous = (t[..., left] for t in (target, h, low, high, x, previous))
+        active = active[remaining]
+        target, h, low, high, x, previous = (t[..., remaining] for t in (target, h, low, high, x, previous))
     _refuse_jumps(evaluate, root, whole_target, whole_h)
     return Root(*(t.view(shape) for t in root))
 
