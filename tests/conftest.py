@@ -37,6 +37,8 @@ settings.load_profile("default")
 def pytest_configure(config: pytest.Config) -> None:
     # They depend on the compiler and the folders of the machine.
     config.addinivalue_line("filterwarnings", "ignore::sinuflow.errors.KernelWarning")
+    # But kernels that are wrong or too large fail tests that do not expect it.
+    config.addinivalue_line("filterwarnings", "error:.*(disagree with the reference|a fallback runs instead)")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -66,7 +66,7 @@ def check_flow(
         >>> check_flow(sinuflow.Flow(sinuflow.Chain([LDUBlock(3, hidden=(8,)), ElementwiseAffine(3)])))
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every GPU
         flow = _perturbed(flow, perturb)
         x = torch.randn(rows, flow.features).double() if x is None else x.detach().double().cpu()
         if context is None and flow.context:
@@ -132,7 +132,7 @@ def check_transformer(
         >>> check_transformer(Affine())
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         transformer = _perturbed(transformer, perturb)
         x = torch.randn(features, rows, dtype=torch.float64)
         h = torch.randn(features, transformer.num_parameters, rows, dtype=torch.float64)
@@ -150,7 +150,7 @@ def check_conditioner(
         >>> check_conditioner(MADE(features=3, outputs=2, hidden=(8,)))
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         conditioner = _perturbed(conditioner, perturb)
         x = torch.randn(conditioner.features, rows, dtype=torch.float64)
         context = torch.randn(conditioner.context, rows, dtype=torch.float64) if conditioner.context else None
@@ -171,7 +171,7 @@ def check_base(base: Base, *, seed: int = 0) -> None:
     like = torch.zeros((), dtype=torch.float64)
     base = copy.deepcopy(base).double()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         for shape in ((), (2, 3), (0,)):
             try:
                 z = base.draw(shape, None, like)

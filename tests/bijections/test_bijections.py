@@ -14,6 +14,7 @@ from sinuflow.bijections import (
     Chain,
     ElementwiseAffine,
     LDUBlock,
+    Linear,
     LowerShift,
     SinusoidalLayer,
     UpperShift,
@@ -282,6 +283,38 @@ def test_an_affine_map_that_collapses_all_draws_is_degenerate(dtype, mean, log_s
     for z in (torch.zeros(5, 2, dtype=dtype), torch.randn(5, 2, dtype=dtype)):
         with pytest.raises(InversionError, match="parameters are degenerate"):
             affine.inverse(z)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bias", "log_diagonal", "usable"),
+    [
+        (torch.float32, 3.0, 50.0, True),
+        (torch.float32, 0.0, -80.0, True),
+        (torch.float32, 0.0, 100.0, False),  # 1 / e^100 is 0
+        (torch.float32, 0.0, -110.0, False),
+        (torch.float32, 1e10, 0.0, False),  # every draw is -1e10
+        (torch.float32, 0.0, torch.inf, False),
+        (torch.float32, torch.nan, 0.0, False),
+        (DOUBLE, 0.0, 100.0, True),
+        (DOUBLE, 1e10, 0.0, True),
+        (DOUBLE, 0.0, 750.0, False),
+    ],
+)
+def test_a_linear_map_that_collapses_all_draws_is_degenerate(dtype, bias, log_diagonal, usable):
+    linear = Linear(2).to(dtype)
+    with torch.no_grad():
+        linear.bias[1], linear.log_diagonal[1] = bias, log_diagonal
+    chain = Chain([linear])
+    if usable:
+        chain.check_parameters()
+        x, _ = linear.inverse(torch.randn(5, 2, dtype=dtype))
+        assert len(x[:, 1].unique()) == 5
+        return
+    with pytest.raises(ArgumentError, match=r"linear map is degenerate in 1 of 2 features|NaN or infinite in 1 of 2"):
+        chain.check_parameters()
+    for z in (torch.zeros(5, 2, dtype=dtype), torch.randn(5, 2, dtype=dtype)):
+        with pytest.raises(InversionError, match="parameters are degenerate"):
+            linear.inverse(z)
 
 
 @pytest.mark.parametrize("x", [torch.tensor([[3e38, -3e38]]), torch.tensor([[1e-42, 0.0]]), torch.tensor([[1e9, 1e9]])])

@@ -136,9 +136,8 @@ def test_kernels_that_cannot_be_used_are_one_line(place, tmp_path):
                       cwd=tmp_path, env=environment)  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert done.stderr.count("\n") == lines, done.stderr
-        assert done.stderr.startswith(
-            "warning: the reference implementation is used on the CPU, which is slower: /bin/false" * lines
-        )
+        warning = "warning: the reference implementation is used on the CPU, which is slower: /bin/false"
+        assert done.stderr.startswith(warning * lines)
     assert (tmp_path / "0.csv").read_bytes()
 
 

@@ -14,6 +14,7 @@ from looks_trained import look_trained
 from sinuflow import SinusoidalFlow
 from sinuflow.bijections import AutoregressiveWaves, Chain, ElementwiseAffine, LDUBlock
 from sinuflow.bijections.base import CERTIFIED
+from sinuflow.errors import KernelWarning
 from sinuflow.ops.backends.cuda import program
 from sinuflow.ops.backends.cuda.packing import Layout
 from sinuflow.ops.backends.cuda.program import Program
@@ -315,7 +316,7 @@ def test_gradients_are_tested_at_first_use(name):
 
     op.program.backward = wrong
     x, context = draw(flow)
-    with pytest.warns(UserWarning, match="gradients of the flow program disagree"):
+    with pytest.warns(KernelWarning, match="gradients of the flow program disagree"):
         _, ladj = op.transform(x, context)
     right = torch.autograd.grad(flow.bijection.layer_by_layer(x, context)[1].sum(), list(flow.parameters())[:4])
     for ours, theirs in zip(torch.autograd.grad(ladj.sum(), list(flow.parameters())[:4]), right, strict=True):

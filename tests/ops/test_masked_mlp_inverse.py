@@ -76,6 +76,31 @@ def test_substitution_inverts_whatever_has_a_scalar_inverse(shape, seed):
     assert order == [(1, 2, 4)] * shape[0]
 
 
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_interleaved_iterators_do_not_share_buffers(activation):
+    """As in a conditioner that is the sum of two."""
+    nets = [network(5, 0, (8, 8), False, None, seed=seed, activation=activation) for seed in (0, 1)]
+    x, _ = data(5, 0)
+    expected = sum(outputs(net, x, None) for net in nets)
+    for _ in range(2):  # the second time with the buffers that the first has returned
+        for steps in zip(*(incremental(net, x, None) for net in nets), strict=True):
+            place = steps[0].features
+            torch.testing.assert_close(sum(step.parameters for step in steps), expected[place])
+            for step in steps:
+                step.push(x[place])
+
+
+def test_iterators_return_their_buffers():
+    net = network(3, 0, (8,), False, None)
+    x, _ = data(3, 0)
+    buffers = []
+    for _ in range(2):
+        steps = incremental(net, x, None)
+        buffers.append(next(steps).parameters.data_ptr())
+        steps.close()
+    assert buffers[0] == buffers[1]
+
+
 def test_each_unit_is_computed_once():
     """The work of substitution is at most that of one pass, however many features there are."""
     for features in (3, 17, 40):

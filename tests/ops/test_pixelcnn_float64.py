@@ -12,6 +12,7 @@ from sinuflow import SinusoidalFlow
 from sinuflow.bijections.affine import ElementwiseAffine
 from sinuflow.conditioners import pixelcnn
 from sinuflow.conditioners.pixelcnn import PixelCNN
+from sinuflow.errors import KernelWarning
 from sinuflow.ops import pixelcnn_fused, scale_stack
 from sinuflow.ops.backends.cuda.pixels.program import PixelProgram
 from sinuflow.ops.backends.cuda.pixels.shape import PixelShape
@@ -137,7 +138,7 @@ def test_the_self_test_detects_wrong_kernels(name):
         original = getattr(program, kernel)
         setattr(program, kernel, spoiled(original))
         assert not agrees_float64(program, *sample), kernel
-        with pytest.warns(UserWarning, match="for float64 disagree"):
+        with pytest.warns(KernelWarning, match="for float64 disagree"):
             assert not passes_float64(program, network.network())
         setattr(program, kernel, original)
     assert passes_float64(program, network.network())

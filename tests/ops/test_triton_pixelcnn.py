@@ -16,6 +16,7 @@ from triton.runtime.errors import OutOfResources
 
 from sinuflow.conditioners import pixelcnn
 from sinuflow.conditioners.pixelcnn import PixelCNN
+from sinuflow.errors import KernelWarning
 from sinuflow.ops import pixelcnn_fused
 from sinuflow.ops.backends.triton import pixelcnn as triton_pixelcnn
 from sinuflow.ops.backends.triton.pixelcnn import TritonProgram, TritonShape
@@ -326,12 +327,12 @@ def test_only_kernels_that_run_and_are_right_are_used(monkeypatch):
     assert tried(1) is not None
     assert tried() is not None
     monkeypatch.setattr(pixelcnn_fused, "agrees", lambda *_: False)
-    with pytest.warns(UserWarning, match="disagree with the reference"):
+    with pytest.warns(KernelWarning, match="disagree with the reference"):
         assert tried() is None
     failures = OutOfResources(300_000, 232_448, "shared memory"), RuntimeError("PassManager::run failed\nand more")
     for failure in failures:
         monkeypatch.setattr(pixelcnn_fused, "agrees", Mock(side_effect=failure))
-        with pytest.warns(UserWarning, match="a fallback runs instead: .*(shared memory|failed$)"):
+        with pytest.warns(KernelWarning, match="a fallback runs instead: .*(shared memory|failed$)"):
             assert tried() is None
     monkeypatch.setattr(pixelcnn_fused, "agrees", Mock(side_effect=torch.OutOfMemoryError("none left")))
     with pytest.raises(torch.OutOfMemoryError):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sinuflow import SinusoidalFlow
@@ -32,8 +33,11 @@ def settings(**changes):
     })  # fmt: skip
 
 
-def build(kind, options, source, dtype=DOUBLE, context=0):
-    flow = small_flow(context=context).to(dtype)
+def build(kind, options, source, dtype=DOUBLE, context=0, unused=False):
+    flow = small_flow(context=context)
+    if unused:
+        flow.unused = nn.Parameter(torch.ones(3))
+    flow = flow.to(dtype)
     guard = Guard(slack=2.0)
     schedule = Schedule(options.schedule, options.steps, options.warmup)
     batches = Batches(source, options.batch_size, options.seed)
@@ -156,6 +160,18 @@ def test_context():
     assert sums[0] == pytest.approx(sums[1], abs=1e-8)
 
 
+@pytest.mark.parametrize("clip", [5.0, None])
+def test_parameters_without_gradients_stay_as_they_are(clip):
+    weights = []
+    for kind in (EagerEngine, DeviceEngine):
+        flow, engine, _, _ = build(kind, settings(clip=clip), MemoryRows(banana(400).double()), unused=True)
+        train(engine, 10)
+        assert (flow.unused == 1).all()
+        weights.append([p.detach().clone() for p in flow.parameters()])
+    for a, b in zip(*weights, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-8)
+
+
 def test_a_run_can_change_engines():
     """A checkpoint from a CPU can be resumed on a GPU, and vice versa."""
     options = settings(ema=0.99, weight_decay=0.01)
@@ -238,20 +254,58 @@ def test_a_step_needs_no_synchronization(changes):
     assert synchronizations.count == 0
 
 
-def test_warm_up_steps_use_a_single_batch(monkeypatch):
-    """A capture without what needs a GPU, at the last batch of an epoch."""
+@pytest.fixture
+def _capture(monkeypatch):
+    """A capture without what needs a GPU."""
     nothing = contextlib.nullcontext
     monkeypatch.setattr(torch.cuda, "Stream", lambda: SimpleNamespace(wait_stream=lambda _: None))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(wait_stream=lambda _: None))
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nothing())
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda _: None)
     monkeypatch.setattr(torch.cuda, "graph", lambda _, pool: nothing())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None, pool=lambda: (0, 1)))
+
+
+@pytest.mark.usefixtures("_capture")
+def test_warm_up_steps_use_a_single_batch():
+    """At the last batch of an epoch."""
     flow, engine, _, batches = build(DeviceEngine, settings(batch_size=512), MemoryRows(banana(400).double()))
     engine.capture = True
     before = [p.detach().clone() for p in flow.parameters()]
     engine.advance(0, 5)
     assert all(p.equal(b) for p, b in zip(flow.parameters(), before, strict=True))
     assert batches.position == (0, 1)
+
+
+def failing_capture(error):
+    @contextlib.contextmanager
+    def graph(_, pool):
+        yield
+        raise error
+
+    return graph
+
+
+@pytest.mark.usefixtures("_capture")
+def test_steps_that_cannot_be_captured_run_without_a_graph(monkeypatch):
+    """Such as those of a transformer that indexes with a boolean mask."""
+    _, uncaptured, _, _ = build(DeviceEngine, settings(), MemoryRows(banana(400).double()))
+    expected = train(uncaptured, 20)
+    monkeypatch.setattr(torch.cuda, "graph", failing_capture(RuntimeError("not permitted when stream is capturing")))
+    _, engine, _, _ = build(DeviceEngine, settings(), MemoryRows(banana(400).double()))
+    engine.capture = True
+    with pytest.warns(UserWarning, match="without a CUDA graph, because capture failed: not permitted") as caught:
+        assert train(engine, 20) == expected
+    assert len(caught) == 1
+
+
+@pytest.mark.usefixtures("_capture")
+def test_memory_that_runs_out_during_capture_is_an_error(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "graph", failing_capture(torch.OutOfMemoryError("out of memory")))
+    _, engine, _, _ = build(DeviceEngine, settings(), MemoryRows(banana(400).double()))
+    engine.capture = True
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.advance(0, 1)
 
 
 def test_graphs_of_all_blocks_share_a_pool_until_the_batch_size_changes(monkeypatch):

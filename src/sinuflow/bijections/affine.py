@@ -67,21 +67,29 @@ def _resolved(mean: Tensor, log_scale: Tensor) -> Tensor:
     The scale and its reciprocal, the factors of the two directions, must be normal floating-point numbers, and the
     plausible draws :math:`\mu + e^s z` must not all round to the same value.
     """
-    normal = log_scale.abs() <= -math.log(torch.finfo(log_scale.dtype).tiny)
     reach = 8 * torch.exp(log_scale)  # the fraction of draws outside is 1e-15
-    return normal & (mean + reach > mean - reach)
+    return _normal(log_scale) & (mean + reach > mean - reach)
+
+
+def _normal(log_scale: Tensor) -> Tensor:
+    return log_scale.abs() <= -math.log(torch.finfo(log_scale.dtype).tiny)
 
 
 def _refuse_degenerate(mean: Tensor, log_scale: Tensor) -> None:
     mean, log_scale = mean.detach(), log_scale.detach()
-    degenerate = ~_resolved(mean, log_scale)
-    if bool(degenerate.any()):
-        i = int(degenerate.nonzero()[0])
-        raise ArgumentError(
-            f"the elementwise affine map is degenerate in {int(degenerate.sum())} of {len(degenerate)} features: "
-            f"{mean.dtype} cannot resolve the mean {float(mean[i]):.4g} and the log-scale {float(log_scale[i]):.4g} of "
-            f"feature {i}. Standardise the data, leave out features that do not vary, or use float64"
-        )
+    _raise_unless(_resolved(mean, log_scale), "elementwise affine map", {"mean": mean, "log-scale": log_scale})
+
+
+def _raise_unless(resolved: Tensor, kind: str, parameters: dict[str, Tensor]) -> None:
+    if bool(resolved.all()):
+        return
+    i = int((~resolved).nonzero()[0])
+    values = " and ".join(f"the {name} {float(value[i]):.4g}" for name, value in parameters.items())
+    (dtype,) = {value.dtype for value in parameters.values()}
+    raise ArgumentError(
+        f"the {kind} is degenerate in {int((~resolved).sum())} of {len(resolved)} features: {dtype} cannot resolve "
+        f"{values} of feature {i}. Standardise the data, leave out features that do not vary, or use float64"
+    )
 
 
 @register
@@ -117,4 +125,12 @@ class Linear(Bijection):
         lower, upper = self._factors()
         y = torch.linalg.solve_triangular(lower, z - self.bias.unsqueeze(-1), upper=False, unitriangular=True)
         x = torch.linalg.solve_triangular(upper, y, upper=True)
-        return Inversion.exact(x, -self.log_diagonal.sum().expand(z.shape[-1]))
+        return Inversion.exact(x, -self.log_diagonal.sum().expand(z.shape[-1]), self._resolved().all())
+
+    def _resolved(self) -> Tensor:
+        """Whether the dtype resolves each :math:`U_{ii}`, its reciprocal, and plausible draws of :math:`z_i - b_i`."""
+        return _normal(self.log_diagonal) & (self.bias.abs() < 8 / torch.finfo(self.bias.dtype).eps)
+
+    def check_degenerate(self) -> None:
+        parameters = {"bias": self.bias.detach(), "log-diagonal": self.log_diagonal.detach()}
+        _raise_unless(self._resolved(), "linear map", parameters)

@@ -53,7 +53,9 @@ class Base(Component, nn.Module):
             return self.sample(shape).to(like)
         seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
         with torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every GPU
+            if like.is_cuda:
+                torch.cuda.default_generators[like.device.index].manual_seed(seed)
             return self.sample(shape).to(like)
 
 

@@ -52,17 +52,19 @@ def masked_network(network: MaskedNetwork, h: Tensor, masks: Sequence[Tensor]) -
     return result
 
 
-def reference(network: MaskedNetwork, h: Tensor, masks: Sequence[Tensor], keeps: Sequence[Tensor] = ()) -> Tensor:
-    """The definition in PyTorch; ``keeps`` are factors to use instead of fresh dropout, of layers that drop."""
+def reference(
+    network: MaskedNetwork, h: Tensor, masks: Sequence[Tensor], dropout_masks: Sequence[Tensor] = ()
+) -> Tensor:
+    """The reference implementation; ``dropout_masks`` replace fresh ones, one per layer with dropout."""
     weights, biases = network.weights, network.biases
-    factors = dict(zip(network.dropping, keeps, strict=True)) if keeps else {}
-    before: list[Tensor] = []
+    factors = dict(zip(network.dropping, dropout_masks, strict=True)) if dropout_masks else {}
+    pre_activations: list[Tensor] = []
     for i, skip in enumerate(network.skips):
         out = torch.addmm(biases[i].unsqueeze(-1), weights[i] * masks[i], h)
-        before.append(out + before[i - 2] if skip else out)
-        h = activate(network.activation, before[i])
+        pre_activations.append(out + pre_activations[i - 2] if skip else out)
+        h = activate(network.activation, pre_activations[i])
         if i in network.dropping:
-            h = h * factors[i] if keeps else F.dropout(h, network.dropout)
+            h = h * factors[i] if dropout_masks else F.dropout(h, network.dropout)
     return torch.addmm(biases[-1].unsqueeze(-1), weights[-1] * masks[-1], h)
 
 
@@ -74,46 +76,50 @@ class _Blocked(torch.autograd.Function):
         weights, biases, masks = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
         learning = grad_enabled and any(ctx.needs_input_grad)
         # The derivative of relu follows from its output: its input need not be saved.
-        keep_before = learning and network.activation != "relu"
-        overwrite = not keep_before and not any(network.skips)
-        inputs, before, keeps, dropping = [h], list[Tensor](), list[Tensor](), network.dropping
+        keep_pre_activations = learning and network.activation != "relu"
+        overwrite = not keep_pre_activations and not any(network.skips)
+        inputs, pre_activations, dropout_masks, dropping = [h], list[Tensor](), list[Tensor](), network.dropping
         for i, skip in enumerate(network.skips):
             out = apply_layer(layers[i], inputs[-1], weights[i], biases[i], masks[i])
-            before.append(out.add_(before[i - 2]) if skip else out)
+            pre_activations.append(out.add_(pre_activations[i - 2]) if skip else out)
             result = activate(network.activation, out, inplace=overwrite)
             if i in dropping:
-                keeps.append(torch.empty_like(result).bernoulli_(1 - network.dropout).div_(1 - network.dropout))
-                result = result * keeps[-1]
+                dropout_masks.append(torch.empty_like(result).bernoulli_(1 - network.dropout).div_(1 - network.dropout))
+                result = result * dropout_masks[-1]
             inputs = [*inputs, result] if learning else [result]
         if learning:
             ctx.network = network
-            before = before if keep_before else []
-            ctx.lengths = [count, count, count, len(inputs), len(before), len(keeps)]
-            ctx.save_for_backward(*tensors, *inputs, *before, *keeps)
+            pre_activations = pre_activations if keep_pre_activations else []
+            ctx.lengths = [count, count, count, len(inputs), len(pre_activations), len(dropout_masks)]
+            ctx.save_for_backward(*tensors, *inputs, *pre_activations, *dropout_masks)
         return apply_layer(layers[-1], inputs[-1], weights[-1], biases[-1], masks[-1])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         network: MaskedNetwork = ctx.network
         saved = iter(ctx.saved_tensors)
-        weights, biases, masks, inputs, before, keeps = ([next(saved) for _ in range(n)] for n in ctx.lengths)
+        weights, biases, masks, inputs, pre_activations, dropout_masks = (
+            [next(saved) for _ in range(n)] for n in ctx.lengths
+        )
         layers, count = network.plan.layers, len(weights)
         if torch.is_grad_enabled():
 
             def run(h: Tensor, *tensors: Tensor) -> Tensor:
-                return reference(network._replace(weights=tensors[:count], biases=tensors[count:]), h, masks, keeps)
+                return reference(
+                    network._replace(weights=tensors[:count], biases=tensors[count:]), h, masks, dropout_masks
+                )
 
             return None, None, *reference_backward(run, (inputs[0], *weights, *biases), (grad,)), *[None] * count
         grad_weights: list[Tensor | None] = [None] * count
         grad_biases: list[Tensor | None] = [None] * count
-        factors = dict(zip(network.dropping, keeps, strict=True))
+        factors = dict(zip(network.dropping, dropout_masks, strict=True))
         streams: dict[int, Tensor] = {}  # gradients that residual connections carry past a layer
         for i in reversed(range(count)):
             if i < count - 1:  # from here on the gradient is our own memory, to be overwritten
                 if i in factors:
                     grad.mul_(factors[i])
-                if before:
-                    grad.mul_(activation_slope(network.activation, before[i]))
+                if pre_activations:
+                    grad.mul_(activation_slope(network.activation, pre_activations[i]))
                 else:  # relu
                     torch.ops.aten.threshold_backward.grad_input(grad, inputs[i + 1], 0, grad_input=grad)
                 if i + 2 in streams:
@@ -125,13 +131,13 @@ class _Blocked(torch.autograd.Function):
             if ctx.needs_input_grad[3 + count + i]:
                 grad_biases[i] = grad.sum(-1)
             if i or ctx.needs_input_grad[2]:
-                grad = input_gradient(layers[i], grad, weights[i], masks[i], _room(network, i, inputs[i]))
+                grad = input_gradient(layers[i], grad, weights[i], masks[i], _gradient_buffer(network, i, inputs[i]))
         grad_h = grad if ctx.needs_input_grad[2] else None
         return None, None, grad_h, *grad_weights, *grad_biases, *[None] * count
 
 
-def _room(network: MaskedNetwork, i: int, like: Tensor) -> Tensor:
-    """Where the gradient of layer i's input may go: it is handed out only if i is 0, or by a residual block."""
+def _gradient_buffer(network: MaskedNetwork, i: int, like: Tensor) -> Tensor:
+    """Memory for the gradient of layer i's input: reused, unless the caller or a residual block may keep it."""
     if i == 0 or any(network.skips) or like.device.type != "cpu":
         return torch.empty_like(like)
     return WORKSPACE.take(f"gradient {i % 2}", like.shape, like)

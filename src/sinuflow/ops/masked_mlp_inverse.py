@@ -28,13 +28,21 @@ def incremental(network: MaskedNetwork, like: Tensor, context: Tensor | None) ->
 
     The parameters of a step are valid until the next one.
     """
+    slots = [f"layer {i}" for i in range(len(network.biases))]
     seen = like.new_empty((network.plan.context + network.plan.features, like.shape[-1]))
-    buffers = [WORKSPACE.take(f"layer {i}", (len(b), like.shape[-1]), like) for i, b in enumerate(network.biases)]
+    # Other iterators may run between two steps, and need other buffers.
+    buffers = [
+        WORKSPACE.remove(slot, (len(b), like.shape[-1]), like) for slot, b in zip(slots, network.biases, strict=True)
+    ]
     outputs, inputs = network.plan.outputs, seen[network.plan.context :]
-    for m in _advance(network, context, [b.unsqueeze(-1) for b in network.biases], buffers, seen):
-        step = Step(slice(m, m + 1), buffers[-1][outputs * m : outputs * (m + 1)].unsqueeze(0))
-        yield step
-        inputs[m] = squash(step.solution[0], network.squash)
+    try:
+        for m in _advance(network, context, [b.unsqueeze(-1) for b in network.biases], buffers, seen):
+            step = Step(slice(m, m + 1), buffers[-1][outputs * m : outputs * (m + 1)].unsqueeze(0))
+            yield step
+            inputs[m] = squash(step.solution[0], network.squash)
+    finally:
+        for slot, buffer in zip(slots, buffers, strict=True):
+            WORKSPACE.put(slot, buffer)
 
 
 def substitute_shift(network: MaskedNetwork, z: Tensor, context: Tensor | None) -> Tensor:
@@ -52,7 +60,7 @@ def substitute_shift(network: MaskedNetwork, z: Tensor, context: Tensor | None) 
 
 
 def _advance(
-    network: MaskedNetwork, context: Tensor | None, biases: list[Tensor], before: list[Tensor], seen: Tensor
+    network: MaskedNetwork, context: Tensor | None, biases: list[Tensor], pre_activations: list[Tensor], seen: Tensor
 ) -> Iterator[int]:
     """Compute the units of one degree after the other, before their activations; yields the feature that is next.
 
@@ -62,24 +70,26 @@ def _advance(
     if context is not None:
         seen[: plan.context] = context
     overwrite = not any(skips)  # without residual blocks, an activation may replace its input
-    after = [seen, *(b if overwrite else torch.empty_like(b) for b in before[:-1])]
-    head = len(before) - 1
+    activations = [seen, *(b if overwrite else torch.empty_like(b) for b in pre_activations[:-1])]
+    head = len(pre_activations) - 1
     for block in plan.blocks:
         for i, span, columns in block.known:
-            torch.addmm(biases[i][span], weights[i][span, columns], after[i][columns], out=before[i][span])
+            torch.addmm(
+                biases[i][span], weights[i][span, columns], activations[i][columns], out=pre_activations[i][span]
+            )
         for m, pieces in zip(block.degrees, block.fresh, strict=True):
             for i, span, columns in pieces:
-                part = before[i][span]
+                part = pre_activations[i][span]
                 if not block.begun[i]:
-                    torch.addmm(biases[i][span], weights[i][span, columns], after[i][columns], out=part)
+                    torch.addmm(biases[i][span], weights[i][span, columns], activations[i][columns], out=part)
                 elif columns.start < columns.stop:
-                    part.addmm_(weights[i][span, columns], after[i][columns])
+                    part.addmm_(weights[i][span, columns], activations[i][columns])
                 if i < head:
                     if skips[i]:
-                        part.add_(before[i - 2][span])
+                        part.add_(pre_activations[i - 2][span])
                     result = activate(network.activation, part, inplace=overwrite)
                     if result is not part:
-                        after[i + 1][span] = result
+                        activations[i + 1][span] = result
             yield m
 
 
@@ -97,13 +107,13 @@ def ordered_adjoint(
     """
     plan, layers = network.plan, network.plan.layers
     features, outputs, head = plan.features, plan.outputs, len(layers) - 1
-    before, inputs = trace(network, y, context)
-    slopes = [activation_slope(network.activation, b) for b in before]
+    pre_activations, inputs = trace(network, y, context)
+    slopes = [activation_slope(network.activation, b) for b in pre_activations]
     squashed = squash_slope(y, network.squash) if network.squash else None
     # The gradients of each layer's input, and of each layer before its activation; the head's
     # rows are the parameters.
     of_input = [torch.zeros_like(t) for t in inputs]
-    of_layer = [*(torch.zeros_like(t) for t in before), y.new_zeros((features * outputs, y.shape[-1]))]
+    of_layer = [*(torch.zeros_like(t) for t in pre_activations), y.new_zeros((features * outputs, y.shape[-1]))]
     grad_z = torch.empty_like(y)
     for block in reversed(plan.blocks):
         first, last = block.degrees[0], block.degrees[-1]
@@ -141,9 +151,9 @@ def ordered_adjoint(
 
 def trace(network: MaskedNetwork, y: Tensor, context: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
     """One pass at a known ``y``: each hidden layer before its activation; each layer's input."""
-    before, inputs = list[Tensor](), [network.first_input(y, context)]
+    pre_activations, inputs = list[Tensor](), [network.first_input(y, context)]
     for i, skip in enumerate(network.skips):
         out = torch.addmm(network.biases[i].unsqueeze(-1), network.weights[i], inputs[i])
-        before.append(out.add_(before[i - 2]) if skip else out)
-        inputs.append(activate(network.activation, before[i]))
-    return before, inputs
+        pre_activations.append(out.add_(pre_activations[i - 2]) if skip else out)
+        inputs.append(activate(network.activation, pre_activations[i]))
+    return pre_activations, inputs

@@ -263,7 +263,7 @@ def reproducible(device: torch.device) -> Iterator[None]:
         torch.device("cpu"),
         torch.random.fork_rng(devices=[]),
     ):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # torch.manual_seed would seed every GPU
         yield
 
 

@@ -179,12 +179,14 @@ def passes_selftest(agrees: Callable[[], bool], kernels: str, *failures: type[Ex
     except torch.OutOfMemoryError:  # not the kernels' fault
         raise
     except caught as error:
-        warnings.warn(f"{kernels} cannot be used, and a fallback runs instead: {_first_line(error)}", stacklevel=3)
+        message = f"{kernels} cannot be used, and a fallback runs instead: {_first_line(error)}"
+        warnings.warn(message, KernelWarning, stacklevel=3)
         return False
     if not passed:
         warnings.warn(
             f"{kernels} disagree with the reference implementation, and are not used: please report this, with the "
             "output of `sinuflow info --devices`",
+            KernelWarning,
             stacklevel=3,
         )
     return passed

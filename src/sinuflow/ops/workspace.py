@@ -26,5 +26,15 @@ class Workspace(threading.local):
             self._buffers[slot] = buffer
         return buffer
 
+    def remove(self, slot: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """A buffer as of :meth:`take` that nothing else uses until :meth:`put` returns it."""
+        buffer = self.take(slot, shape, like)
+        del self._buffers[slot]
+        return buffer
+
+    def put(self, slot: str, buffer: Tensor) -> None:
+        """Return a removed buffer for reuse."""
+        self._buffers[slot] = buffer
+
 
 WORKSPACE = Workspace()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -10,14 +11,17 @@ from torch import Tensor
 
 from .result import Root
 
-#: Evaluations before the first look at the residuals: by then most elements have arrived.
-_FIRST_LOOK = {torch.float32: 3, torch.float64: 4}
-#: Evaluations before elements that still have not arrived are safeguarded.
-_PATIENCE = 12
-#: Up to this many elements, leaving the finished ones out costs more than it saves.
-_SMALL = 4096
-#: With this many elements that stay together, one of them nearly always needs one evaluation more.
-_MANY = 512
+#: Evaluations before residuals are first checked; most elements have converged by then.
+_FIRST_CHECK = {torch.float32: 3, torch.float64: 4}
+#: Evaluations before elements that have not converged are safeguarded.
+_MAX_UNSAFEGUARDED = 12
+#: Up to this many elements, removing converged ones from the batch costs more than it saves.
+_MIN_COMPACTED = 4096
+#: Bound on the evaluation noise of f, as a multiple of the rounding error of its value and of its argument. These count
+#: as at least 1: a spline on [-5, 5] has absolute errors, also near 0.
+_NOISE = 256
+#: With at least this many elements, one of them nearly always needs one evaluation more before the first check.
+_LARGE_BATCH = 512
 
 Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -27,7 +31,7 @@ class MonotoneFunction(Protocol):
 
     ``evaluate`` gives f(x), f'(x) and f''(x), which the caller may overwrite, and the next evaluation does; ``guess``
     gives a starting point, ``bracket`` an interval that contains the solution, and ``select`` the functions of the
-    elements (rows[j], columns[j]) alone, as a tensor of shape (1, count).
+    elements (rows[j], columns[j]) only, as a tensor of shape (1, count).
     """
 
     @property
@@ -56,37 +60,38 @@ def newton(
 
     (Laguerre's iteration of degree two: cubic convergence, and from afar it goes astray far less often than Newton's or
     Halley's). The divisor is held between the bounds of f', so that no step leaves the interval which the mean value
-    theorem allows. Most elements are done after three evaluations, and when few are left they go on alone, from
-    ``start`` after ``used`` evaluations. What has not arrived after a dozen is safeguarded: it bisects a proven bracket
-    whenever a step leaves it or fails to halve the residual, so that it must arrive as well. What has arrived takes a
-    last step, by the evaluation that said so: in a chain of such functions a residual grows.
+    theorem allows. Most elements converge within three evaluations; when few remain, the others are removed from the
+    batch, and the iteration continues from ``start`` after ``used`` evaluations. Elements that have not converged after
+    a dozen are safeguarded: they bisect a bracket of the solution whenever a step leaves it or does not halve the
+    residual, which guarantees convergence. Converged elements take one more step with the last evaluation, because
+    residuals grow along a chain.
     """
     x = function.guess(target) if start is None else start
-    look = min(used + 1 if used else _FIRST_LOOK[x.dtype] + (x.numel() >= _MANY), max_iterations)
+    next_check = min(used + 1 if used else _FIRST_CHECK[x.dtype] + (x.numel() >= _LARGE_BATCH), max_iterations)
     lowest, highest = 2 * function.lowest_slope, 2 * function.highest_slope
     divisor = torch.empty_like(x)
     while True:
         value, slope, curvature = function.evaluate(x)
         gap = value.sub_(target)
         used += 1
-        if used >= look:
+        if used >= next_check:
             residual = gap.abs()
             converged = residual <= working_precision(x, target)
-            left = converged.numel() - int(converged.sum())
-            alone = converged.numel() > _SMALL and 4 * left < converged.numel()
-            if left == 0 or alone or used >= min(_PATIENCE, max_iterations):
+            remaining = converged.numel() - int(converged.sum())
+            compact = converged.numel() > _MIN_COMPACTED and 4 * remaining < converged.numel()
+            if remaining == 0 or compact or used >= min(_MAX_UNSAFEGUARDED, max_iterations):
                 break
         divisor = _twice_divisor(gap, slope, curvature, lowest, highest, divisor)
         x.addcdiv_(gap, divisor, value=-2)
     after, slope_after = _last_step(converged, x, gap, slope, curvature)
     root = Root(after, slope_after, torch.full_like(x, used, dtype=torch.int32), residual, converged)
-    if left and used < max_iterations:
+    if remaining and used < max_iterations:
         index = (~converged).flatten().nonzero().squeeze(1)
         chosen = function.select(index // x.shape[-1], index % x.shape[-1])
         target, x, gap, slope, curvature = (
             t.reshape(-1).index_select(0, index).unsqueeze(0) for t in (target, x, gap, slope, curvature)
         )
-        if used < _PATIENCE:
+        if used < _MAX_UNSAFEGUARDED:
             lowest, highest = 2 * chosen.lowest_slope, 2 * chosen.highest_slope
             x = torch.addcdiv(x, gap, _twice_divisor(gap, slope, curvature, lowest, highest), value=-2)
             part = newton(chosen, target, max_iterations, x, used)
@@ -105,9 +110,9 @@ def _twice_divisor(
 
 
 def _last_step(converged: Tensor, x: Tensor, gap: Tensor, slope: Tensor, curvature: Tensor) -> tuple[Tensor, Tensor]:
-    """What has converged, better still, and the slope there; but where the function bends within rounding, x stays."""
+    """Converged elements after one more step, and the slope there; x stays where the function is not nearly linear."""
     step = gap / slope
-    # Within a step of 2e-4, waves of any reasonable frequency do not turn.
+    # Over a step of 2e-4, waves of any reasonable frequency are nearly linear.
     straight = ((step * curvature).abs_() <= 0.01 * slope) & (step.abs() <= 2e-4)
     after = torch.where(converged & straight, x - step, x)
     return after, torch.addcmul(slope, curvature, after - x)
@@ -145,8 +150,9 @@ def bracketed_newton(evaluate: Evaluate, target: Tensor, h: Tensor, max_iteratio
     A bracket around the target is doubled until it contains the solution. Newton steps that leave the bracket, or that
     do not halve the residual, are replaced by bisection. An element has converged when rounding explains its residual:
     that of x, of the target, and of x to the next floating-point number, :math:`f'(x) \, |x| \, \epsilon`; or when no
-    floating-point number is left inside its bracket. The target has shape (D, B), and h (D, P, B); ``evaluate`` gives
-    f(x; h) and f'(x; h) for a selection of n elements, x of shape (1, n) and h of shape (1, P, n).
+    floating-point number is left inside its bracket, unless f jumps there. The target has shape (D, B), and h
+    (D, P, B); ``evaluate`` gives f(x; h) and f'(x; h) for a selection of n elements, x of shape (1, n) and h of shape
+    (1, P, n).
 
     Example:
         >>> root = bracketed_newton(lambda x, h: (x.sinh(), x.cosh()), torch.tensor([[10.0]]), torch.zeros(1, 0, 1))
@@ -155,6 +161,7 @@ def bracketed_newton(evaluate: Evaluate, target: Tensor, h: Tensor, max_iteratio
     """
     shape = target.shape
     target, h = target.reshape(1, -1), h.transpose(0, 1).reshape(1, h.shape[1], target.numel())
+    whole_target, whole_h = target, h
     low, high = _bracket(evaluate, target, h)
     x = target.clamp(low, high)
     previous = torch.full_like(x, torch.inf)
@@ -169,15 +176,30 @@ def bracketed_newton(evaluate: Evaluate, target: Tensor, h: Tensor, max_iteratio
         converged = residual.isfinite() & ((residual <= rounding) | (torch.nextafter(low, high) >= high))
         for whole, part in zip(root, (x, slope, torch.full_like(active, used), residual, converged), strict=True):
             whole[:, active] = part.to(whole.dtype)
-        left = (~converged & residual.isfinite()).squeeze(0).nonzero().squeeze(1)
-        if not len(left):
+        remaining = (~converged & residual.isfinite()).squeeze(0).nonzero().squeeze(1)
+        if not len(remaining):
             break
         newton = x - gap / slope
         accepted = (newton > low) & (newton < high) & (residual <= previous / 2)
         x, previous = torch.where(accepted, newton, low + (high - low) / 2), residual
-        active = active[left]
-        target, h, low, high, x, previous = (t[..., left] for t in (target, h, low, high, x, previous))
+        active = active[remaining]
+        target, h, low, high, x, previous = (t[..., remaining] for t in (target, h, low, high, x, previous))
+    _refuse_jumps(evaluate, root, whole_target, whole_h)
     return Root(*(t.view(shape) for t in root))
+
+
+def _refuse_jumps(evaluate: Evaluate, root: Root, target: Tensor, h: Tensor) -> None:
+    """Elements whose residual neither evaluation noise nor the slope next to x explains have not converged."""
+
+    def explained(slope: Tensor) -> Tensor:
+        return ((1 + slope) * (1 + root.x.abs()) + target.abs()).mul_(_NOISE * torch.finfo(target.dtype).eps)
+
+    doubtful = (root.converged & (root.residual > explained(root.slope))).squeeze(0).nonzero().squeeze(1)
+    if len(doubtful):  # at a kink, the slope may be larger on the other side
+        x, h, slope = root.x[:, doubtful], h[..., doubtful], root.slope.clone()
+        below, above = (evaluate(torch.nextafter(x, torch.full_like(x, end)), h)[1] for end in (-math.inf, math.inf))
+        slope[:, doubtful] = torch.maximum(below, above)
+        root.converged.logical_and_(root.residual <= explained(slope))
 
 
 def _bracket(evaluate: Evaluate, target: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,8 +207,12 @@ def _bracket(evaluate: Evaluate, target: Tensor, h: Tensor) -> tuple[Tensor, Ten
     width = 1 + target.abs()
     low, high = target - width, target + width
     for _ in range(128):
-        below, above = evaluate(low, h)[0] <= target, evaluate(high, h)[0] >= target
+        value_low, value_high = evaluate(low, h)[0], evaluate(high, h)[0]
+        below, above = value_low <= target, value_high >= target
         if bool((below & above).all()):
+            break
+        failed = value_low.isnan() | value_high.isnan() | ~(low.isfinite() & high.isfinite())
+        if bool(((below & above) | failed).all()):
             break
         low, high = torch.where(below, low, low - width), torch.where(above, high, high + width)
         width = 2 * width

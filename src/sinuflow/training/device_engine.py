@@ -144,10 +144,9 @@ class DeviceEngine(Engine):
             with torch.cuda.graph(graph, pool=self._pool):  # one graph runs at a time: they share memory
                 self._make(inputs, block)
             self._pool = graph.pool()
-        except RuntimeError as error:  # some flows of other libraries synchronize
-            ours = getattr(self.flow, "bijection", None) is not None
-            if ours or isinstance(error, torch.cuda.OutOfMemoryError):
-                raise
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # some transformers and flows of other libraries synchronize
             torch.cuda.set_stream(current)  # a failed capture may leave another one
             warnings.warn(f"training steps run without a CUDA graph, because capture failed: {error}", stacklevel=2)
             run = lambda: self._make(inputs, block)  # noqa: E731
@@ -179,7 +178,7 @@ class DeviceEngine(Engine):
                 return log_density, -1
         context = None if inputs.context is None else inputs.context.mT
         loss = -self.flow(context, validate_args=False).log_prob(inputs.x.mT).mean()
-        grads = torch.autograd.grad(loss, self._flat.parameters)
+        grads = torch.autograd.grad(loss, self._flat.parameters, allow_unused=True, materialize_grads=True)
         torch._foreach_copy_(self._flat.views(self._gradient), [g.contiguous() for g in grads])
         return loss.detach().view(1), 1
 
