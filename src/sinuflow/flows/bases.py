@@ -88,7 +88,7 @@ class StudentT(Base):
     Args:
         features: the dimension of z.
         df: the degrees of freedom ν; 1 is the Cauchy distribution, and ∞ the standard normal.
-        learnable: whether ν is trained, for every feature by itself.
+        learnable: whether ν is trained, separately for each feature.
 
     Example:
         >>> base = StudentT(2, df=3.0, learnable=True)
