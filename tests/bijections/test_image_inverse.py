@@ -1,4 +1,4 @@
-"""The inverse of layers of images: substitution, sweeps, certificates, and gradients through it."""
+"""The inverse of image layers: substitution, sweeps, certificates, and gradients through it."""
 
 from __future__ import annotations
 

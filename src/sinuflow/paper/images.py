@@ -139,7 +139,7 @@ def recipe_of(name: str, model: str, options: Options) -> Recipe:
 
 
 def train(name: str, model: str, images: Splits, seed: int, options: Options) -> ImageRun:
-    """Train a flow of images, or read it."""
+    """Train an image flow, or read it."""
     recipe, dataset, shape = recipe_of(name, model, options), image_set(name), images.train.shape[1:]
     torch.manual_seed(seed)
     run = ImageRun(name, model, seed, recipe, options, SinusoidalFlow.image(shape, **recipe.flow))
