@@ -16,7 +16,7 @@ import torch
 
 import sinuflow
 from sinuflow import Flow, SinusoidalFlow, StorageError
-from sinuflow.bijections import AutoregressiveWaves
+from sinuflow.bijections import AutoregressiveWaves, Bijection
 from sinuflow.flows import StudentT, storage
 from sinuflow.flows.storage import Model, read_model, write_model
 from tests.builders import trained_flow
@@ -45,6 +45,7 @@ def forged(path: Path, config: object, tensors: dict[str, torch.Tensor] | None =
         {"hidden": [1] * 10**5},
         {"features": 10**9},
         {"hidden": [10**12]},
+        {"hidden": [9900, 9900]},
         {"dropout": float("nan")},
         {"activation": ["relu"]},
         {"image": [1, 10**5, 10**5]},
@@ -56,6 +57,40 @@ def test_a_configuration_takes_no_more_memory_than_its_file_allows(change, tmp_p
     if "image" in change:
         config = {**SinusoidalFlow.image((1, 3, 3), blocks=1).config, **change}
     assert not costs_of(sinuflow.load, forged(tmp_path / "m", config), StorageError)
+
+
+@sinuflow.register(name="tests.Grid")
+class Grid(Bijection):
+    """A layer whose buffer a chosen factory makes."""
+
+    def __init__(self, features: int, factory: str, sizes: list[int]) -> None:
+        super().__init__(features)
+        self.register_buffer("grid", getattr(torch, factory)(*sizes))
+
+
+def layer(name: str, **arguments: object) -> dict[str, object]:
+    return {"class": name, "arguments": arguments}
+
+
+@pytest.mark.parametrize(
+    "bijection",
+    [
+        layer("Whitening", features=10_000),
+        layer("LowerShift", features=2, hidden=[9900, 9900]),
+        layer("LowerShift", features=5000, hidden=[1] * 9000),
+        layer("SinusoidalLayer", features=2, context=1, hidden=[9900, 9900]),
+        layer("tests.Grid", features=2, factory="eye", sizes=[10_000]),
+        layer("tests.Grid", features=2, factory="eye", sizes=[10_000, 3000]),
+        layer("tests.Grid", features=2, factory="arange", sizes=[0, 3 * 10**7]),
+        layer("tests.Grid", features=2, factory="linspace", sizes=[0, 1, 3 * 10**7]),
+        layer("tests.Grid", features=2, factory="randperm", sizes=[3 * 10**7]),
+        layer("tests.Grid", features=2, factory="tril_indices", sizes=[10**4, 10**4]),
+    ],
+    ids=lambda bijection: "-".join(map(str, [bijection["class"], *bijection["arguments"].values()]))[:50],
+)
+def test_a_small_composed_file_takes_little_memory(bijection, tmp_path):
+    write_model(tmp_path / "m", Model("flow", layer("Flow", bijection=bijection, base=None), {"a": torch.zeros(1)}), 2)
+    assert not costs_of(sinuflow.load, tmp_path / "m", StorageError)
 
 
 def test_row_counts_take_no_memory(models, tmp_path):

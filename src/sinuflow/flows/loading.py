@@ -96,6 +96,8 @@ def _try(path: Path, flow: Flow) -> None:
 
 #: Functions that create tensors of any size.
 _FACTORIES = {"empty", "full", "ones", "rand", "randn", "zeros"}
+#: Further ones, whose size is not an argument.
+_OTHER_FACTORIES = {"arange", "eye", "linspace", "logspace", "randint", "randperm", "tril_indices", "triu_indices"}
 
 
 class _WithoutValues(TorchFunctionMode):
@@ -135,6 +137,11 @@ class _WithoutValues(TorchFunctionMode):
         if self._elements > 4 * elements + 100_000 or self._registered > 10 * tensors + 2000:
             raise TooLargeError
 
+    def _limit(self, elements: int) -> None:
+        """Limit the size of one tensor."""
+        if elements > 2 * self._size[0] + 100_000:
+            raise TooLargeError
+
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -142,13 +149,15 @@ class _WithoutValues(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if name in _FACTORIES:
             size = kwargs.get("size", args[0] if args and isinstance(args[0], (tuple, list)) else args)
-            if math.prod(size) > 2 * self._size[0] + 100_000:
-                raise TooLargeError
+            self._limit(math.prod(size))
             if name in ("empty", "ones", "zeros"):
                 kwargs["dtype"] = dtype = kwargs.get("dtype") or self._dtype or torch.get_default_dtype()
             if name == "zeros":  # by the operating system, when they are written
                 flat = torch.from_numpy(np.zeros(math.prod(size) * dtype.itemsize, dtype=np.uint8))
                 return flat.view(dtype).view(tuple(size)).requires_grad_(kwargs.get("requires_grad", False))
+        elif name in _OTHER_FACTORIES:
+            options = {k: v for k, v in kwargs.items() if k not in ("device", "generator", "out", "pin_memory")}
+            self._limit(function(*args, **options, device="meta").numel())
         if name[-1:] == "_" != name[-2:-1] and name != "requires_grad_":  # in place
             target = args[0] if args else kwargs.get("tensor")
             if isinstance(target, nn.Parameter):

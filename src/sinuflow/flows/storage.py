@@ -114,8 +114,10 @@ def check_size(spec: Spec, tensors: dict[str, Tensor]) -> None:
     """
     elements, count = size_of(tensors)
     specs = list(spec.walk())
-    needed = sum(_needed(each) for each in specs if each.is_own)
-    if needed > 2 * elements + 20_000 or len(specs) > 2 * count + 1000:
+    own = [each for each in specs if each.is_own]
+    if sum(map(_needed, own)) > 2 * elements + 20_000 or len(specs) > 2 * count + 1000:
+        raise TooLargeError
+    if sum(map(_counts, own)) > elements // 2 + 200_000:
         raise TooLargeError
 
 
@@ -130,6 +132,12 @@ def _needed(spec: Spec) -> int:
         is_order = isinstance(value, list) and 1 < len(value) <= 1024 and sorted(integers) == list(range(len(value)))
         needed += len(value) if is_order else sum(integers)
     return needed
+
+
+def _counts(spec: Spec) -> int:
+    """The counts in the plan of a masked network: one for every feature in every hidden layer."""
+    features, hidden = spec.arguments.get("features"), spec.arguments.get("hidden")
+    return features * len(hidden) if type(features) is int and isinstance(hidden, list) else 0
 
 
 def _checksum(header: dict[str, str], tensors: dict[str, Tensor]) -> str:
