@@ -141,8 +141,6 @@ class Flow(Component, nn.Module):
         no such file could be loaded.
         """
         state = self.usable_state(path)
-        if self.format_version > 1:
-            check_storable(path, self.spec(), state)
         write_model(path, Model("flow", self.config, state), self.format_version)
 
     def check_parameters(self) -> None:
@@ -160,7 +158,9 @@ class Flow(Component, nn.Module):
             self.check_parameters()
         except ArgumentError as error:
             raise StorageError(f"cannot write {path}: {error}") from error
-        return self.state_dict()
+        state = self.state_dict()
+        check_storable(path, self.spec(), state)
+        return state
 
     def draw(self) -> Drawing:
         """A drawing of the layers and their sizes: shown by notebooks, and saved by ``.save("flow.svg")``."""
