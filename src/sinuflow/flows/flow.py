@@ -156,7 +156,10 @@ class Flow(Component, nn.Module):
         """The parameters by name, to be written to ``path``; or an error that says why they cannot be loaded again."""
         try:
             self.check_parameters()
-        except ArgumentError as error:
+            for module in self.modules():
+                if isinstance(module, Component):
+                    module.check_parts()
+        except (ArgumentError, StorageError) as error:
             raise StorageError(f"cannot write {path}: {error}") from error
         state = self.state_dict()
         check_storable(path, self.spec(), state)
