@@ -194,6 +194,37 @@ def test_the_two_built_in_flows_have_files_of_version_1(tmp_path):
     assert version(Flow(SinusoidalFlow(2, blocks=1, hidden=(4,)).bijection)) == "2"
 
 
+@sinuflow.register(name="tests.Doubled")
+class Doubled(SinusoidalFlow):
+    """A flow of hyperparameters with a method of its own."""
+
+    def doubled(self, x):
+        return self().log_prob(2 * x)
+
+
+@sinuflow.register(name="tests.Square")
+class Square(sinuflow.ImageFlow):
+    """A flow of images with one argument."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__((1, size, size), blocks=1, channels=2)
+
+
+class Unregistered(SinusoidalFlow):
+    pass
+
+
+def test_subclasses_of_the_built_in_flows_are_loaded_as_such(tmp_path):
+    for flow in (Doubled(2, blocks=1, hidden=(4,)), Square(2)):
+        flow.save(tmp_path / "m")
+        assert storage.read_tensor_file(tmp_path / "m")[0]["format_version"] == "2"
+        loaded = sinuflow.load(tmp_path / "m")
+        assert type(loaded) is type(flow)
+        assert loaded.config == flow.config
+    with pytest.raises(StorageError, match="Unregistered is not registered"):
+        Unregistered(2, blocks=1, hidden=(4,)).save(tmp_path / "m")
+
+
 def test_classes_that_are_not_registered_are_neither_saved_nor_loaded(tmp_path):
     class Own(Roll):
         pass

@@ -141,7 +141,10 @@ class Flow(Component, nn.Module):
         no such file could be loaded.
         """
         state = self.usable_state(path)
-        write_model(path, Model("flow", self.config, state), self.format_version)
+        if "format_version" in vars(type(self)):
+            write_model(path, Model("flow", self.config, state), self.format_version)
+        else:  # a subclass, whose base's configuration does not name it
+            write_model(path, Model("flow", self.spec().to_json(), state), Flow.format_version)
 
     def check_parameters(self) -> None:
         """Raise an :class:`~sinuflow.ArgumentError` if a parameter is not finite, or a layer is degenerate."""
