@@ -329,8 +329,9 @@ def test_chain_initializes_in_order():
 
 
 def test_chain_refuses_what_does_not_fit():
-    with pytest.raises(ArgumentError, match="at least one bijection"):
-        Chain([])
+    for nothing in ([], None, 3):
+        with pytest.raises(ArgumentError, match="at least one bijection"):
+            Chain(nothing)
     with pytest.raises(ArgumentError, match="ElementwiseAffine has features=3, context=0 beside 2, 0"):
         Chain([ElementwiseAffine(2), ElementwiseAffine(3)])
     with pytest.raises(ArgumentError, match="context=2 beside 2, 3"):

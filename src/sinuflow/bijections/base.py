@@ -235,7 +235,7 @@ class Chain(Bijection):
     """
 
     def __init__(self, bijections: Iterable[Bijection]) -> None:
-        bijections = list(bijections)
+        bijections = list(bijections) if isinstance(bijections, Iterable) else []
         if not bijections or not all(isinstance(b, Bijection) for b in bijections):
             raise ArgumentError("a chain needs at least one bijection, and nothing but bijections")
         super().__init__(bijections[0].features, max(b.context for b in bijections))
