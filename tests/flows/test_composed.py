@@ -14,7 +14,8 @@ from torch import nn
 
 import sinuflow
 from sinuflow import ArgumentError, Chain, Flow, SinusoidalFlow, StorageError
-from sinuflow.bijections import AutoregressiveWaves, Bijection, ElementwiseAffine, LDUBlock
+from sinuflow.bijections import AutoregressiveWaves, Bijection, ElementwiseAffine, LDUBlock, LowerShift, UpperShift
+from sinuflow.bijections.image import ImageShift
 from sinuflow.flows import storage
 from sinuflow.flows.bases import Base, StandardNormal, StudentT
 from sinuflow.ops.flow_program import layout
@@ -391,6 +392,15 @@ def test_a_chain_of_any_iterable_is_saved(form, tmp_path):
     assert len(chain.spec().arguments["bijections"]) == 2
     Flow(chain).save(tmp_path / "m")
     assert sinuflow.load(tmp_path / "m").spec() == Flow(chain).spec()
+
+
+def test_specs_have_the_defaults_of_networks():
+    for cls in (LDUBlock, LowerShift, UpperShift, AutoregressiveWaves):
+        assert cls(2).spec() == cls(2, hidden=(256, 256), dropout=0.0).spec(), cls
+        assert cls(2).spec().arguments["hidden"] == [256, 256]
+    assert ImageShift((1, 2, 2)).spec().arguments["channels"] == 16
+    chain = Chain([LDUBlock(2), LDUBlock(2, hidden=(256, 256)), ElementwiseAffine(2)])
+    assert layout(chain.spec(), chain.named_parameters()) is not None
 
 
 def test_numpy_numbers_are_stored_as_numbers(tmp_path):
