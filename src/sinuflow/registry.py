@@ -99,7 +99,9 @@ class Component:
     constructor whose arguments are plain data or components.
     """
 
+    #: The arguments as they were passed, components included.
     _spec: Spec
+    _recorded_parts: list[tuple[str, Component]]
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -108,27 +110,69 @@ class Component:
 
     def spec(self) -> Spec:
         """The component's class and arguments, as plain data."""
-        return self.__dict__.get("_spec") or Spec(_name(type(self)))
+        recorded = self._recorded_spec()
+        return Spec(recorded.name, _mapped(_described, recorded.arguments))
+
+    def check_parts(self) -> None:
+        """Raise a :class:`~sinuflow.StorageError` if the components inside of this one were replaced.
+
+        :meth:`spec` would not describe them: it describes the constructor's arguments as they are at present.
+        """
+        if "_recorded_parts" in self.__dict__ and self._current_parts() != self._recorded_parts:
+            raise StorageError(f"the components of a {type(self).__name__} were replaced: construct a new one of them")
+
+    def _current_parts(self: Any) -> list[tuple[str, Component]]:
+        """The components inside of this one by name, without those inside of its arguments."""
+        arguments: list[Any] = [value for value in leaves(self._spec.arguments) if isinstance(value, Component)]
+        inside = {id(module) for argument in arguments for module in argument.modules() if module is not argument}
+        named = [(name, module) for name, module in self.named_modules() if isinstance(module, Component)]
+        return [(name, module) for name, module in named if module is not self and id(module) not in inside]
+
+    def _recorded_spec(self) -> Spec:
+        """The name and the arguments as they were passed, with components themselves."""
+        if "_spec" in self.__dict__:
+            return self._spec
+        cls = type(self)
+        if cls.__init__ is not super(Component, cls).__init__ and len(inspect.signature(cls.__init__).parameters) > 1:
+            raise StorageError(
+                f"the arguments of a {cls.__name__} are not known: define __init__ in the class itself, not in a mixin "
+                "or decorator, with arguments that can be passed by name"
+            )
+        return Spec(_name(cls))
 
 
 def _recording(constructor: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that also stores its arguments, unless a subclass's constructor calls it."""
+    """A constructor that also stores its arguments, unless a subclass's constructor calls it.
+
+    Nothing is stored of arguments without names, from which no component can be built.
+    """
     signature = inspect.signature(constructor)
+    parameters = list(signature.parameters.values())[1:]
+    named = not any(p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY) for p in parameters)
 
     @functools.wraps(constructor)
     def construct(self: Component, *args: Any, **kwargs: Any) -> None:
         constructor(self, *args, **kwargs)
-        if type(self).__init__ is construct:
+        if named and type(self).__init__ is construct:
             bound = signature.bind(self, *args, **kwargs)
             bound.apply_defaults()
             arguments: dict[str, Any] = {}
-            for name, parameter in list(signature.parameters.items())[1:]:
-                value = bound.arguments[name]
-                arguments.update(value if parameter.kind is parameter.VAR_KEYWORD else {name: value})
-            plain = _mapped(lambda value: value.spec() if isinstance(value, Component) else value, arguments)
-            object.__setattr__(self, "_spec", Spec(_name(type(self)), plain))
+            for parameter in parameters:
+                value = bound.arguments[parameter.name]
+                arguments.update(value if parameter.kind is parameter.VAR_KEYWORD else {parameter.name: value})
+            object.__setattr__(self, "_spec", Spec(_name(type(self)), _mapped(_copyable, arguments)))
+            object.__setattr__(self, "_recorded_parts", self._current_parts())
 
     return construct
+
+
+def _copyable(value: Any) -> Any:
+    """An argument, or its class if it is a generator: it is exhausted, and could not be copied with the component."""
+    return type(value) if isinstance(value, Iterator) else value
+
+
+def _described(value: Any) -> Any:
+    return value.spec() if isinstance(value, Component) else value
 
 
 def _name(cls: type) -> str:
@@ -142,7 +186,9 @@ def _to_json(value: Any) -> Any:
     if isinstance(value, list):
         return [_to_json(each) for each in value]
     if isinstance(value, dict):
-        return {"mapping": {str(name): _to_json(each) for name, each in value.items()}}
+        if not all(isinstance(name, str) for name in value):
+            raise StorageError("a component has a dictionary with keys that are not strings, which no file can hold")
+        return {"mapping": {name: _to_json(each) for name, each in value.items()}}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, numbers.Real):  # NumPy's

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.autograd import gradcheck
 
 from sinuflow import ArgumentError, InversionError, SinuflowError
 from sinuflow.bijections import (
+    Autoregressive,
     AutoregressiveWaves,
     Chain,
     ElementwiseAffine,
@@ -20,8 +22,10 @@ from sinuflow.bijections import (
     UpperShift,
 )
 from sinuflow.bijections.base import raise_unless_converged
+from sinuflow.conditioners import MADE, PixelCNN
 from sinuflow.ops.waves import ALPHA_MAX
-from sinuflow.solvers import Inversion, SolverOptions
+from sinuflow.solvers import Inversion, SolverOptions, Step
+from sinuflow.transformers import Affine, Shift
 from tests.builders import BIJECTIONS, batch, check_round_trip, jacobian, trained
 
 DOUBLE = torch.float64
@@ -358,8 +362,9 @@ def test_chain_initializes_in_order():
 
 
 def test_chain_refuses_what_does_not_fit():
-    with pytest.raises(ArgumentError, match="at least one bijection"):
-        Chain([])
+    for nothing in ([], None, 3):
+        with pytest.raises(ArgumentError, match="at least one bijection"):
+            Chain(nothing)
     with pytest.raises(ArgumentError, match="ElementwiseAffine has features=3, context=0 beside 2, 0"):
         Chain([ElementwiseAffine(2), ElementwiseAffine(3)])
     with pytest.raises(ArgumentError, match="context=2 beside 2, 3"):
@@ -449,3 +454,66 @@ def test_a_layer_used_twice_has_the_same_gradient_either_way(kind):
     differentiable = torch.autograd.grad(loss, parameters, create_graph=True)
     for a, b in zip(plain, differentiable, strict=True):
         torch.testing.assert_close(a, b)
+
+
+class Negated(Shift):
+    """z = x - h, a subclass of a transformer with fused ops."""
+
+    def forward(self, x, h):
+        return super().forward(x, -h)
+
+
+class Halved(Affine):
+    def forward(self, x, h):
+        z, ladj = super().forward(x, h)
+        return z / 2, ladj - math.log(2) * len(x)
+
+
+class Doubling:
+    """A mixin that overrides forward."""
+
+    def forward(self, x, context=None):
+        return 2 * super().forward(x, context)
+
+
+class DoubledMADE(Doubling, MADE):
+    pass
+
+
+class DoubledPixelCNN(PixelCNN):
+    def forward(self, x, context=None):
+        return 2 * super().forward(x, context)
+
+
+class Own(DoubledMADE):
+    """With an incremental evaluation of its own, which another class inherits."""
+
+    def incremental(self, like, context=None):
+        for step in MADE.incremental(self, like, context):
+            yield (outer := Step(step.features, 2 * step.parameters))
+            step.push(outer.solution)
+
+
+class Inherited(Own):
+    pass
+
+
+@pytest.mark.parametrize("transformer", [Shift, Affine, Negated, Halved], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("network", [MADE, DoubledMADE, Own, Inherited, PixelCNN, DoubledPixelCNN])
+def test_subclasses_that_override_forward_use_no_other_implementation(transformer, network):
+    tau = transformer()
+    args = {"shape": (1, 2, 2), "channels": 2} if issubclass(network, PixelCNN) else {"features": 4, "hidden": (8,)}
+    layer = Autoregressive(tau, network(**args, outputs=tau.num_parameters)).double().eval()
+    torch.manual_seed(0)
+    for parameter in layer.parameters():
+        parameter.data.normal_(0, 0.5)
+    x, _ = batch(4)
+    expected = tau(x.mT, layer.conditioner(x.mT))
+    z, ladj = layer(x)
+    torch.testing.assert_close(z.mT, expected[0])
+    torch.testing.assert_close(ladj, expected[1])
+    torch.testing.assert_close(layer.inverse(z)[0], x)
+    weight = next(layer.parameters())
+    (grad,) = torch.autograd.grad(layer(layer.inverse(z.detach())[0])[0].square().sum(), weight)
+    assert float(grad.abs().max()) < 1e-8  # the implicit gradient of the inverse cancels that of the map
+    assert ("incremental" in vars(Inherited), Inherited.incremental) == (False, Own.incremental)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -11,10 +14,20 @@ from torch import nn
 
 import sinuflow
 from sinuflow import ArgumentError, Chain, Flow, InversionError, SinuflowError, SinusoidalFlow, StorageError
-from sinuflow.bijections import Autoregressive, AutoregressiveWaves, Bijection, ElementwiseAffine, LDUBlock
+from sinuflow.bijections import (
+    Autoregressive,
+    AutoregressiveWaves,
+    Bijection,
+    ElementwiseAffine,
+    LDUBlock,
+    LowerShift,
+    UpperShift,
+)
+from sinuflow.bijections.image import ImageShift
 from sinuflow.conditioners import MADE, Conditioner
 from sinuflow.flows import storage
 from sinuflow.flows.bases import Base, StandardNormal, StudentT
+from sinuflow.ops.flow_program import layout
 from sinuflow.registry import Spec
 from sinuflow.solvers import Inversion, Root, Step
 from sinuflow.transformers import Affine, Shift, Transformer
@@ -195,6 +208,37 @@ def test_the_two_built_in_flows_have_files_of_version_1(tmp_path):
     assert version(Flow(SinusoidalFlow(2, blocks=1, hidden=(4,)).bijection)) == "2"
 
 
+@sinuflow.register(name="tests.Doubled")
+class Doubled(SinusoidalFlow):
+    """A flow of hyperparameters with a method of its own."""
+
+    def doubled(self, x):
+        return self().log_prob(2 * x)
+
+
+@sinuflow.register(name="tests.Square")
+class Square(sinuflow.ImageFlow):
+    """A flow of images with one argument."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__((1, size, size), blocks=1, channels=2)
+
+
+class Unregistered(SinusoidalFlow):
+    pass
+
+
+def test_subclasses_of_the_built_in_flows_are_loaded_as_such(tmp_path):
+    for flow in (Doubled(2, blocks=1, hidden=(4,)), Square(2)):
+        flow.save(tmp_path / "m")
+        assert storage.read_tensor_file(tmp_path / "m")[0]["format_version"] == "2"
+        loaded = sinuflow.load(tmp_path / "m")
+        assert type(loaded) is type(flow)
+        assert loaded.config == flow.config
+    with pytest.raises(StorageError, match="Unregistered is not registered"):
+        Unregistered(2, blocks=1, hidden=(4,)).save(tmp_path / "m")
+
+
 def test_classes_that_are_not_registered_are_neither_saved_nor_loaded(tmp_path):
     class Own(Roll):
         pass
@@ -234,6 +278,145 @@ def test_what_no_file_can_hold_is_not_saved(tmp_path):
         flow.save(tmp_path / "m")
     with pytest.raises(StorageError, match="needs far more parameters"):
         Flow(Chain([Roll(2, context=0) for _ in range(1200)])).save(tmp_path / "m")
+
+
+class Mixin:
+    """A constructor outside of the components."""
+
+    def __init__(self, features: int, steps: int = 1) -> None:
+        super().__init__(features, steps)
+
+
+def wrapped(cls):
+    """A class decorator that replaces the constructor."""
+    constructor = cls.__init__
+
+    @functools.wraps(constructor)
+    def construct(self, *args, **kwargs):
+        constructor(self, *args, **kwargs)
+
+    cls.__init__ = construct
+    return cls
+
+
+@sinuflow.register(name="tests.Mixed")
+class Mixed(Mixin, Roll):
+    pass
+
+
+@sinuflow.register(name="tests.Wrapped")
+@wrapped
+class Wrapped(Roll):
+    def __init__(self, features: int, steps: int = 1) -> None:
+        super().__init__(features, steps)
+
+
+@sinuflow.register(name="tests.Variadic")
+class Variadic(Roll):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+
+
+@sinuflow.register(name="tests.Positional")
+class Positional(Roll):
+    def __init__(self, features: int, steps: int = 1, /) -> None:
+        super().__init__(features, steps)
+
+
+@pytest.mark.parametrize("cls", [Mixed, Wrapped, Variadic, Positional])
+def test_unknown_arguments_are_not_left_out_of_files(cls, tmp_path):
+    flow = Flow(Chain([cls(3, 2), ElementwiseAffine(3)]))  # works, but cannot be stored
+    x = torch.randn(4, 3)
+    assert torch.equal(flow.bijection.inverse(flow.bijection(x)[0])[0], x)
+    assert cls.__name__ in str(flow.draw())
+    for describe in (flow.spec, lambda: flow.save(tmp_path / "m")):
+        with pytest.raises(StorageError, match=f"the arguments of a {cls.__name__} are not known: define __init__"):
+            describe()
+    assert not (tmp_path / "m").exists()
+
+
+def test_keys_that_are_not_strings_are_not_saved(tmp_path):
+    @sinuflow.register(name="tests.Keyed")
+    class Keyed(Roll):
+        def __init__(self, features: int, table: dict) -> None:
+            super().__init__(features)
+
+    Flow(Keyed(2, {"0": 1.0})).save(tmp_path / "m")
+    with pytest.raises(StorageError, match="keys that are not strings"):
+        Flow(Keyed(2, {0: 1.0})).save(tmp_path / "m")
+
+
+@pytest.mark.parametrize("change", ["swap", "append", "replace"])
+def test_a_changed_chain_is_saved_as_it_is(change, tmp_path):
+    flow = composed(dtype=torch.float32)
+    layers = flow.bijection.bijections
+    if change == "swap":
+        layers[0], layers[1] = layers[1], layers[0]
+    elif change == "append":
+        layers.append(ElementwiseAffine(3))
+    else:
+        layers[1] = Roll(3, 1)
+    flow.save(tmp_path / "m")
+    x = torch.randn(4, 3)
+    assert torch.equal(sinuflow.load(tmp_path / "m")().log_prob(x), flow().log_prob(x))
+
+
+def replaced_base(flow: Flow) -> Flow:
+    flow.base = StudentT(3)
+    return flow
+
+
+def replaced_part(flow: Flow) -> Flow:
+    block = flow.bijection.bijections[0].bijections
+    block[0], block[2] = block[2], block[0]
+    return flow
+
+
+def reordered(flow: Flow) -> Flow:
+    layers = flow.bijection.bijections
+    layers[0], layers[1] = layers[1], layers[0]
+    return flow
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: replaced_base(composed()),
+        lambda: replaced_part(composed()),
+        lambda: replaced_part(SinusoidalFlow(3, blocks=1, hidden=(4,))),
+        lambda: reordered(SinusoidalFlow(3, conditioning="full", blocks=2, hidden=(4,))),
+    ],
+    ids=["base", "block", "flow", "order"],
+)
+def test_components_that_were_replaced_are_not_saved(change, tmp_path):
+    flow = copy.deepcopy(change())
+    with pytest.raises(StorageError, match="were replaced: construct a new one"):
+        flow.save(tmp_path / "m")
+
+
+def test_copies_of_a_flow_are_saved(tmp_path):
+    for flow in (composed(), SinusoidalFlow(3, blocks=1, hidden=(4,))):
+        for again in (copy.deepcopy(flow), pickle.loads(pickle.dumps(flow))):
+            again.save(tmp_path / "m")
+            assert again.spec() == flow.spec()
+
+
+@pytest.mark.parametrize("form", [list, tuple, nn.ModuleList, iter])
+def test_a_chain_of_any_iterable_is_saved(form, tmp_path):
+    chain = copy.deepcopy(Chain(form([Roll(2), ElementwiseAffine(2)])))
+    assert layout(chain.spec(), chain.named_parameters()) is None
+    assert len(chain.spec().arguments["bijections"]) == 2
+    Flow(chain).save(tmp_path / "m")
+    assert sinuflow.load(tmp_path / "m").spec() == Flow(chain).spec()
+
+
+def test_specs_have_the_defaults_of_networks():
+    for cls in (LDUBlock, LowerShift, UpperShift, AutoregressiveWaves):
+        assert cls(2).spec() == cls(2, hidden=(256, 256), dropout=0.0).spec(), cls
+        assert cls(2).spec().arguments["hidden"] == [256, 256]
+    assert ImageShift((1, 2, 2)).spec().arguments["channels"] == 16
+    chain = Chain([LDUBlock(2), LDUBlock(2, hidden=(256, 256)), ElementwiseAffine(2)])
+    assert layout(chain.spec(), chain.named_parameters()) is not None
 
 
 def test_numpy_numbers_are_stored_as_numbers(tmp_path):

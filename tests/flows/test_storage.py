@@ -45,6 +45,23 @@ def test_what_is_loaded_is_what_was_saved(conditioning, dtype, path):
     assert torch.equal(loaded.bijection.inverse(z, c)[0], flow.bijection.inverse(z, c)[0])
 
 
+@pytest.mark.parametrize("hidden", [(30_000,), (10**9, 10**12), (1,) * 30_000])
+def test_hidden_sizes_without_networks_do_not_matter(hidden, path):
+    flow = SinusoidalFlow(20, conditioning="none", blocks=1, hidden=hidden)
+    flow.save(path)
+    assert sinuflow.load(path).config == flow.config
+
+
+def test_what_cannot_be_loaded_is_not_saved(path, monkeypatch):
+    def refuse(*_):
+        raise storage.TooLargeError
+
+    monkeypatch.setattr(storage, "check_size", refuse)
+    with pytest.raises(StorageError, match="needs far more parameters"):
+        SinusoidalFlow(2, blocks=1, hidden=(4,)).save(path)
+    assert not path.exists()
+
+
 def save_unchecked(flow, path):
     """Write a flow that ``save`` itself would refuse."""
     storage.write_model(path, storage.Model("flow", flow.config, flow.state_dict()))

@@ -16,9 +16,12 @@ import torch
 
 import sinuflow
 from sinuflow import Flow, SinusoidalFlow, StorageError
-from sinuflow.bijections import AutoregressiveWaves
+from sinuflow.bijections import Autoregressive, AutoregressiveWaves, Bijection
+from sinuflow.bijections.whitening import Whitening
+from sinuflow.conditioners import PixelCNN
 from sinuflow.flows import StudentT, storage
 from sinuflow.flows.storage import Model, read_model, write_model
+from sinuflow.transformers import Shift
 from tests.builders import trained_flow
 from tests.hostile.bounds import MEBIBYTE, costs_of
 from tests.hostile.files import model_files
@@ -45,6 +48,7 @@ def forged(path: Path, config: object, tensors: dict[str, torch.Tensor] | None =
         {"hidden": [1] * 10**5},
         {"features": 10**9},
         {"hidden": [10**12]},
+        {"hidden": [9900, 9900]},
         {"dropout": float("nan")},
         {"activation": ["relu"]},
         {"image": [1, 10**5, 10**5]},
@@ -56,6 +60,49 @@ def test_a_configuration_takes_no_more_memory_than_its_file_allows(change, tmp_p
     if "image" in change:
         config = {**SinusoidalFlow.image((1, 3, 3), blocks=1).config, **change}
     assert not costs_of(sinuflow.load, forged(tmp_path / "m", config), StorageError)
+
+
+@sinuflow.register(name="tests.Grid")
+class Grid(Bijection):
+    """A layer whose buffer a chosen factory makes."""
+
+    def __init__(self, features: int, factory: str, sizes: list[int]) -> None:
+        super().__init__(features)
+        self.register_buffer("grid", getattr(torch, factory)(*sizes))
+
+
+def layer(name: str, **arguments: object) -> dict[str, object]:
+    return {"class": name, "arguments": arguments}
+
+
+@pytest.mark.parametrize(
+    "bijection",
+    [
+        layer("Whitening", features=10_000),
+        layer("LowerShift", features=2, hidden=[9900, 9900]),
+        layer("LowerShift", features=5000, hidden=[1] * 9000),
+        layer("SinusoidalLayer", features=2, context=1, hidden=[9900, 9900]),
+        layer("tests.Grid", features=2, factory="eye", sizes=[10_000]),
+        layer("tests.Grid", features=2, factory="eye", sizes=[10_000, 3000]),
+        layer("tests.Grid", features=2, factory="arange", sizes=[0, 3 * 10**7]),
+        layer("tests.Grid", features=2, factory="linspace", sizes=[0, 1, 3 * 10**7]),
+        layer("tests.Grid", features=2, factory="randperm", sizes=[3 * 10**7]),
+        layer("tests.Grid", features=2, factory="tril_indices", sizes=[10**4, 10**4]),
+    ],
+    ids=lambda bijection: "-".join(map(str, [bijection["class"], *bijection["arguments"].values()]))[:50],
+)
+def test_a_small_composed_file_takes_little_memory(bijection, tmp_path):
+    write_model(tmp_path / "m", Model("flow", layer("Flow", bijection=bijection, base=None), {"a": torch.zeros(1)}), 2)
+    assert not costs_of(sinuflow.load, tmp_path / "m", StorageError)
+
+
+def test_a_row_of_an_enormous_image_is_not_evaluated(tmp_path):
+    """The weights of convolutions do not depend on the size of the image."""
+    network = layer("PixelCNN", shape=[1, 9000, 900], channels=1, residual_blocks=0)
+    bijection = layer("Autoregressive", transformer=layer("Shift"), conditioner=network)
+    state = Flow(Autoregressive(Shift(), PixelCNN((1, 2, 2), channels=1, residual_blocks=0))).state_dict()
+    write_model(tmp_path / "m", Model("flow", layer("Flow", bijection=bijection), state), 2)
+    assert costs_of(sinuflow.load, tmp_path / "m", StorageError)
 
 
 def test_row_counts_take_no_memory(models, tmp_path):
@@ -140,8 +187,9 @@ def test_other_than_regular_files_are_refused_at_once(tmp_path):
         (lambda: SinusoidalFlow(1, blocks=1, conditioning="full", scales=1, waves=1, hidden=(1,) * 8000), 1),
         (lambda: SinusoidalFlow(1, blocks=2000, conditioning="none", scales=1, waves=1), 0),
         (lambda: Flow(AutoregressiveWaves(2, hidden=(5000, 5000)), StudentT(2)), 90),
+        (lambda: Flow(Whitening(3000)), 68),
     ],
-    ids=["wide", "bfloat16", "image", "features", "layers", "blocks", "composed"],
+    ids=["wide", "bfloat16", "image", "features", "layers", "blocks", "composed", "whitening"],
 )
 def test_a_valid_file_loads_within_the_bounds(make, least, tmp_path):
     """At most twice the size of the file, although a conditioner has a mask for every weight."""

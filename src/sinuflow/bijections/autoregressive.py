@@ -178,7 +178,7 @@ class AutoregressiveWaves(Autoregressive):
     .. math:: z_i = \tau_n \circ \dots \circ \tau_1 (e^{s_i} x_i + d_i),
         \qquad [s_i, d_i, a_i, b_i, w_i, \alpha_i] = c_i(x_{<i}).
 
-    It starts as the identity. ``options`` are those of :class:`~sinuflow.conditioners.MADE`.
+    It starts as the identity. Arguments from ``hidden`` on are those of :class:`~sinuflow.conditioners.MADE`.
 
     Example:
         >>> layer = AutoregressiveWaves(features=3, hidden=(32, 32))
@@ -187,10 +187,22 @@ class AutoregressiveWaves(Autoregressive):
     """
 
     def __init__(
-        self, features: int, context: int = 0, *, scales: int = 2, waves: int = 4, reverse: bool = False, **options: Any
+        self,
+        features: int,
+        context: int = 0,
+        *,
+        scales: int = 2,
+        waves: int = 4,
+        reverse: bool = False,
+        hidden: Sequence[int] = (256, 256),
+        activation: str = "relu",
+        residual: bool = False,
+        dropout: float = 0.0,
+        squash_width: float | None = None,
     ) -> None:
         transformer = ConditionalWaves(scales, waves)
-        conditioner = MADE(features, transformer.num_parameters, context=context, **options)
+        outputs = transformer.num_parameters
+        conditioner = MADE(features, outputs, hidden, context, activation, residual, dropout, squash_width)
         super().__init__(transformer, conditioner, "reverse" if reverse else "forward")
         frequency, phase = initial_waves(features, scales * waves)
         with torch.no_grad():

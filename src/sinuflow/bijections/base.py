@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..checks import instance
 from ..errors import ArgumentError, InversionError, SinuflowError
 from ..ops.autograd import needs_gradients
-from ..registry import Component, register
+from ..registry import Component, Spec, register
 from ..solvers import Inversion, SolverOptions
 from .batch_splitting import split_if_out_of_memory
 
@@ -246,7 +246,8 @@ class Chain(Bijection):
         (torch.Size([5, 2]), torch.Size([5]))
     """
 
-    def __init__(self, bijections: Sequence[Bijection]) -> None:
+    def __init__(self, bijections: Iterable[Bijection]) -> None:
+        bijections = list(bijections) if isinstance(bijections, Iterable) else []
         if not bijections:
             raise ArgumentError("a chain needs at least one bijection")
         for b in bijections:
@@ -259,6 +260,18 @@ class Chain(Bijection):
                     f"features={b.features}, context={b.context} beside {self.features}, {self.context}"
                 )
         self.bijections = nn.ModuleList(bijections)
+
+    def spec(self) -> Spec:
+        recorded = self._recorded_spec()
+        return Spec(recorded.name, {"bijections": [b.spec() for b in self]}) if self._is_plain else super().spec()
+
+    def _current_parts(self) -> list[tuple[str, Component]]:
+        return [] if self._is_plain else super()._current_parts()
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the bijections are the arguments, so that :meth:`spec` can describe them."""
+        return type(self).__init__ is Chain.__init__
 
     def __iter__(self) -> Iterator[Bijection]:
         return iter(self.bijections)  # type: ignore[arg-type]

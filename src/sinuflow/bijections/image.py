@@ -24,15 +24,24 @@ from .sinusoidal import SinusoidalLayer
 class ImageLayer(Autoregressive):
     """An autoregressive bijection of images, flattened as (C, H, W), whose conditioner is a PixelCNN.
 
-    With ``reverse`` the last pixel comes first: channels, rows and columns are all reversed. ``options`` are those of
-    :class:`~sinuflow.conditioners.PixelCNN`, ``channels`` and ``residual_blocks``.
+    With ``reverse`` the last pixel comes first: channels, rows and columns are all reversed. ``channels`` and
+    ``residual_blocks`` are those of :class:`~sinuflow.conditioners.PixelCNN`.
     """
 
     kind: type[Transformer]
 
-    def __init__(self, shape: Sequence[int], context: int = 0, reverse: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        shape: Sequence[int],
+        context: int = 0,
+        reverse: bool = False,
+        *,
+        channels: int = 16,
+        residual_blocks: int = 2,
+    ) -> None:
         transformer = self.kind()
-        conditioner = PixelCNN(image_shape(shape), context, outputs=transformer.num_parameters, **options)
+        outputs = transformer.num_parameters
+        conditioner = PixelCNN(image_shape(shape), context, channels, residual_blocks, outputs)
         super().__init__(transformer, conditioner, "reverse" if reverse else "forward")
 
 
@@ -98,12 +107,14 @@ class ImageLDUBlock(Chain):
         scales: int = 4,
         waves: int = 4,
         conditioning: str = "shift",
-        **options: Any,
+        *,
+        channels: int = 16,
+        residual_blocks: int = 2,
     ) -> None:
         choice("conditioning of images", conditioning, CONDITIONINGS)
         kind = CONDITIONINGS[conditioning]
-        upper = kind(shape, context, reverse=True, **options)
-        lower = kind(shape, context, reverse=False, **options)
+        upper = kind(shape, context, reverse=True, channels=channels, residual_blocks=residual_blocks)
+        lower = kind(shape, context, reverse=False, channels=channels, residual_blocks=residual_blocks)
         super().__init__([upper, SinusoidalLayer(upper.features, scales, waves), lower])
 
     def layer_names(self) -> Iterator[str]:

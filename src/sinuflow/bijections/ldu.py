@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..conditioners import MADE
@@ -25,8 +25,19 @@ class LowerShift(Autoregressive):
         True
     """
 
-    def __init__(self, features: int, context: int = 0, **options: Any) -> None:
-        super().__init__(Shift(), MADE(features, context=context, **options))
+    def __init__(
+        self,
+        features: int,
+        context: int = 0,
+        *,
+        hidden: Sequence[int] = (256, 256),
+        activation: str = "relu",
+        residual: bool = False,
+        dropout: float = 0.0,
+        squash_width: float | None = None,
+    ) -> None:
+        network = MADE(features, 1, hidden, context, activation, residual, dropout, squash_width)
+        super().__init__(Shift(), network)
 
 
 @register
@@ -41,8 +52,19 @@ class UpperShift(Autoregressive):
         True
     """
 
-    def __init__(self, features: int, context: int = 0, **options: Any) -> None:
-        super().__init__(Shift(), MADE(features, context=context, **options), "reverse")
+    def __init__(
+        self,
+        features: int,
+        context: int = 0,
+        *,
+        hidden: Sequence[int] = (256, 256),
+        activation: str = "relu",
+        residual: bool = False,
+        dropout: float = 0.0,
+        squash_width: float | None = None,
+    ) -> None:
+        network = MADE(features, 1, hidden, context, activation, residual, dropout, squash_width)
+        super().__init__(Shift(), network, "reverse")
 
 
 @register
@@ -59,7 +81,22 @@ class LDUBlock(Chain):
         >>> x, _ = block.inverse(z)
     """
 
-    def __init__(self, features: int, context: int = 0, scales: int = 4, waves: int = 4, **options: Any) -> None:
+    def __init__(
+        self,
+        features: int,
+        context: int = 0,
+        scales: int = 4,
+        waves: int = 4,
+        *,
+        hidden: Sequence[int] = (256, 256),
+        activation: str = "relu",
+        residual: bool = False,
+        dropout: float = 0.0,
+        squash_width: float | None = None,
+    ) -> None:
+        options = dict[str, Any](
+            hidden=hidden, activation=activation, residual=residual, dropout=dropout, squash_width=squash_width
+        )
         upper = UpperShift(features, context, **options)
         scale = SinusoidalLayer(features, scales, waves, context)
         super().__init__([upper, scale, LowerShift(features, context, **options)])

@@ -35,7 +35,9 @@ class Whitening(DataBijection):
     def __init__(self, features: int) -> None:
         super().__init__(features)
         self.register_buffer("mean", torch.zeros(features, dtype=torch.float64))
-        self.register_buffer("factor", torch.eye(features, dtype=torch.float64))
+        factor = torch.zeros(features, features, dtype=torch.float64)  # unlike eye, no memory before it is written
+        factor.diagonal().fill_(1)
+        self.register_buffer("factor", factor)
 
     def value(self, x: Tensor) -> Tensor:
         z: Tensor = torch.linalg.solve_triangular(self.factor, x.double() - self.mean.unsqueeze(1), upper=False)

@@ -13,7 +13,7 @@ from ..errors import ArgumentError
 from ..registry import Component
 from ..solvers import Inversion, SolverOptions, Step, substitute
 from ..transformers import Transformer
-from ..transformers.base import vector_jacobian
+from ..transformers.base import defaults_for_new_forward, vector_jacobian
 
 #: From the gradient with respect to the chosen features of x, (n, B), to those with respect to the same features of z
 #: and to their parameters, (n, B) and (n, P, B).
@@ -61,6 +61,12 @@ class Conditioner(Component, nn.Module):
 
     #: Rows of a batch that are inverted at a time, few enough to stay in the processor's cache; None for all.
     rows_at_once: int | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # A subclass with a new ``forward`` inherits no evaluation, adjoint or fused op of the other network.
+        methods = ("incremental", "adjoint", "transform_with", "invert_with")
+        defaults_for_new_forward(cls, Conditioner, methods)
 
     def __init__(self, features: int, outputs: int, context: int = 0) -> None:
         super().__init__()

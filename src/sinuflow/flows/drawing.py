@@ -18,8 +18,9 @@ from xml.sax.saxutils import escape, quoteattr
 import torch
 
 from ..bijections import Bijection, Chain
-from ..errors import ArgumentError
+from ..errors import ArgumentError, StorageError
 from ..files import write_atomically
+from ..registry import Spec
 from .flow import Flow
 
 _INK, _MUTED, _FAINT = "#1f2328", "#6a7078", "#eceef0"
@@ -113,7 +114,11 @@ def draw(flow: Flow) -> Drawing:
 
 
 def _layer(bijection: Bijection) -> _Layer:
-    spec, name = bijection.spec(), type(bijection).__name__
+    name = type(bijection).__name__
+    try:
+        spec = bijection.spec()
+    except StorageError:  # its arguments are not known
+        spec = Spec(name)
     doc = re.sub("[`_^]|:math:", "", (type(bijection).__doc__ or "").strip().partition("\n")[0])
     symbol, title, formula, form = _KINDS.get(spec.name, (name[:1], name, doc, ""))
     if spec.name in _KINDS and (spec.arguments.get("reverse") or spec.arguments.get("order") == "reverse"):

@@ -149,14 +149,22 @@ class Flow(Component, nn.Module):
         no such file could be loaded.
         """
         state = self.usable_state(path)
-        self.check_storable(path)
-        write_model(path, Model("flow", self.config, state), self.format_version)
+        if "format_version" in vars(type(self)):
+            write_model(path, Model("flow", self.config, state), self.format_version)
+        else:  # a subclass, whose base's configuration does not name it
+            write_model(path, Model("flow", self.spec().to_json(), state), Flow.format_version)
 
     def check_storable(self, path: str | os.PathLike[str]) -> None:
         """Raise a :class:`~sinuflow.StorageError` if :meth:`save` could not write the flow, whatever its parameters."""
-        if self.format_version > 1:
-            self.spec().to_json()
-            check_storable(path, self.spec(), self.state_dict())
+        try:
+            for module in self.modules():
+                if isinstance(module, Component):
+                    module.check_parts()
+            spec = self.spec()
+            spec.to_json()
+        except StorageError as error:
+            raise StorageError(f"cannot write {path}: {error}") from error
+        check_storable(path, spec, self.state_dict())
 
     def check_parameters(self) -> None:
         """Raise an :class:`~sinuflow.ArgumentError` if a parameter is not finite, or a layer is degenerate."""
@@ -173,6 +181,7 @@ class Flow(Component, nn.Module):
             self.check_parameters()
         except ArgumentError as error:
             raise StorageError(f"cannot write {path}: {error}") from error
+        self.check_storable(path)
         return self.state_dict()
 
     def draw(self) -> Drawing:

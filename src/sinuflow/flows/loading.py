@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 from torch.overrides import TorchFunctionMode
 
+from ..conditioners import PixelCNN
 from ..errors import ArgumentError, StorageError
 from ..registry import Spec, build
 from .flow import Flow
@@ -87,6 +88,9 @@ def _try(path: Path, flow: Flow) -> None:
     like = next(flow.parameters(), torch.empty(0))
     if like.dtype not in (torch.float32, torch.float64):
         return  # such parameters are converted before use
+    maps = max((module.channels for module in flow.modules() if isinstance(module, PixelCNN)), default=0)
+    if maps * flow.features > sum(p.numel() for p in flow.parameters()) // 10 + 400_000:
+        return  # convolutions of few weights have activations of any size
     try:
         with torch.no_grad():
             flow(like.new_zeros(flow.context) if flow.context else None).log_prob(like.new_full((flow.features,), 0.5))
@@ -96,6 +100,8 @@ def _try(path: Path, flow: Flow) -> None:
 
 #: Functions that create tensors of any size.
 _FACTORIES = {"empty", "full", "ones", "rand", "randn", "zeros"}
+#: Further ones, whose size is not an argument.
+_OTHER_FACTORIES = {"arange", "eye", "linspace", "logspace", "randint", "randperm", "tril_indices", "triu_indices"}
 
 
 class _WithoutValues(TorchFunctionMode):
@@ -135,6 +141,11 @@ class _WithoutValues(TorchFunctionMode):
         if self._elements > 4 * elements + 100_000 or self._registered > 10 * tensors + 2000:
             raise TooLargeError
 
+    def _limit(self, elements: int) -> None:
+        """Limit the size of one tensor."""
+        if elements > 2 * self._size[0] + 100_000:
+            raise TooLargeError
+
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -142,13 +153,15 @@ class _WithoutValues(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if name in _FACTORIES:
             size = kwargs.get("size", args[0] if args and isinstance(args[0], (tuple, list)) else args)
-            if math.prod(size) > 2 * self._size[0] + 100_000:
-                raise TooLargeError
+            self._limit(math.prod(size))
             if name in ("empty", "ones", "zeros"):
                 kwargs["dtype"] = dtype = kwargs.get("dtype") or self._dtype or torch.get_default_dtype()
             if name == "zeros":  # by the operating system, when they are written
                 flat = torch.from_numpy(np.zeros(math.prod(size) * dtype.itemsize, dtype=np.uint8))
                 return flat.view(dtype).view(tuple(size)).requires_grad_(kwargs.get("requires_grad", False))
+        elif name in _OTHER_FACTORIES:
+            options = {k: v for k, v in kwargs.items() if k not in ("device", "generator", "out", "pin_memory")}
+            self._limit(function(*args, **options, device="meta").numel())
         if name[-1:] == "_" != name[-2:-1] and name != "requires_grad_":  # in place
             target = args[0] if args else kwargs.get("tensor")
             if isinstance(target, nn.Parameter):

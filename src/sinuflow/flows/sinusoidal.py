@@ -163,6 +163,8 @@ class ImageFlow(SinusoidalFlow):
         torch.Size([3, 1, 8, 8])
     """
 
+    format_version: ClassVar[int] = 1
+
     def __init__(
         self,
         shape: Sequence[int] = (1, 28, 28),

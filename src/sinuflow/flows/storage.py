@@ -124,8 +124,10 @@ def check_size(spec: Spec, tensors: dict[str, Tensor]) -> None:
     """
     elements, count = size_of(tensors)
     specs = list(spec.walk())
-    needed = sum(_needed(each) for each in specs if each.is_own)
-    if needed > 2 * elements + 20_000 or len(specs) > 2 * count + 1000:
+    own = [each for each in specs if each.is_own]
+    if sum(map(_needed, own)) > 2 * elements + 20_000 or len(specs) > 2 * count + 1000:
+        raise TooLargeError
+    if sum(map(_counts, own)) > elements // 2 + 200_000:
         raise TooLargeError
 
 
@@ -134,12 +136,25 @@ def _needed(spec: Spec) -> int:
 
     It is their sum, in which permutations count by their length, and the product of those that a layer multiplies.
     """
-    needed = abs(math.prod(n for name, n in spec.arguments.items() if name in _FACTORS and type(n) is int))
-    for value in spec.arguments.values():
+    arguments = _used(spec)
+    needed = abs(math.prod(n for name, n in arguments.items() if name in _FACTORS and type(n) is int))
+    for value in arguments.values():
         integers = [abs(n) for n in leaves(value) if type(n) is int]
         is_order = isinstance(value, list) and 1 < len(value) <= 1024 and sorted(integers) == list(range(len(value)))
         needed += len(value) if is_order else sum(integers)
     return needed
+
+
+def _counts(spec: Spec) -> int:
+    """The counts in the plan of a masked network: one for every feature in every hidden layer."""
+    features, hidden = (_used(spec).get(name) for name in ("features", "hidden"))
+    return features * len(hidden) if type(features) is int and isinstance(hidden, list) else 0
+
+
+def _used(spec: Spec) -> dict[str, Any]:
+    """The arguments without the hidden sizes of networks that a flow does not have."""
+    without_networks = spec.arguments.get("conditioning") == "none"
+    return {name: value for name, value in spec.arguments.items() if not (without_networks and name == "hidden")}
 
 
 def _checksum(header: dict[str, str], tensors: dict[str, Tensor]) -> str:

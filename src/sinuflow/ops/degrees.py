@@ -55,7 +55,8 @@ def staircase(reach: Sequence[int], columns: int, least: int = 48) -> Staircase:
 
 def staircase_mask(reach: Sequence[int], columns: int) -> Tensor:
     """The mask as a boolean matrix: row r has ones up to column ``reach[r]``."""
-    return torch.arange(columns) < torch.tensor(reach).unsqueeze(-1)
+    mask = torch.empty(len(reach), columns, dtype=torch.bool)  # loading limits the size of empty tensors
+    return torch.lt(torch.arange(columns), torch.tensor(reach).unsqueeze(-1), out=mask)
 
 
 @dataclass(frozen=True)
@@ -151,13 +152,14 @@ def hidden_degrees(features: int, context: int, width: int) -> list[int]:
 def plan(features: int, context: int, outputs: int, hidden: tuple[int, ...]) -> Plan:
     """The layers of a network from (context, features) over ``hidden`` units to features × outputs."""
     below = [0] * context + list(range(1, features + 1))
+    columns = tuple(bisect_right(below, m) for m in range(features + 1))
     layers = []
     for degrees in (
         *(hidden_degrees(features, context, width) for width in hidden),
         [i for i in range(features) for _ in range(outputs)],
     ):
-        rows, columns = (tuple(bisect_right(d, m) for m in range(features + 1)) for d in (degrees, below))
+        rows = tuple(bisect_right(degrees, m) for m in range(features + 1))
         reach = tuple(columns[degree] for degree in degrees)
-        layers.append(Layer(rows, columns, reach, staircase(reach, len(below))))
-        below = degrees
+        layers.append(Layer(rows, columns, reach, staircase(reach, columns[-1])))
+        columns = rows
     return Plan(features, context, outputs, tuple(layers[:-1]), layers[-1])

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, StorageError
 from ..registry import Spec
 from .autograd import needs_gradients
 from .backends.cuda.driver import CudaLauncher
@@ -270,7 +270,10 @@ def flow_program(chain: Chain, x: Tensor) -> FlowProgram | None:
 
 
 def _build(chain: Chain, device: torch.device) -> FlowProgram | None:
-    compiled = layout(chain.spec(), chain.named_parameters())
+    try:
+        compiled = layout(chain.spec(), chain.named_parameters())
+    except StorageError:  # a layer cannot describe itself
+        return None
     if compiled is None:
         return None
     op = FlowProgram(chain, Program(compiled, device, CudaLauncher(compiled.shape, device)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +35,13 @@ class Transformer(Component, nn.Module):
 
     #: P, the number of parameters per feature.
     num_parameters: int
-    #: The map's name to ops that are fused with a conditioner; None if there are none.
+    #: The map's name to ops that are fused with a conditioner; None if there are none. A subclass that overrides
+    #: ``forward`` inherits neither it nor the inverse and gradients of the other map.
     kind: str | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        defaults_for_new_forward(cls, Transformer, ("kind", "inverse", "gradients"))
 
     def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         """z of shape (D, B) and the log-determinant of shape (B,), for x of shape (D, B) and h of shape (D, P, B)."""
@@ -60,6 +66,14 @@ class Transformer(Component, nn.Module):
             outputs = self(x, h)
         of_x, of_h = vector_jacobian(outputs, (x, h), (grad_z, grad_ladj))
         return of_x, of_h
+
+
+def defaults_for_new_forward(cls: Any, base: Any, names: Sequence[str]) -> None:
+    """Reset attributes that a class inherits, and that belong to another ``forward``, to those of ``base``."""
+    for name in names:
+        owner = next(each for each in cls.__mro__ if name in vars(each))
+        if issubclass(owner, base) and owner is not base and owner.forward is not cls.forward:
+            setattr(cls, name, vars(base)[name])
 
 
 def vector_jacobian(
