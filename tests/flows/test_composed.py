@@ -23,6 +23,7 @@ from sinuflow.bijections import (
     LowerShift,
     UpperShift,
 )
+from sinuflow.bijections.columns import Log, Standardize
 from sinuflow.bijections.image import ImageShift
 from sinuflow.conditioners import MADE, Conditioner
 from sinuflow.flows import storage
@@ -417,6 +418,12 @@ def test_specs_have_the_defaults_of_networks():
     assert ImageShift((1, 2, 2)).spec().arguments["channels"] == 16
     chain = Chain([LDUBlock(2), LDUBlock(2, hidden=(256, 256)), ElementwiseAffine(2)])
     assert layout(chain.spec(), chain.named_parameters()) is not None
+
+
+def test_integers_that_are_no_sizes_have_any_magnitude(tmp_path):
+    columns = Chain([Log(-(10**9)), Standardize(centre=1_600_000_000, scale=86_400)])
+    Flow(columns, StudentT(1, df=100_000)).save(tmp_path / "m")
+    assert str(sinuflow.load(tmp_path / "m").spec()) == str(Flow(columns, StudentT(1, df=100_000)).spec())
 
 
 def test_numpy_numbers_are_stored_as_numbers(tmp_path):

@@ -28,6 +28,8 @@ FORMAT = "sinuflow"
 FORMAT_VERSION = 2
 #: Arguments of a layer whose product its parameters exceed.
 _FACTORS = {"features", "outputs", "blocks", "scales", "waves"}
+#: Arguments that are sizes or lists of sizes; other integers, such as the origin of a column, may have any magnitude.
+_SIZES = _FACTORS | {"context", "hidden", "shape", "image", "channels", "residual_blocks", "order", "columns"}
 
 
 class Model(NamedTuple):
@@ -138,7 +140,7 @@ def _needed(spec: Spec) -> int:
     """
     arguments = _used(spec)
     needed = abs(math.prod(n for name, n in arguments.items() if name in _FACTORS and type(n) is int))
-    for value in arguments.values():
+    for value in (value for name, value in arguments.items() if name in _SIZES):
         integers = [abs(n) for n in leaves(value) if type(n) is int]
         is_order = isinstance(value, list) and 1 < len(value) <= 1024 and sorted(integers) == list(range(len(value)))
         needed += len(value) if is_order else sum(integers)
