@@ -83,3 +83,12 @@ def test_hooks_of_parameters_run_once_and_frozen_ones_are_allowed(conditioner):
     *same, tripled = gradients(layer)
     for g, w in zip([*same, tripled / 3], want, strict=True):
         torch.testing.assert_close(g, w)
+
+
+@pytest.mark.parametrize("conditioner", [Dropped(3, 2), MADE(3, 2, hidden=(16,), dropout=0.5)], ids=["default", "MADE"])
+def test_gradients_in_training_mode_are_those_of_the_map_that_was_inverted(conditioner):
+    layer = build(conditioner)
+    for g, w in zip(gradients(layer, train=True), gradients(layer), strict=True):
+        torch.testing.assert_close(g, w)
+    layer.train()
+    assert all(m.training for m in layer.modules())

@@ -24,14 +24,14 @@ Order = Literal["forward", "reverse"] | Sequence[int]
 
 
 def _shallow_copy(module: nn.Module, tensors: Mapping[Tensor, Tensor]) -> Any:
-    """A module with other tensors as parameters; what need not change is shared with the original."""
+    """A module in evaluation mode with other tensors as parameters; submodules that need no change are shared."""
     parameters = {name: p if p is None else tensors[p] for name, p in module._parameters.items()}
     modules = {name: m if m is None else _shallow_copy(m, tensors) for name, m in module._modules.items()}
     same = all(parameters[name] is p for name, p in module._parameters.items())
-    if same and all(modules[name] is m for name, m in module._modules.items()):
+    if same and not module.training and all(modules[name] is m for name, m in module._modules.items()):
         return module
     copy = module.__new__(type(module))
-    copy.__dict__.update(module.__dict__, _parameters=parameters, _modules=modules)
+    copy.__dict__.update(module.__dict__, training=False, _parameters=parameters, _modules=modules)
     return copy
 
 
@@ -111,7 +111,7 @@ class Autoregressive(Bijection):
     def _with(self, inputs: Sequence[Tensor], differentiable: bool = False) -> tuple[Autoregressive, Tensor | None]:
         """The layer with these parameters, in the order of ``parameters()``, and the context.
 
-        This layer itself does not change, because other threads may use it.
+        Dropout is off, as it was in the inverse. This layer itself does not change, because other threads may use it.
         """
         parameters, context = (inputs[:-1], inputs[-1]) if self.context else (inputs, None)
         tensors = {}
