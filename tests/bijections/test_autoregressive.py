@@ -92,3 +92,28 @@ def test_gradients_in_training_mode_are_those_of_the_map_that_was_inverted(condi
         torch.testing.assert_close(g, w)
     layer.train()
     assert all(m.training for m in layer.modules())
+
+
+def test_a_parameter_of_transformer_and_conditioner_has_the_sum_of_both_gradients():
+    class Biased(Affine):
+        def __init__(self, conditioner: Conditioner) -> None:
+            super().__init__()
+            self.bias = conditioner.bias
+
+        def forward(self, x, h):
+            z, ladj = super().forward(x, h)
+            return z + self.bias.sum(), ladj
+
+        def inverse(self, z, h, options):
+            return super().inverse(z - self.bias.sum(), h, options)
+
+    conditioner = Dropped(3, 2, context=1)
+    layer = build(conditioner, Biased(conditioner))
+    z, c = batch(3, 1)
+    parameters = [c.requires_grad_(), *layer.parameters()]
+
+    def inverse(*_):
+        return layer.inverse(z, c)[0]
+
+    assert len(parameters) == 3
+    assert torch.autograd.gradcheck(inverse, parameters)

@@ -106,7 +106,8 @@ class Autoregressive(Bijection):
         :math:`-\sum_i \log \tau'(x_i; h_i)`.
         """
         layer, context = self._with(inputs, differentiable=True)
-        return layer._pull_back(x, context, grad_x, grad_ladj)
+        context = None if context is None else context.detach()
+        return layer._pull_back(x.detach(), context, grad_x, grad_ladj)  # the graph of x leads back to here
 
     def _with(self, inputs: Sequence[Tensor], differentiable: bool = False) -> tuple[Autoregressive, Tensor | None]:
         """The layer with these parameters, in the order of ``parameters()``, and the context.
@@ -156,7 +157,11 @@ class Autoregressive(Bijection):
             with torch.enable_grad():
                 outputs = self.transformer(x, h)
             grads = [*vector_jacobian(outputs, own, (-grad_z, -grad_ladj)), *grads]
-        return [grad_z, *grads]
+        owners = [*own, *self.conditioner.parameters()]  # a parameter of both has the sum of two gradients
+        sums: dict[Tensor, Tensor] = {}
+        for p, g in zip(owners, grads[: len(owners)], strict=True):
+            sums[p] = sums[p] + g if p in sums else g
+        return [grad_z, *(sums[p] for p in self.parameters()), *grads[len(owners) :]]
 
     def _ordered(self, x: Tensor) -> Tensor:
         """The features in the conditioner's order."""
