@@ -115,7 +115,7 @@ class Autoregressive(Bijection):
         Dropout is off, as it was in the inverse. This layer itself does not change, because other threads may use it.
         """
         parameters, context = (inputs[:-1], inputs[-1]) if self.context else (inputs, None)
-        tensors = {}
+        tensors: dict[Tensor, Tensor] = {}
         for own, t in zip(self.parameters(), parameters, strict=True):
             # A hook of the layer's own parameter would run here and once more in the graph outside.
             usable = t.is_set_to(own) and own.requires_grad and not own._backward_hooks
