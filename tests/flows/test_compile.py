@@ -107,15 +107,15 @@ def test_a_compiled_inverse_is_nan_where_it_fails():
 def test_the_operators_are_well_formed():
     """PyTorch's own checks: schema, fake tensors, autograd registration."""
     from sinuflow.ops.scale_stack import STACK
-    from sinuflow.solvers.implicit import inverse_op
+    from sinuflow.solvers.implicit import inverse_backward_op, inverse_op
 
-    flow = small("shift", context=2)
-    upper, scale, _ = flow.bijection.bijections[0]
+    upper, scale, _ = small("shift", context=2).bijection.bijections[0]
     z = torch.randn(3, 5, dtype=torch.float64)
     c = torch.randn(2, 5, dtype=torch.float64)
     waves = [t.detach() for t in scale.constrained(c)]
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
     rest = ("certified", 1e-12, 1e-12, 200)
-    torch.library.opcheck(inverse_op, (z, waves, STACK.key, *rest), test_utils=checks)
     inputs = [*(p.detach() for p in upper.parameters()), c]
-    torch.library.opcheck(inverse_op, (z, inputs, upper.key, *rest), test_utils=checks)
+    for problem, tensors in [(STACK, waves), (upper, inputs)]:
+        torch.library.opcheck(inverse_op, (z, tensors, problem.key, *rest), test_utils=checks)
+        torch.library.opcheck(inverse_backward_op, (z, tensors, z + 1, z[0] + 1, problem.key), test_utils=checks)

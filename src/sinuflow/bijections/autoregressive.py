@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ..checks import instance
 from ..conditioners import MADE, Conditioner
@@ -25,15 +24,16 @@ from .sinusoidal import initial_waves
 Order = Literal["forward", "reverse"] | Sequence[int]
 
 
-class _Call(nn.Module):
-    """A function of a module, as a module."""
-
-    def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.module, self.function = module, function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
+def _shallow_copy(module: nn.Module, tensors: Mapping[Tensor, Tensor]) -> Any:
+    """A module in evaluation mode with other tensors as parameters; submodules that need no change are shared."""
+    parameters = {name: p if p is None else tensors[p] for name, p in module._parameters.items()}
+    modules = {name: m if m is None else _shallow_copy(m, tensors) for name, m in module._modules.items()}
+    same = all(parameters[name] is p for name, p in module._parameters.items())
+    if same and not module.training and all(modules[name] is m for name, m in module._modules.items()):
+        return module
+    copy = module.__new__(type(module))
+    copy.__dict__.update(module.__dict__, training=False, _parameters=parameters, _modules=modules)
+    return copy
 
 
 @register
@@ -102,7 +102,8 @@ class Autoregressive(Bijection):
 
     def solve(self, z: Tensor, inputs: Sequence[Tensor], options: SolverOptions) -> Inversion:
         """The inverse of a feature-major batch in the conditioner's order, by these parameters and context."""
-        return self._with(inputs, lambda context: self._solve(z, context, options))  # type: ignore[no-any-return]
+        layer, context = self._with(inputs)
+        return layer._solve(z, context, options)
 
     def pull_back(self, x: Tensor, inputs: Sequence[Tensor], grad_x: Tensor, grad_ladj: Tensor) -> list[Tensor]:
         r"""Gradients through :meth:`solve` with respect to z and the inputs.
@@ -110,14 +111,22 @@ class Autoregressive(Bijection):
         By the implicit function theorem, from :math:`\tau(x; h) = z` and the log-determinant
         :math:`-\sum_i \log \tau'(x_i; h_i)`.
         """
-        leaves = [t.detach().requires_grad_() for t in inputs]
-        return self._with(leaves, lambda context: self._pull_back(x, context, grad_x, grad_ladj))  # type: ignore[no-any-return]
+        layer, context = self._with(inputs, differentiable=True)
+        context = None if context is None else context.detach()
+        return layer._pull_back(x.detach(), context, grad_x, grad_ladj)  # the graph of x leads back to here
 
-    def _with(self, inputs: Sequence[Tensor], function: Callable[[Tensor | None], Any]) -> Any:
-        """Call a function of the context while the parameters are replaced, in the order of ``parameters()``."""
+    def _with(self, inputs: Sequence[Tensor], differentiable: bool = False) -> tuple[Autoregressive, Tensor | None]:
+        """The layer with these parameters, in the order of ``parameters()``, and the context.
+
+        Dropout is off, as it was in the inverse. This layer itself does not change, because other threads may use it.
+        """
         parameters, context = (inputs[:-1], inputs[-1]) if self.context else (inputs, None)
-        names = (f"module.{name}" for name, _ in self.named_parameters())
-        return functional_call(_Call(self, function), dict(zip(names, parameters, strict=True)), (context,))
+        tensors: dict[Tensor, Tensor] = {}
+        for own, t in zip(self.parameters(), parameters, strict=True):
+            # A hook of the layer's own parameter would run here and once more in the graph outside.
+            usable = t.is_set_to(own) and own.requires_grad and not own._backward_hooks
+            tensors[own] = own if usable else t.detach().requires_grad_(differentiable)
+        return _shallow_copy(self, tensors), context
 
     def _solve(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
         rows = z.shape[-1]
@@ -154,7 +163,11 @@ class Autoregressive(Bijection):
             with torch.enable_grad():
                 outputs = self.transformer(x, h)
             grads = [*vector_jacobian(outputs, own, (-grad_z, -grad_ladj)), *grads]
-        return [grad_z, *grads]
+        owners = [*own, *self.conditioner.parameters()]  # a parameter of both has the sum of two gradients
+        sums: dict[Tensor, Tensor] = {}
+        for p, g in zip(owners, grads[: len(owners)], strict=True):
+            sums[p] = sums[p] + g if p in sums else g
+        return [grad_z, *(sums[p] for p in self.parameters()), *grads[len(owners) :]]
 
     def _ordered(self, x: Tensor) -> Tensor:
         """The features in the conditioner's order."""

@@ -80,7 +80,8 @@ class Conditioner(Component, nn.Module):
         """Steps that make the parameters known feature by feature, for a batch of the shape (D, B) of ``like``.
 
         Each :class:`~sinuflow.solvers.Step` names features and their parameters, which may depend on the features of
-        earlier steps alone. When the iterator goes on, ``step.solution`` holds these features of x.
+        earlier steps alone. When the iterator goes on, ``step.solution`` holds these features of x. Iterate within
+        :class:`torch.no_grad`, because steps may reuse buffers; gradients come from :meth:`adjoint`.
         """
         x = torch.zeros_like(like)
         for i in range(self.features):

@@ -98,11 +98,14 @@ class _FirstOrder(torch.autograd.Function):
 
 
 def _in_a_thread(like: Tensor, function: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
-    """Call the function in another thread: an operator switches autograd off in its own, which solvers may need."""
+    """Call the function in another thread: an operator switches autograd off in its own, which solvers may need.
+
+    The results are contiguous, as the fake kernels say, and share no memory, as outputs of an operator must not.
+    """
 
     def call() -> list[Tensor]:
         with torch.no_grad(), torch.cuda.stream(stream) if stream is not None else nullcontext():
-            return [t.clone() for t in function()]  # outputs of an operator must not share memory
+            return [t.clone(memory_format=torch.contiguous_format) for t in function()]
 
     stream = torch.cuda.current_stream(like.device) if like.is_cuda else None
     with ThreadPoolExecutor(1) as executor:
