@@ -16,7 +16,7 @@ import torch
 
 import sinuflow
 from sinuflow import Flow, SinusoidalFlow, StorageError
-from sinuflow.bijections import Autoregressive, AutoregressiveWaves, Bijection
+from sinuflow.bijections import Autoregressive, AutoregressiveWaves, Bijection, Linear
 from sinuflow.bijections.whitening import Whitening
 from sinuflow.conditioners import PixelCNN
 from sinuflow.flows import StudentT, storage
@@ -188,8 +188,9 @@ def test_other_than_regular_files_are_refused_at_once(tmp_path):
         (lambda: SinusoidalFlow(1, blocks=2000, conditioning="none", scales=1, waves=1), 0),
         (lambda: Flow(AutoregressiveWaves(2, hidden=(5000, 5000)), StudentT(2)), 90),
         (lambda: Flow(Whitening(3000)), 68),
+        (lambda: Flow(Linear(3000)), 68),
     ],
-    ids=["wide", "bfloat16", "image", "features", "layers", "blocks", "composed", "whitening"],
+    ids=["wide", "bfloat16", "image", "features", "layers", "blocks", "composed", "whitening", "linear"],
 )
 def test_a_valid_file_loads_within_the_bounds(make, least, tmp_path):
     """At most twice the size of the file, although a conditioner has a mask for every weight."""

@@ -113,17 +113,15 @@ class Linear(Bijection):
         self.log_diagonal = nn.Parameter(torch.zeros(features))
         self.bias = nn.Parameter(torch.zeros(features))
 
-    def _factors(self) -> tuple[Tensor, Tensor]:
-        identity = torch.eye(self.features, dtype=self.lower.dtype, device=self.lower.device)
-        return self.lower.tril(-1) + identity, self.upper.triu(1) + self.log_diagonal.exp().diag()
-
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        lower, upper = self._factors()
-        return torch.addmm(self.bias.unsqueeze(-1), lower, upper @ x), self.log_diagonal.sum().expand(x.shape[-1])
+        y = self.upper.triu(1) @ x + self.log_diagonal.exp().unsqueeze(-1) * x
+        z = self.lower.tril(-1) @ y + y + self.bias.unsqueeze(-1)
+        return z, self.log_diagonal.sum().expand(x.shape[-1])
 
     def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
-        lower, upper = self._factors()
-        y = torch.linalg.solve_triangular(lower, z - self.bias.unsqueeze(-1), upper=False, unitriangular=True)
+        upper = torch.diagonal_scatter(self.upper, self.log_diagonal.exp())
+        # Only the triangles that these solvers read are factors.
+        y = torch.linalg.solve_triangular(self.lower, z - self.bias.unsqueeze(-1), upper=False, unitriangular=True)
         x = torch.linalg.solve_triangular(upper, y, upper=True)
         return Inversion.exact(x, -self.log_diagonal.sum().expand(z.shape[-1]), self._resolved().all())
 
