@@ -175,7 +175,7 @@ def test_an_inconsistent_file_is_refused(classy, tmp_path):
         sinuflow.load(path)
     composed = sinuflow.Flow(vectors.bijection)
     storage.write_model(path, storage.Model("images", {**good.config, "flow": composed.config}, tensors))
-    with pytest.raises(StorageError, match="its flow has no hyperparameters"):
+    with pytest.raises(StorageError, match="its flow must be a SinusoidalFlow"):
         sinuflow.load(path)
     lacking = {name: t for name, t in good.tensors.items() if name != "quantiles"}
     storage.write_model(path, storage.Model("images", good.config, lacking))
