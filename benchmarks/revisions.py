@@ -183,8 +183,11 @@ def main() -> None:
     start = time.perf_counter()
     ratios = compare(arguments.old, arguments.new, arguments.device, arguments.repeats)
     if arguments.json:
+        import torch
+
         from records import make_record, revision, write  # only here, because old revisions may lack what it needs
 
+        torch.set_num_threads(1)  # of the workers, for the record
         command = f"python benchmarks/revisions.py OLD --device {arguments.device} --repeats {arguments.repeats}"
         results = {"old": revision(arguments.old), "revision": revision(arguments.new), "ratios": ratios}
         write(
