@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from sinuflow import SinuflowError
 from sinuflow.bijections import Autoregressive
 from sinuflow.conditioners import MADE, Conditioner
 from sinuflow.transformers import Affine
@@ -117,3 +118,25 @@ def test_a_parameter_of_transformer_and_conditioner_has_the_sum_of_both_gradient
 
     assert len(parameters) == 3
     assert torch.autograd.gradcheck(inverse, parameters)
+
+
+class Scripted(Conditioner):
+    """A conditioner with a TorchScript submodule, which keeps its own parameters."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features, 2)
+        self.network = torch.jit.script(nn.Linear(1, 2))
+
+    def forward(self, x, context=None):
+        before = torch.cat([torch.zeros_like(x[:1]), x[:-1]]).cumsum(0)
+        return self.network(before.unsqueeze(-1)).transpose(1, 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")
+def test_parameters_that_cannot_be_replaced_are_refused():
+    layer = Autoregressive(Affine(), Scripted(3)).double()
+    assert all(g.abs().max() > 0 for g in gradients(layer))
+    assert all(g.abs().max() > 0 for g in gradients(layer, train=True))
+    next(layer.parameters()).register_hook(lambda g: g)
+    with pytest.raises(SinuflowError, match="cannot replace the parameters of a RecursiveScriptModule"):
+        gradients(layer)

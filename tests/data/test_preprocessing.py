@@ -25,6 +25,12 @@ def column_of(values, type_name="double", wish=None):
     return inspect_numbers("c", np.asarray(values, dtype=np.float64), type_name, wish=wish)
 
 
+def test_values_that_differ_may_be_outside_of_the_sample():
+    column = inspect_numbers("c", np.full(100, 2.5), "double", bounds=(2.5, 3.0))
+    assert column.kind == "number"
+    assert column.scale == 1
+
+
 # ---------------------------------------------------------------- which map
 
 

@@ -623,6 +623,19 @@ def test_wrong_parts_are_blamed_and_not_rounding():
         flow().sample((5,), certify="end-to-end")
     assert "leave out certify" not in str(e.value)
 
+    class Unrecorded(Bijection):  # the arguments of a constructor with *args are unknown
+        def __init__(self, *sizes: int) -> None:
+            super().__init__(*sizes)
+
+        def transform(self, x, context):
+            return x, None
+
+        def invert(self, z, context, options):
+            return Inversion.exact(z + 0.1, z[0] * 0)
+
+    with pytest.raises(InversionError, match="a component may be wrong"):
+        Flow(Unrecorded(3))().sample((5,), certify="end-to-end")
+
 
 @pytest.mark.parametrize("change", [lambda x: -x, lambda x: x.square(), lambda x: x.tanh()])
 def test_transformers_that_do_not_increase_onto_the_reals_are_a_cause(change):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..checks import instance
 from ..conditioners import MADE, Conditioner
-from ..errors import ArgumentError
+from ..errors import ArgumentError, SinuflowError
 from ..registry import register
 from ..solvers import Inversion, SolverOptions, parallel_sweeps
 from ..solvers.implicit import enter, implicit_inverse
@@ -26,6 +26,13 @@ Order = Literal["forward", "reverse"] | Sequence[int]
 
 def _shallow_copy(module: nn.Module, tensors: Mapping[Tensor, Tensor]) -> Any:
     """A module in evaluation mode with other tensors as parameters; submodules that need no change are shared."""
+    if isinstance(module, torch.jit.ScriptModule) or "forward" in module.__dict__:  # bound to its own parameters
+        if all(tensors[p] is p for p in module.parameters()):
+            return module
+        raise SinuflowError(
+            f"gradients through an inverse cannot replace the parameters of a {type(module).__name__}, which hooks and "
+            "functional_call require: compile the whole flow instead, or remove the hooks"
+        )
     parameters = {name: p if p is None else tensors[p] for name, p in module._parameters.items()}
     modules = {name: m if m is None else _shallow_copy(m, tensors) for name, m in module._modules.items()}
     same = all(parameters[name] is p for name, p in module._parameters.items())

@@ -78,7 +78,8 @@ def _refuse_absurd(column: Column, values: Array) -> None:
 
 def _refuse_wrong(column: Column, values: Array) -> None:
     """Refuse a user's map that is not increasing, or whose derivative or inverse is wrong."""
-    mistake = column_map_mistake(column.map, column.arguments, torch.from_numpy(values))
+    own = column.map in COLUMN_MAPS
+    mistake = None if own else column_map_mistake(column.map, column.arguments, torch.from_numpy(values))
     if mistake is not None:
         raise DataError(f"column {column.name!r} cannot take the map {column.map!r}: {mistake}")
 
@@ -146,7 +147,8 @@ def _standardized(column: Column, values: Array) -> Column:
             return replace(column, centre=median, scale=(three - quarter) / 1.349, tail=_HEAVY_TAIL)
     # Dequantization adds the variance of a uniform distribution.
     spread = math.hypot(scale, column.step / math.sqrt(12) if column.map == "linear" else 0.0)
-    return replace(column, centre=centre, scale=spread, tail=_TAIL)
+    # Values that differ may all be outside of the sample.
+    return replace(column, centre=centre, scale=spread or 1.0, tail=_TAIL)
 
 
 def _mapped(column: Column, values: Array) -> Array:

@@ -148,6 +148,7 @@ class DeviceEngine(Engine):
             raise
         except RuntimeError as error:  # some transformers and flows of other libraries synchronize
             torch.cuda.set_stream(current)  # a failed capture may leave another one
+            self.capture = False
             warnings.warn(f"training steps run without a CUDA graph, because capture failed: {error}", stacklevel=2)
             run = lambda: self._make(inputs, block)  # noqa: E731
         for tensor, value in zip(state, saved, strict=True):
