@@ -25,6 +25,7 @@ from sinuflow.bijections.base import raise_unless_converged
 from sinuflow.conditioners import MADE, PixelCNN
 from sinuflow.ops.waves import ALPHA_MAX
 from sinuflow.solvers import Inversion, SolverOptions, Step
+from sinuflow.testing import check_bijection
 from sinuflow.transformers import Affine, Shift
 from tests.builders import BIJECTIONS, batch, check_round_trip, jacobian, trained
 
@@ -517,3 +518,7 @@ def test_subclasses_that_override_forward_use_no_other_implementation(transforme
     (grad,) = torch.autograd.grad(layer(layer.inverse(z.detach())[0])[0].square().sum(), weight)
     assert float(grad.abs().max()) < 1e-8  # the implicit gradient of the inverse cancels that of the map
     assert ("incremental" in vars(Inherited), Inherited.incremental) == (False, Own.incremental)
+
+
+def test_a_linear_map_is_what_its_log_determinant_and_inverse_say():
+    check_bijection(Linear(4))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 
 import sinuflow
 from sinuflow import ArgumentError, StorageError, fit_table, registry
@@ -240,3 +241,10 @@ def test_a_run_is_not_resumed_with_other_arguments_of_a_users_map(tmp_path):
     fit_table(frame(), maps={"a": PositivePower(0.5)}, **QUICK, checkpoint=tmp_path, resume=True)
     with pytest.raises(sinuflow.TrainingError, match="other data"):
         fit_table(frame(), maps={"a": PositivePower(0.4)}, **QUICK, checkpoint=tmp_path, resume=True)
+
+
+def test_tables_without_maps_of_users_stay_readable_by_0_1_0(tmp_path):
+    for maps, version in (({}, "1"), ({"a": "log"}, "1"), ({"a": PositivePower(0.5)}, "2")):
+        fit_table(frame(), maps=maps, **QUICK).save(tmp_path / "m")
+        with safe_open(tmp_path / "m", "pt") as file:
+            assert file.metadata()["format_version"] == version
