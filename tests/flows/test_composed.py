@@ -219,7 +219,7 @@ class Doubled(SinusoidalFlow):
 
 @sinuflow.register(name="tests.Square")
 class Square(sinuflow.ImageFlow):
-    """A flow of images with one argument."""
+    """An image flow with one argument."""
 
     def __init__(self, size: int) -> None:
         super().__init__((1, size, size), blocks=1, channels=2)

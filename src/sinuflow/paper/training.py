@@ -32,6 +32,8 @@ from .record import Result, hardware, results
 
 #: Files of a finished run: its settings and outcome, and the weights.
 _RUN, _WEIGHTS = "run.json", "weights.safetensors"
+#: The key of a run's settings in its file, as version 0.1.0 wrote it.
+_SETTINGS = "told"
 #: Steps that are timed at once, and the limit on the resulting number of steps.
 _TIMED, _MAX_STEPS = 100, 2_000_000
 
@@ -96,7 +98,7 @@ class Run:
         if folder is not None:
             weights = {name: t.contiguous() for name, t in self.flow.state_dict().items()}
             write_atomically(folder / _WEIGHTS, to_safetensors(weights))
-            write_atomically(folder / _RUN, json.dumps({"told": settings, "outcome": self.outcome}).encode())
+            write_atomically(folder / _RUN, json.dumps({_SETTINGS: settings, "outcome": self.outcome}).encode())
 
     def read(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]] | None:
         """The settings, the outcome and the weights of the finished run in the folder, if there is one."""
@@ -105,7 +107,7 @@ class Run:
             return None
         try:
             stored = json.loads((folder / _RUN).read_text())
-            return stored["told"], stored["outcome"], load_file(folder / _WEIGHTS)  # the key of version 0.1.0
+            return stored[_SETTINGS], stored["outcome"], load_file(folder / _WEIGHTS)
         except (ValueError, KeyError, OSError, SafetensorError) as error:
             raise StorageError(f"{folder} holds a run that cannot be read: delete it, and it is made again") from error
 

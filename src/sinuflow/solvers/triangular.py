@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..checks import shortened
 from ..errors import ArgumentError, SinuflowError
 from .options import SolverOptions
 from .result import Inversion, Root
@@ -90,7 +91,7 @@ def _order(solved: list[Any], z: Tensor) -> tuple[Tensor | None, Tensor | None]:
     missing, repeated = ([i for i, n in enumerate(counts) if test(n)] for test in (lambda n: n == 0, lambda n: n > 1))
     raise ArgumentError(
         f"the steps of the conditioner's incremental must name each of the {len(z)} features once: "
-        f"they leave out {missing} and repeat {repeated}"
+        f"they leave out {shortened(missing)} and repeat {shortened(repeated)}"
     )
 
 
