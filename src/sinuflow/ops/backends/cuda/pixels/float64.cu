@@ -21,7 +21,7 @@ struct Float64Arithmetic {
     INLINE void multiply(double (&sum)[COUNT][TALL][4], const float* weights, Load load) const {
         ::multiply<TALL, STEPS, FLOAT64_PRODUCTS>(sum, weights, load);
     }
-    template <class Sums> INLINE void keep(int, const Tiles&, const Sums&) const {}
+    template <class Any> INLINE void keep(int, const Tiles&, const Any&) const {}
 };
 
 template <bool CHECKS> INLINE void forward_float64(const ForwardArguments<double>& p) {

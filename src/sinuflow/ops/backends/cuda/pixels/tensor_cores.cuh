@@ -10,6 +10,10 @@
 
 constexpr int ALL = CHUNKS * AT_ONCE;  // tiles of a warp
 
+// Sums of [TALL * 16] rows and the tiles of a chunk. Callbacks name this type: NVRTC compiles no generic lambdas here.
+template <class Number, int TALL>
+using Sums = Number[AT_ONCE][TALL][4];
+
 // Compute a layer of [TALL * 16] rows in chunks of tiles: call `use` with the tiles and the sums plus `more`, such as
 // biases; `load` returns the input (column, tiles, tile).
 template <int TALL, int STEPS, class Arithmetic, class More, class Load, class Use>
@@ -18,7 +22,7 @@ INLINE void each_chunk(Arithmetic& arithmetic, const float* weights, More more, 
     NO_UNROLL for (int chunk = 0; chunk < CHUNKS; chunk++) {
         const Tiles tiles(chunk);
         const OfRows<TALL> rows(more);
-        typename Arithmetic::Number sum[AT_ONCE][TALL][4] = {};
+        Sums<typename Arithmetic::Number, TALL> sum = {};
         arithmetic.template multiply<TALL, STEPS>(sum, weights, [&](int step, int half, int i) { return load(8 * step + half + member, tiles, i); });
         rows.add_to(sum);
         use(tiles, sum);
@@ -55,7 +59,7 @@ INLINE void forward_tensor_cores(Arithmetic& arithmetic, float* wide, float* nar
     each_chunk<WIDE / 16, FIRST_STEPS>(
         arithmetic, weights, [&](int map) { return bias[map] + (added ? added[map] : 0.0f); },
         [&](int column, const Tiles& tiles, int i) { return arithmetic.seen(x[far[column] + tiles.at(i, X_ROW, x_place)]); },
-        [&](const Tiles& tiles, auto& sum) {
+        [&](const Tiles& tiles, Sums<Number, WIDE / 16>& sum) {
             each_pair(tiles, sum, store_wide);
             arithmetic.keep(0, tiles, sum);
         });
@@ -64,7 +68,7 @@ INLINE void forward_tensor_cores(Arithmetic& arithmetic, float* wide, float* nar
 
     NO_UNROLL for (int block = 0; block < BLOCKS; block++) {
         const int maps = block * SAVED_BLOCK + WIDE;  // saved maps before those of this block
-        each_chunk<NARROW / 16, SHRINK_STEPS>(arithmetic, weights, of_bias, active, [&](const Tiles& tiles, auto& sum) {
+        each_chunk<NARROW / 16, SHRINK_STEPS>(arithmetic, weights, of_bias, active, [&](const Tiles& tiles, Sums<Number, NARROW / 16>& sum) {
             each_pair(tiles, sum, store_narrow);
             arithmetic.keep(maps, tiles, sum);
         });
@@ -96,7 +100,7 @@ INLINE void forward_tensor_cores(Arithmetic& arithmetic, float* wide, float* nar
         each_chunk<WIDE / 16, GROW_STEPS>(
             arithmetic, weights, of_bias,
             [&](int map, const Tiles& tiles, int i) { return narrow[map * NARROW_PLANE + tiles.at(i, NARROW_ROW, narrow_place)]; },
-            [&](const Tiles& tiles, auto& sum) {
+            [&](const Tiles& tiles, Sums<Number, WIDE / 16>& sum) {
                 each_pair(tiles, sum, [&](int map, int pixel, Number& one, Number& two) {
                     const float2 before = *reinterpret_cast<const float2*>(wide + map * WIDE_PLANE + pixel);
                     one += before.x, two += before.y;
@@ -108,7 +112,7 @@ INLINE void forward_tensor_cores(Arithmetic& arithmetic, float* wide, float* nar
         __syncwarp();
     }
 
-    each_chunk<HEAD / 16, HEAD_STEPS>(arithmetic, weights, of_bias, active, [&](const Tiles& tiles, auto& sum) {
+    each_chunk<HEAD / 16, HEAD_STEPS>(arithmetic, weights, of_bias, active, [&](const Tiles& tiles, Sums<Number, HEAD / 16>& sum) {
         each_pair(tiles, sum, [&](int head, int pixel, Number one, Number two) {
             if (head >= HEADS) return;
             auto own = [&](int pixel) { return head < CHANNELS ? x[head * X_PLANE + x_place(pixel)] : Number(0); };
