@@ -44,7 +44,7 @@ def preprocessor_for(x: np.ndarray) -> Preprocessor:
     """As `fit_table` makes it."""
     preprocessor = Preprocessor([inspect_numbers(f"x{i}", x[:, i], "double") for i in range(COLUMNS)])
     rows = torch.from_numpy(x[:100_000])
-    y, _ = preprocessor.prepare(preprocessor.dequantize(rows, seeded(0)))
+    y, _ = preprocessor.maps(preprocessor.dequantize(rows, seeded(0)))
     preprocessor.whitening.initialize(y.mT, None)
     return preprocessor
 

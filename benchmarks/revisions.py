@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,12 @@ def cpu_jobs() -> dict[str, Callable[[], object]]:
     return calls
 
 
-def gpu_jobs() -> dict[str, Callable[[], object]]:
-    """The captured calls and training steps of gpu.py and images.py, for the revision that is imported."""
+IMAGE_FLOWS = ("mnist", "cifar10", "cifar10-affine", "cifar10-best")
+GPU_FLOWS = ("power", "bsds", "full", "full63", *IMAGE_FLOWS)
+
+
+def gpu_jobs(flows: Sequence[str]) -> dict[str, Callable[[], object]]:
+    """The captured calls and training steps of flows of gpu.py and images.py, for the revision that is imported."""
     import torch
 
     import gpu
@@ -74,12 +78,16 @@ def gpu_jobs() -> dict[str, Callable[[], object]]:
         )
         calls[f"{name}: training steps"] = synchronized(lambda: engine.advance(0, 64))
 
-    for name in gpu.FLOWS:
+    for name in flows:
+        if name in IMAGE_FLOWS:
+            continue
         rows = next(rows for _, flow, rows, _, _, _ in gpu.TARGETS if flow == name)
         flow, x = gpu.make_flow(name, rows)
         source = gpu.MemoryRows(torch.randn(4000 * rows, flow.features, device="cuda"))
         add(name, flow, x, rows, source, gpu.make_flow(name, rows)[0])
-    for name in ("mnist", "cifar10", "cifar10-affine", "cifar10-best"):
+    for name in flows:
+        if name not in IMAGE_FLOWS:
+            continue
         flow, training = (images.make_flow(name, None).cuda() for _ in range(2))
         with torch.no_grad():
             x = flow.bijection.inverse(torch.randn(images.IMAGES, flow.features, device="cuda"))[0]
@@ -101,9 +109,9 @@ def synchronized(job: Callable[[], object]) -> Callable[[], object]:
     return run
 
 
-def work(device: str) -> None:
+def work(device: str, flows: Sequence[str]) -> None:
     """Run the jobs requested on standard input, and print the seconds per call of each."""
-    known = cpu_jobs() if device == "cpu" else gpu_jobs()
+    known = cpu_jobs() if device == "cpu" else gpu_jobs(flows)
     for job in known.values():
         job()
         job()
@@ -119,7 +127,7 @@ def work(device: str) -> None:
 class Worker:
     """A subprocess that imports one revision."""
 
-    def __init__(self, source: Path, device: str) -> None:
+    def __init__(self, source: Path, device: str, flows: Sequence[str]) -> None:
         source = source.resolve()
         # On a CPU, one definition of the jobs serves both revisions; the GPU's use internals, which change.
         own = [source.parent / "benchmarks"] if device == "cuda" else []
@@ -128,7 +136,7 @@ class Worker:
         command = [
             sys.executable,
             "-c",
-            f"import runpy; runpy.run_path({str(Path(__file__).resolve())!r})['work']({device!r})",
+            f"import runpy; runpy.run_path({str(Path(__file__).resolve())!r})['work']({device!r}, {flows!r})",
         ]
         self._process = subprocess.Popen(
             command, env=environment, cwd=source, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -136,7 +144,10 @@ class Worker:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin, self._process.stdout
-        self.jobs: list[str] = json.loads(self._out.readline())
+
+    def jobs(self) -> list[str]:
+        """Wait until all jobs are compiled."""
+        return json.loads(self._out.readline())  # type: ignore[no-any-return]
 
     def seconds(self, job: str, count: int) -> float:
         """Mean time of one call of a job."""
@@ -144,13 +155,14 @@ class Worker:
         return float(self._out.readline())
 
 
-def compare(old: Path, new: Path, device: str, repeats: int) -> dict[str, dict[str, float]]:
+def compare(old: Path, new: Path, device: str, flows: Sequence[str], repeats: int) -> dict[str, dict[str, float]]:
     """For every job, the median time ratio of new to old, and the median and range of old to old."""
-    workers = {"old": Worker(old, device), "again": Worker(old, device), "new": Worker(new, device)}
+    workers = {name: Worker(path, device, flows) for name, path in (("old", old), ("again", old), ("new", new))}
+    jobs = [worker.jobs() for worker in workers.values()][0]
     names = list(workers)
     result = {}
     print("| job | new / old | old / old, median and range |\n|---|---|---|")
-    for job in workers["old"].jobs:
+    for job in jobs:
         count = max(1, round(0.2 / workers["old"].seconds(job, 1)))
         times: dict[str, list[float]] = {name: [] for name in names}
         for i in range(repeats):
@@ -177,18 +189,20 @@ def main() -> None:
     parser.add_argument("old", type=Path, help="the src folder of the old revision")
     parser.add_argument("--new", type=Path, default=Path(__file__).parents[1] / "src")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--flows", nargs="+", choices=GPU_FLOWS, default=GPU_FLOWS, help="on a GPU; all by default")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     arguments = parser.parse_args()
     start = time.perf_counter()
-    ratios = compare(arguments.old, arguments.new, arguments.device, arguments.repeats)
+    ratios = compare(arguments.old, arguments.new, arguments.device, list(arguments.flows), arguments.repeats)
     if arguments.json:
         import torch
 
         from records import make_record, revision, write  # only here, because old revisions may lack what it needs
 
         torch.set_num_threads(1)  # of the workers, for the record
-        command = f"python benchmarks/revisions.py OLD --device {arguments.device} --repeats {arguments.repeats}"
+        flows = f" --flows {' '.join(arguments.flows)}" if arguments.flows != GPU_FLOWS else ""
+        command = f"python benchmarks/revisions.py OLD --device {arguments.device}{flows} --repeats {arguments.repeats}"
         results = {"old": revision(arguments.old), "revision": revision(arguments.new), "ratios": ratios}
         write(
             arguments.json, make_record(command, start, "no: the paper has no such table", arguments.device, **results)
