@@ -32,7 +32,7 @@ def malformed(text: str) -> bool:
 
 def is_refused(path) -> bool:
     try:
-        csv_files.check_quotes(path, ",")
+        csv_files.check_quotes(path, ",", "t")
     except DataError:
         return True
     return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 
 from sinuflow import DataError
@@ -31,8 +32,10 @@ def test_dtypes_that_arrow_lacks_are_converted(tmp_path):
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), "more than one column called 'a'"),
         (pd.DataFrame({"x": [1.0], "id": [2**70]}), "column 'id' of the frame cannot be read .*convert it"),
         (pd.DataFrame({"x": [1.0, 2.0], "m": [1, "one"]}), "column 'm' of the frame cannot be read .*convert it"),
+        (pl.LazyFrame({"x": [1.0]}).select("y"), "cannot read the LazyFrame: .*y"),
+        (pl.scan_csv("/nowhere.csv"), "cannot read the LazyFrame: No such file"),
     ],
-    ids=["duplicate names", "beyond 64 bits", "mixed"],
+    ids=["duplicate names", "beyond 64 bits", "mixed", "lazy, wrong column", "lazy, no file"],
 )
 def test_frames_that_arrow_cannot_take_are_refused(data, message):
     with pytest.raises(DataError, match=message) as caught:

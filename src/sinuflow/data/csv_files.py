@@ -1,16 +1,17 @@
-"""CSV files as Arrow datasets of unparsed strings, after a check of their quotes."""
+"""CSV files, also compressed, as datasets of unparsed strings, after a check of their quotes."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import DataError
-from .formats import arrow_modules, check_names, translated
-from .values import parse_number
+from .formats import arrow_modules, check_names, open_stream, translated
+from .numbers import parse_number
 
 #: Cells that are missing values.
 _MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "NAN", "NULL", "null", "None", "?"]
@@ -22,39 +23,65 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _QUOTE = ord('"')
 
 
-def csv_dataset(path: Path) -> Any:
-    """A dataset of strings: the text of every cell, without quotes.
+class CsvRows:
+    """The methods of an Arrow dataset that Sinuflow uses, for one CSV file: Arrow's own knows fewer compressions.
 
-    An empty cell is null, a quoted empty cell the empty string. A blank line is an empty cell if there is one column,
-    and skipped otherwise.
+    Every cell is a string: its text without quotes. An empty cell is null, a quoted empty cell the empty string.
     """
-    arrow, datasets = arrow_modules()
+
+    def __init__(self, path: Path, names: list[str], parse: Any, read: Any) -> None:
+        arrow, _ = arrow_modules()
+        self._path, self._parse, self._read = path, parse, read
+        self.schema = arrow.schema([(name, arrow.string()) for name in names])
+
+    def to_batches(self, columns: list[str], **_: Any) -> Iterator[Any]:
+        """The rows in blocks; a scanner's other options do not matter to one file."""
+        from pyarrow import csv
+
+        convert = csv.ConvertOptions(
+            include_columns=columns,
+            column_types=self.schema,
+            strings_can_be_null=True,
+            null_values=[""],
+            quoted_strings_can_be_null=False,
+        )
+        with open_stream(self._path) as stream, csv.open_csv(stream, self._read, self._parse, convert) as reader:
+            yield from reader
+
+    def count_rows(self) -> int:
+        return sum(map(len, self.to_batches(self.schema.names[:1])))
+
+    def get_fragments(self) -> list[CsvRows]:
+        return [self]
+
+
+def csv_dataset(path: Path, name: str) -> CsvRows:
+    """The rows of a file, which messages call ``name``.
+
+    A blank line is an empty cell if there is one column, and skipped otherwise.
+    """
     from pyarrow import csv
 
-    with translated(str(path)):
-        with path.open("rb") as file:
+    with translated(name):
+        with open_stream(path) as file:
             start = file.read(65_536).removeprefix(_BYTE_ORDER_MARK)
         if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            raise DataError(f"{path} is not UTF-8 text: save it as UTF-8")
+            raise DataError(f"{name} is not UTF-8 text: save it as UTF-8")
         header = re.sub(rb'"[^"]*"', b"", start).lstrip(b"\r\n").partition(b"\n")[0].partition(b"\r")[0]
         separator = max(_SEPARATORS, key=header.decode("utf-8", errors="replace").count)
-        check_quotes(path, separator)
+        check_quotes(path, separator, name)
         parse = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
-        with csv.open_csv(path, parse_options=parse, read_options=csv.ReadOptions(block_size=_BLOCK)) as reader:
+        read = csv.ReadOptions(block_size=_BLOCK, use_threads=False)
+        with open_stream(path) as stream, csv.open_csv(stream, read, parse) as reader:
             names = list(reader.schema.names)
-        check_names(str(path), names)
-        if all(parse_number(name) is not None for name in names):
-            raise DataError(f"{path} has no header: its first line must name the columns, and holds {names[0]!r}")
-        types = dict.fromkeys(names, arrow.string())
-        convert = csv.ConvertOptions(
-            column_types=types, strings_can_be_null=True, null_values=[""], quoted_strings_can_be_null=False
-        )
-        block = csv.ReadOptions(block_size=max(_BLOCK, _BLOCK_PER_COLUMN * len(names)))
+        check_names(name, names)
+        if all(parse_number(column) is not None for column in names):
+            raise DataError(f"{name} has no header: its first line must name the columns, and holds {names[0]!r}")
+        read.block_size = max(_BLOCK, _BLOCK_PER_COLUMN * len(names))
         if len(names) == 1:  # a blank line is a missing value, unless it precedes the header
             parse.ignore_empty_lines = False
-            block.skip_rows = len(start[: len(start) - len(start.lstrip(b"\r\n"))].splitlines())
-        form = datasets.CsvFileFormat(parse_options=parse, convert_options=convert, read_options=block)
-        return datasets.dataset(str(path), format=form)
+            read.skip_rows = len(start[: len(start) - len(start.lstrip(b"\r\n"))].splitlines())
+        return CsvRows(path, names, parse, read)
 
 
 def with_missing(array: Any) -> Any:
@@ -66,27 +93,27 @@ def with_missing(array: Any) -> Any:
     return compute.if_else(missing, arrow.scalar(None, array.type), array) if missing.true_count else array
 
 
-def check_quotes(path: Path, separator: str) -> None:
+def check_quotes(path: Path, separator: str, name: str) -> None:
     """Refuse quotes that Arrow drops silently: text after a closing quote, or a quote that is never closed.
 
     Quotes inside an unquoted cell are text.
     """
-    check = _Check(path, separator)
-    with path.open("rb") as file:
+    check = _Check(name, separator)
+    with open_stream(path) as file:
         before, block = b"\n", file.read(_BLOCK).removeprefix(_BYTE_ORDER_MARK)
         while block:
             following = file.read(_BLOCK)
             check.block(before, block, following[:1] or b"\n")
             before, block = block[-1:], following
     if check.inside:
-        raise DataError(f"{path}, line {check.opened}: a quote is never closed: close it, or double it if it is text")
+        raise DataError(f"{name}, line {check.opened}: a quote is never closed: close it, or double it if it is text")
 
 
 class _Check:
     """The state of the check between blocks."""
 
-    def __init__(self, path: Path, separator: str) -> None:
-        self._path = path
+    def __init__(self, name: str, separator: str) -> None:
+        self._name = name
         #: By byte: whether it ends a cell, and whether it may come after a quote in a quoted cell.
         self._ends = np.isin(np.arange(256), [ord(separator), ord("\n"), ord("\r")])
         self._may_follow = self._ends | (np.arange(256) == _QUOTE)
@@ -126,7 +153,7 @@ class _Check:
             if self.inside:
                 if not self._may_follow[data[at + 1]]:
                     raise DataError(
-                        f"{self._path}, line {self._line(block, at)}: a cell goes on after its closing quote: "
+                        f"{self._name}, line {self._line(block, at)}: a cell goes on after its closing quote: "
                         "double the quotes that are text"
                     )
                 self.inside, closed = False, at

@@ -1,4 +1,4 @@
-"""Opening NumPy arrays, frames and Parquet files, with errors in one line."""
+"""Opening NumPy arrays, frames, Arrow and Parquet files, with errors in one line."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ import numpy as np
 from ..errors import DataError, SinuflowError
 from .columns import quoted_list
 
+#: Arrow's names of compressions, by suffix.
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+#: How Arrow describes a compressed stream that it cannot read.
+_DAMAGED = re.compile("compressed stream|inflate failed|decompress failed")
+#: The array of a .npz file that is a table, if it holds several.
+_ROWS = ("X", "x", "data")
 #: Columns that pandas adds to Parquet files for its index.
 INDEX_COLUMN = re.compile(r"__index_level_\d+__")
 
@@ -37,18 +43,27 @@ def translated(name: str) -> Iterator[None]:
     arrow, _ = arrow_modules()
     try:
         yield
-    except (UnicodeDecodeError, arrow.ArrowException, OSError, OverflowError) as error:
-        if isinstance(error, UnicodeDecodeError) or "UTF8" in str(error):
+    except (UnicodeError, arrow.ArrowException, OSError, OverflowError) as error:
+        if isinstance(error, UnicodeError) or "UTF8" in str(error):
             raise DataError(f"{name} is not UTF-8 text: save it as UTF-8") from error
-        text = _first_line(error)
+        text = first_line(error)
         if "Empty CSV" in text:
             raise DataError(f"{name} is empty") from error
         if "straddling" in text:
             raise DataError(f"{name} has a row that is longer than 1 MiB, or a quote that is never closed") from error
+        if _DAMAGED.search(text):
+            raise DataError(f"{name} is cut off, damaged, or not compressed as its name says ({text})") from error
         raise DataError(f"cannot read {name}: {text}") from error
 
 
-def _first_line(error: Exception) -> str:
+def open_stream(path: Path) -> Any:
+    """The bytes of a file as a stream, decompressed if its suffix is one of ``COMPRESSIONS``."""
+    arrow, _ = arrow_modules()
+    return arrow.input_stream(os.path.abspath(path), compression=COMPRESSIONS.get(path.suffix.lower()))
+
+
+def first_line(error: Exception) -> str:
+    """The problem that an error of Arrow, a database or the operating system describes."""
     text = " ".join(map(str, error.args)) if not isinstance(error, OSError) else str(error)
     text = text.strip() or type(error).__name__
     return text.split("Invalid: ")[-1].splitlines()[0][:300]  # Arrow puts the place before the problem
@@ -75,6 +90,40 @@ def open_array(path: Path, remedy: str) -> np.ndarray[Any, Any]:
         raise DataError(f"{path} is not an array of numbers ({reason}): {remedy}") from error
 
 
+def open_npz(path: Path) -> np.ndarray[Any, Any]:
+    """The array of a ``.npz`` file that holds rows: the only one, or the one called X, x or data."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            names = arrays.files if len(arrays.files) == 1 else [name for name in _ROWS if name in arrays.files]
+            if len(names) != 1:
+                raise DataError(
+                    f"{path} holds the arrays {quoted_list(arrays.files)}: call the one with the rows 'X', or save it "
+                    "alone, with numpy.save"
+                )
+            return np.asarray(arrays[names[0]])
+    except DataError:
+        raise
+    except Exception as error:  # of NumPy, zipfile or zlib
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(f"{path} is not an archive of arrays ({reason}): write it with numpy.savez") from error
+
+
+def ipc_dataset(path: Path) -> Any:
+    """The dataset of an Arrow or Feather file, or of a stream of Arrow messages, which is held in memory."""
+    arrow, datasets = arrow_modules()
+    with translated(str(path)), arrow.memory_map(os.path.abspath(path)) as file:
+        if file.read(6) != b"ARROW1":
+            file.seek(0)
+            with arrow.ipc.open_stream(file) as reader:
+                table = reader.read_all()
+            table.validate(full=True)
+            return datasets.dataset(table)
+        with arrow.ipc.open_file(file) as reader:
+            for i in range(reader.num_record_batches):
+                reader.get_batch(i).validate(full=True)  # offsets of a damaged file may point anywhere
+        return datasets.dataset(os.path.abspath(path), format="ipc")
+
+
 def array_to_arrow(name: str, array: np.ndarray) -> Any:
     """A two-dimensional array as an Arrow table with the columns x0, x1, ..."""
     arrow, _ = arrow_modules()
@@ -89,8 +138,8 @@ def array_to_arrow(name: str, array: np.ndarray) -> Any:
 
 
 def frame_to_arrow(data: Any) -> Any:
-    """A pandas or Polars frame as an Arrow table, without pandas' index."""
-    arrow_modules()
+    """A frame, without pandas' index, or the result of a query as an Arrow table."""
+    arrow, _ = arrow_modules()
     import narwhals
 
     if narwhals.dependencies.is_pandas_dataframe(data):
@@ -100,18 +149,25 @@ def frame_to_arrow(data: Any) -> Any:
         double = {name: np.dtype(np.float64) for name, dtype in data.dtypes.items() if dtype == np.longdouble}
         data = data.astype(dense | double) if dense or double else data
     try:
+        if narwhals.dependencies.is_polars_lazyframe(data):
+            data = data.collect()
+        if not narwhals.dependencies.is_into_dataframe(data) and hasattr(data, "__arrow_c_stream__"):
+            return arrow.table(data)
+    except Exception as error:  # of the library that runs the query
+        raise DataError(f"cannot read the {type(data).__name__}: {first_line(error)}") from error
+    try:
         frame = narwhals.from_native(data, eager_only=True)
     except TypeError:
         raise DataError(
             f"cannot read a table from {type(data).__name__}: give a path, a pandas or Polars frame, "
-            "an Arrow table or a NumPy array"
+            "an Arrow table, a DuckDB relation or a NumPy array"
         ) from None
     names = [str(name) for name in frame.columns]
     try:
         return frame.to_arrow().select(range(len(names))).rename_columns(names)  # the index follows the columns
     except Exception as error:  # of the frame's library or Arrow, which share no base class
         raise DataError(
-            f"{_unreadable(frame, names)} cannot be read ({_first_line(error)}): convert it to numbers or to strings, "
+            f"{_unreadable(frame, names)} cannot be read ({first_line(error)}): convert it to numbers or to strings, "
             "or remove it from the frame"
         ) from error
 
