@@ -1,0 +1,247 @@
+"""Numbers in texts, with separators, units and signs that Python's float does not read."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..checks import InvalidValueError, fields, flag, integer, one_of, text
+from .format_base import (
+    TRAILING,
+    AmbiguousFormat,
+    TextFormat,
+    decimals_of,
+    fits,
+    longest,
+    shortened_decimals,
+)
+from .numbers import Array
+
+#: Separators of thousands; the last are the no-break, narrow no-break and thin spaces.
+_GROUPS = (",", ".", " ", "'", "\u2019", "\u00a0", "\u202f", "\u2009")
+_MINUS = "\u2212"
+_SIGN = f"[+{_MINUS}-]"
+#: Words before a number; other prefixes must hold a currency symbol, as Q1 and PAL2 are names.
+_CODES = "USD EUR GBP CHF JPY CNY INR AUD CAD NZD SEK NOK DKK PLN CZK HUF BRL MXN ZAR KRW SGD HKD Rs kr"
+#: Currencies of countries with a decimal point.
+_ENGLISH = "$£¥₹"
+_AFFIXES = re.compile(
+    rf"\(?{_SIGN}?(?P<prefix>[^\W\d_]{{0,3}}[^\w\s().,+\u2212-]?\.?\s?){_SIGN}?"
+    r"\.?[0-9](?:[0-9.,'\u2019\s]*[0-9])?(?P<suffix>\s?[^\d\s().,<>+:;-](?:[^\d,<>()+:;-]{0,11}[^\d\s,<>()+:;-])?|)\)?"
+)
+#: Float64 holds all decimal numbers of so many digits.
+_MOST_DIGITS = 15
+#: Texts without zeros at the end, from which exactly three digits after every comma are no chance: 0.9**50 < 0.01.
+_ENOUGH = 50
+
+
+@dataclass(frozen=True)
+class NumberFormat(TextFormat):
+    """Numbers with a unit, separators of thousands, a decimal comma or parentheses.
+
+    Written back as they were, but for these: outer blanks, leading zeros (.5 as 0.5), zeros at the end and plus signs
+    that only some texts have, and thousands that only some texts separate.
+
+    Example:
+        >>> import pyarrow
+        >>> euros = NumberFormat(suffix=" €", group=".", decimal=",", decimals=2)
+        >>> euros.parse(pyarrow.array(["1.234,50 €", None])).tolist()
+        [1234.5, nan]
+        >>> euros.write(np.array([-99.9])).to_pylist()
+        ['-99,90 €']
+    """
+
+    prefix: str = ""
+    suffix: str = ""
+    group: str = ""
+    decimal: str = "."
+    decimals: int = 0
+    trailing: str = "fixed"
+    negative: str = "before"  # -$5, or "inside": $-5, or "parentheses": ($5)
+    minus: str = "-"
+    plus: bool = False
+    group_from: int = 4  # digits from which thousands are separated
+
+    kind: ClassVar[str] = "number"
+
+    @cached_property
+    def _pattern(self) -> str:
+        group, decimal = re.escape(self.group), re.escape(self.decimal)
+        grouped = f"[1-9][0-9]{{0,2}}(?:{group}[0-9]{{3}})+|" if group else ""
+        return (
+            rf"^(?P<open>\(?)(?P<before>{_SIGN}?){re.escape(self.prefix)}(?P<inside>{_SIGN}?)"
+            rf"(?P<whole>{grouped}0|[1-9][0-9]*|)(?:{decimal}(?P<fraction>[0-9]+))?"
+            rf"{re.escape(self.suffix)}(?P<close>\)?)$"
+        )
+
+    def _pieces(self, texts: Any) -> dict[str, Any]:
+        """The named groups of the pattern, null where a text does not match."""
+        from pyarrow import compute
+
+        found = compute.extract_regex(texts, self._pattern)
+        return {field.name: compute.struct_field(found, [i]) for i, field in enumerate(found.type)}
+
+    def read(self, texts: Any) -> Array:
+        import pyarrow
+        from pyarrow import compute
+
+        pieces = self._pieces(texts)
+        whole = compute.replace_substring(pieces["whole"], self.group, "") if self.group else pieces["whole"]
+        digits = compute.binary_join_element_wise("0", whole, ".", pieces["fraction"], "0", "")
+        numbers = digits.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
+        given = {name: _lengths(piece) for name, piece in pieces.items()}
+        signs = given["before"] + given["inside"] + given["open"]
+        valid = (given["open"] == given["close"]) & (signs <= 1) & (given["whole"] + given["fraction"] > 0)
+        return np.where(valid, np.where(_negative(pieces), -numbers, numbers), np.nan)
+
+    def texts(self, numbers: Array) -> Any:
+        import pyarrow
+
+        marks = str.maketrans({",": self.group, ".": self.decimal})
+        return pyarrow.array([self._text(number, marks) for number in numbers.tolist()], pyarrow.string())
+
+    def _text(self, number: float, marks: dict[int, str]) -> str:
+        text = shortened_decimals(f"{abs(number):,.{self.decimals}f}", self.trailing)
+        sign = self.minus if number < 0 else "+" if self.plus and number > 0 else ""
+        if not text.strip("0,."):
+            sign = ""  # no minus zero
+        if self.group_from == 5 and len(text.partition(".")[0]) == 5:
+            text = text.replace(",", "")
+        text = text.translate(marks)
+        if sign == self.minus and self.negative == "parentheses":
+            return f"({self.prefix}{text}{self.suffix})"
+        outer, inner = ("", sign) if self.negative == "inside" else (sign, "")
+        return f"{outer}{self.prefix}{inner}{text}{self.suffix}"
+
+    def styled(self, texts: Any) -> NumberFormat | None:
+        """The format with the style of these texts, all of which it fits; None if they have too many digits."""
+        from pyarrow import compute
+
+        pieces = self._pieces(texts)
+        decimals, trailing = decimals_of(pieces["fraction"])
+        separators = compute.count_substring(pieces["whole"], self.group).to_numpy() if self.group else np.zeros(1)
+        whole = _lengths(pieces["whole"]) - separators * len(self.group)
+        if whole.max() + decimals > _MOST_DIGITS:
+            return None
+        signs = compute.binary_join_element_wise(pieces["before"], pieces["inside"], "")
+        used = set(compute.unique(signs).to_pylist())
+        positive = ~_negative(pieces) & (self.read(texts) != 0)
+        plus = compute.equal(signs, "+").to_numpy(zero_copy_only=False)[positive]
+        inside = bool(_lengths(pieces["inside"]).any())
+        parentheses = bool(_lengths(pieces["open"]).any())
+        return replace(
+            self,
+            decimals=decimals,
+            trailing=trailing,
+            negative="parentheses" if parentheses else "inside" if inside else "before",
+            minus=_MINUS if _MINUS in used else "-",
+            plus=bool(len(plus)) and bool(plus.all()),
+            group_from=5 if self.group and not separators[whole == 4].any() and (whole == 4).any() else 4,
+        )
+
+    @staticmethod
+    def from_dict(value: Any, place: str = "format") -> NumberFormat:
+        """The format that ``as_dict`` describes; anything else is refused."""
+        _CHECK(value, place)
+        if value["decimal"] == value["group"]:
+            raise InvalidValueError(f"{place}.group", "different from the decimal separator", value["group"])
+        return NumberFormat(**{name: entry for name, entry in value.items() if name != "kind"})
+
+
+_CHECK = fields(
+    {
+        "kind": one_of("number"),
+        "prefix": text(20),
+        "suffix": text(20),
+        "group": one_of("", *_GROUPS),
+        "decimal": one_of(".", ","),
+        "decimals": integer(high=_MOST_DIGITS),
+        "trailing": one_of(*TRAILING),
+        "negative": one_of("before", "inside", "parentheses"),
+        "minus": one_of("-", _MINUS),
+        "plus": flag,
+        "group_from": integer(4, 5),
+    }
+)
+
+
+def _lengths(texts: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    from pyarrow import compute
+
+    lengths: Array = compute.utf8_length(texts).fill_null(0).to_numpy(zero_copy_only=False)
+    return lengths.astype(np.int64)
+
+
+def _negative(pieces: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    from pyarrow import compute
+
+    marks = compute.binary_join_element_wise(pieces["open"], pieces["before"], pieces["inside"], "").fill_null("")
+    negative: np.ndarray[Any, np.dtype[np.bool_]] = compute.match_substring_regex(marks, f"[({_MINUS}-]").to_numpy(
+        zero_copy_only=False
+    )
+    return negative
+
+
+def recognize_number(texts: Any, decimal: str | None = None) -> NumberFormat | None:
+    """The number format of an Arrow array of strings, or None; ``decimal`` settles which separator is the decimal one.
+
+    Exactly three digits after each comma or point may be thousands or decimals. Before that is ambiguous, the other
+    texts decide, then the currency ($, £, ¥ and ₹ come with a decimal point), then that a point without a currency is
+    decimal, and that of fifty decimals without zeros at the end, some have fewer than three digits.
+    """
+    from pyarrow import compute
+
+    affixes = _AFFIXES.fullmatch(longest(texts))
+    if affixes is None or not _is_unit(affixes["prefix"], affixes["suffix"]):
+        return None
+    affix = NumberFormat(affixes["prefix"], affixes["suffix"])
+    used = [mark for mark in _GROUPS if compute.any(compute.match_substring(texts, mark)).as_py()]
+    candidates = [
+        replace(affix, decimal=point, group=group)
+        for point in (".", ",")
+        for group in ["", *used]
+        if group != point and (point == "." or {",", "."} & {*used})
+    ]
+    known = [candidate for candidate in candidates if fits(candidate, texts)]
+    readings: list[tuple[NumberFormat, Array]] = []
+    for candidate in known:
+        numbers = candidate.read(texts) if len(known) > 1 else np.empty(0)
+        if not any(np.array_equal(numbers, other) for _, other in readings):
+            readings.append((candidate, numbers))
+    if not readings:
+        return None
+    if len(readings) > 1 and decimal is None:
+        return _decide(readings, texts, affixes["prefix"] + affixes["suffix"])
+    settled = [candidate for candidate, _ in readings if candidate.decimal == decimal] or [readings[0][0]]
+    return settled[0].styled(texts)
+
+
+def _decide(readings: list[tuple[NumberFormat, Array]], texts: Any, unit: str) -> NumberFormat | None:
+    from pyarrow import compute
+
+    point, comma = (next(r for r in readings if r[0].decimal == mark)[0] for mark in (".", ","))
+    commas = comma.group == "" or point.group == ","  # whether the texts hold commas, or else points
+    if any(symbol in unit for symbol in _ENGLISH) or (not commas and not _is_currency(unit)):
+        return point.styled(texts)
+    with_comma = compute.sum(compute.match_substring(texts, ",")).as_py()
+    if point.group == "," and comma.group == "" and _ENOUGH <= with_comma < len(texts):
+        return point.styled(texts)
+    at = int((readings[0][1] != readings[1][1]).argmax())
+    values = " or ".join(sorted(f"{numbers[at]:.15g}" for _, numbers in readings[:2]))
+    raise AmbiguousFormat(
+        f"holds {texts[at].as_py()!r}, which may be {values}: write its numbers with a decimal point and without "
+        "separators of thousands"
+    )
+
+
+def _is_currency(unit: str) -> bool:
+    return any(unicodedata.category(c) == "Sc" for c in unit) or unit.strip(" .") in _CODES.split()
+
+
+def _is_unit(prefix: str, suffix: str) -> bool:
+    return (not prefix.strip() or _is_currency(prefix)) and suffix not in ("st", "nd", "rd", "th")

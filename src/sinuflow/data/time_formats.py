@@ -1,0 +1,272 @@
+"""Dates, datetimes and times of day in texts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..checks import InvalidValueError, anything, fields, integer, one_of, text
+from .format_base import TRAILING, AmbiguousFormat, FormatError, TextFormat, decimals_of, fits, longest
+from .numbers import Array
+from .time_axis import DAY, FIRST, LAST, Integers, TimeAxis
+from .time_patterns import DATES, DIRECTIVES, LAST_RESORT, NAMES, OF_DATES, patterns, regex, tokens_of
+
+#: The seconds from 1969 to 2068, which two-digit years stand for.
+_CENTURY = (-365 * DAY, 36_160 * DAY - 1)
+#: Days to add to a date to find the nearest month.
+_HALF_MONTH = 15
+
+
+@dataclass(frozen=True)
+class TimeFormat(TextFormat):
+    """Dates, datetimes or times of day, by a pattern of strftime, as seconds since the origin of their axis.
+
+    Written back as they were, but for zeros before a day, month or hour and at the end of decimals that only some texts
+    have, days of the week that do not fit the date, and the case of names if it varies. Times are not converted to
+    UTC: a UTC offset is the same in all texts, and part of the pattern. Two-digit years are 1969 to 2068. Months
+    without days are their first days.
+
+    Example:
+        >>> import pyarrow
+        >>> dates = TimeFormat("%d/%m/%Y", TimeAxis(origin=4 * 86400, step=86400.0, calendar=True))
+        >>> dates.parse(pyarrow.array(["06/01/1970", "31/02/1970"])).tolist()
+        [86400.0, nan]
+        >>> dates.write(np.array([2 * 86400.0])).to_pylist()
+        ['07/01/1970']
+    """
+
+    pattern: str
+    axis: TimeAxis
+    decimals: int = 0
+    trailing: str = "fixed"
+    case: str = "title"
+
+    kind: ClassVar[str] = "time"
+
+    @cached_property
+    def _tokens(self) -> list[str]:
+        return tokens_of(self.pattern)
+
+    @cached_property
+    def _has(self) -> set[str]:
+        return {token.replace("-", "") for token in self._tokens if token[0] == "%"}
+
+    @cached_property
+    def _regex(self) -> str:
+        return "^" + regex(self._tokens) + "$"
+
+    def pieces(self, texts: Any) -> dict[str, Any]:
+        """The text of each directive, null where a text does not match."""
+        from pyarrow import compute
+
+        found = compute.extract_regex(texts, self._regex)
+        return {f"%{field.name}": compute.struct_field(found, [i]) for i, field in enumerate(found.type)}
+
+    def read(self, texts: Any) -> Array:
+        from pyarrow import compute
+
+        pieces = self.pieces(texts)
+        valid = compute.is_valid(next(iter(pieces.values()))).to_numpy(zero_copy_only=False)
+        number = {directive: _integers(directive, piece) for directive, piece in pieces.items()}
+        zero = np.zeros(len(texts), np.int64)
+        seconds = zero
+        if self.axis.calendar:
+            short = number.get("%y", zero)
+            year = number["%Y"] if "%Y" in number else short + np.where(short < 69, 2000, 1900)
+            month = next(number[d] for d in ("%m", "%b", "%B") if d in number)
+            day = number.get("%d", zero + 1)
+            first = ((year - 1970) * 12 + month - 1).astype("datetime64[M]")
+            start, following = (m.astype("datetime64[D]").astype(np.int64) for m in (first, first + 1))
+            valid &= (year > 0) & (month > 0) & (month < 13) & (day > 0) & (day <= following - start)
+            seconds = (start + day - 1) * DAY
+        hour, minute, second = (number.get(directive, zero) for directive in ("%H", "%M", "%S"))
+        if "%I" in number:
+            valid &= (number["%I"] > 0) & (number["%I"] < 13)
+            hour = number["%I"] % 12 + 12 * number.get("%p", number.get("%P", zero + 1)) - 12
+        valid &= (hour < 24) & (minute < 60) & (second < 60)
+        seconds = seconds + hour * 3600 + minute * 60 + second - self.axis.origin
+        numbers = seconds + number["%f"] / 1e9 if "%f" in number else seconds.astype(np.float64)
+        return np.where(valid, numbers, np.nan)
+
+    def texts(self, numbers: Array) -> Any:
+        import pyarrow
+        from pyarrow import compute
+
+        seconds, fraction = self._rounded(numbers)
+        days, within = np.divmod(seconds, DAY)
+        if self.axis.calendar and "%d" not in self._has:
+            days = days + _HALF_MONTH
+        date = days.astype("datetime64[D]")
+        months = date.astype("datetime64[M]").astype(np.int64)
+        hour, minute = within // 3600, within // 60 % 60
+        year = months // 12 + 1970
+        value = {
+            "%Y": year,
+            "%y": year % 100,
+            "%m": months % 12 + 1,
+            "%d": (date - date.astype("datetime64[M]")).astype(np.int64) + 1,
+            "%H": hour,
+            "%I": (hour + 11) % 12 + 1,
+            "%M": minute,
+            "%S": within % 60,
+            **dict.fromkeys(("%b", "%B"), months % 12),
+            **dict.fromkeys(("%a", "%A"), (days + 3) % 7),
+            **dict.fromkeys(("%p", "%P"), hour // 12),
+        }
+        parts: list[Any] = []
+        for token in self._tokens:
+            directive = token.replace("-", "")
+            if directive == "%f":
+                parts.append(self._decimals(fraction, parts.pop()))
+            elif directive in NAMES:
+                names = [getattr(name, self.case)() if name.istitle() else name for name in NAMES[directive]]
+                parts.append(pyarrow.array(names, pyarrow.string()).take(pyarrow.array(value[directive])))
+            elif token[0] == "%":
+                width = 4 if token == "%Y" else 1 if "-" in token else 2
+                parts.append(_padded(value[directive], width))
+            else:
+                parts.append(token)
+        return compute.binary_join_element_wise(*parts, "")
+
+    def _rounded(self, numbers: Array) -> tuple[Integers, Integers]:
+        """Seconds since 1970 or midnight within what the pattern can hold, and the digits after the decimal point."""
+        low, high = (FIRST, LAST) if self.axis.calendar else (0, DAY - 1)
+        low, high = _CENTURY if "%y" in self._has else (low, high)
+        high -= _HALF_MONTH * DAY if self.axis.calendar and "%d" not in self._has else 0
+        units = 10**self.decimals
+        numbers = self.axis.numbers(self.axis.steps(numbers))
+        whole = np.floor(numbers)
+        fraction = np.rint((numbers - whole) * units)
+        whole, fraction = whole + (fraction == units), np.where(fraction == units, 0, fraction)
+        seconds = np.clip(whole + self.axis.origin, low, high)
+        return seconds.astype(np.int64), fraction.astype(np.int64)
+
+    def _decimals(self, fraction: Integers, point: str) -> Any:
+        """The decimal separator with the digits after it, or nothing."""
+        import pyarrow
+        from pyarrow import compute
+
+        digits = _padded(fraction, self.decimals)
+        if self.trailing == "shortest":
+            digits = compute.utf8_rtrim(digits, characters="0")
+        whole = self.trailing != "fixed"
+        return compute.if_else(
+            pyarrow.array((fraction == 0) & whole), "", compute.binary_join_element_wise(point, digits, "")
+        )
+
+    def styled(self, texts: Any) -> TimeFormat | None:
+        """The format with the style of these texts, all of which it fits; None if they rather are ranges of years."""
+        from pyarrow import compute
+
+        pieces = self.pieces(texts)
+        number = {directive: _integers(directive, piece) for directive, piece in pieces.items()}
+        if self.pattern in ("%Y-%m", "%Y/%m") and bool(((number["%Y"] + 1) % 100 == number["%m"]).all()):
+            return None  # 2008-09, 2009-10
+        pattern, decimals, trailing = self.pattern, 0, "fixed"
+        for directive in ("%d", "%m", "%H", "%I"):
+            if directive in pieces and compute.min(compute.utf8_length(pieces[directive])).as_py() == 1:
+                pattern = pattern.replace(directive, f"%-{directive[1]}")
+        if "%z" in pieces:
+            zones = compute.unique(pieces["%z"]).to_pylist()
+            if len(zones) > 1:
+                raise FormatError(
+                    f"holds times with different UTC offsets, such as {zones[0]!r} and {zones[1]!r}: "
+                    "convert them to UTC"
+                )
+            pattern = pattern.replace("%z", zones[0])
+        if "%f" in pieces:
+            decimals, trailing = decimals_of(pieces["%f"])
+        named = "".join(str(pieces[d][0]) for d in ("%b", "%B", "%a", "%A") if d in pieces)
+        case = "lower" if named.islower() else "upper" if named.isupper() else "title"
+        fractions = number.get("%f", np.zeros(1, np.int64))
+        axis = TimeAxis.of(np.floor(self.read(texts)).astype(np.int64), fractions, 10**9, self.axis.calendar)
+        return replace(self, pattern=pattern, axis=axis, decimals=decimals, trailing=trailing, case=case)
+
+    @staticmethod
+    def from_dict(value: Any, place: str = "format") -> TimeFormat:
+        """The format that ``as_dict`` describes; anything else is refused."""
+        _CHECK(value, place)
+        axis = TimeAxis.from_dict(value["axis"], f"{place}.axis")
+        time_format = TimeFormat(**{**{k: v for k, v in value.items() if k != "kind"}, "axis": axis})
+        if not time_format.is_valid():
+            raise InvalidValueError(f"{place}.pattern", "a pattern of strftime with its axis", value["pattern"])
+        return time_format
+
+    def is_valid(self) -> bool:
+        """Whether the pattern is one of a date, a time of day, or both, and the axis is of this kind."""
+        directives = [token.replace("-", "") for token in self._tokens if len(token) > 1]
+        years, months, hours, halves = (
+            sum(d in kinds for d in directives)
+            for kinds in (("%Y", "%y"), ("%m", "%b", "%B"), ("%H", "%I"), ("%p", "%P"))
+        )
+        return (
+            "".join(self._tokens) == self.pattern
+            and len(directives) == len(self._has)
+            and self._has < DIRECTIVES.keys() - {"%z"}
+            and (years == months == 1 if self.axis.calendar else hours == 1 and not self._has & OF_DATES)
+            and halves == ("%I" in self._has)
+            and hours <= 1
+            and re.search("(?<![.,])%f", self.pattern) is None
+            and ("%f" in self._has) == (self.decimals > 0)
+        )
+
+
+_CHECK = fields(
+    {
+        "kind": one_of("time"),
+        "pattern": text(60),
+        "axis": fields({}, others=anything),
+        "decimals": integer(high=9),
+        "trailing": one_of(*TRAILING),
+        "case": one_of("title", "upper", "lower"),
+    }
+)
+
+
+def _integers(directive: str, texts: Any) -> Integers:
+    """The number of each text of a directive, from 1 for names, in 1e-9 for decimals; 0 where it is null."""
+    import pyarrow
+    from pyarrow import compute
+
+    if directive == "%z":
+        return np.zeros(len(texts), np.int64)
+    if directive in NAMES:
+        names = pyarrow.array([name.lower() for name in NAMES[directive]])
+        texts = compute.add(compute.index_in(compute.utf8_lower(texts), value_set=names), 1)
+    elif directive == "%f":
+        texts = compute.utf8_rpad(texts, width=9, padding="0")
+    numbers: Integers = texts.cast(pyarrow.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def _padded(numbers: Integers, width: int) -> Any:
+    import pyarrow
+    from pyarrow import compute
+
+    return compute.utf8_lpad(pyarrow.array(numbers).cast(pyarrow.string()), width=width, padding="0")
+
+
+def recognize_time(texts: Any, day_first: bool | None = None) -> TimeFormat | None:
+    """The time format of an Arrow array of strings, or None; ``day_first`` settles what 03/04/2020 means."""
+    example = longest(texts)
+    for dates in (DATES, LAST_RESORT):
+        known = [
+            TimeFormat(pattern, TimeAxis(calendar=pattern[:2] in OF_DATES or "%m" in pattern or "%b" in pattern))
+            for pattern in patterns(example, dates)
+        ]
+        known = [candidate for candidate in known if fits(candidate, texts)]
+        orders = [re.sub("[^md]", "", candidate.pattern) for candidate in known]
+        if {"dm", "md"} <= set(orders):
+            if day_first is None:
+                raise AmbiguousFormat(
+                    f"holds dates such as {texts[0].as_py()!r}, and none of them tells whether the day or the month "
+                    "comes first: write them as 2020-12-31"
+                )
+            known = [known[orders.index("dm" if day_first else "md")]]
+        if known:
+            return known[0].styled(texts)
+    return None
