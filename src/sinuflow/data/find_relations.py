@@ -1,0 +1,98 @@
+"""Search a table for columns that are exact functions of others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import combinations
+
+import numpy as np
+
+from .formula_search import FormulaSearch
+from .numbers import Array
+from .relation_evidence import Evidence
+from .relations import Relation
+
+#: The most pairs of columns that are tried as sources of a lookup table.
+_MOST_PAIRS = 1000
+
+
+def find_relations(numbers: Array, names: Sequence[str], categories: Collection[str] = ()) -> list[Relation]:
+    """Relations that hold in every row, in the order of restoring their targets, without cycles.
+
+    Every target is restored from columns that are no targets, or from targets before it. Of columns that determine
+    each other, the one with the most digits or the largest values is the target, and a category rather than a number.
+
+    Args:
+        numbers: rows × columns, with codes for categories and NaN for missing.
+        names: of the columns.
+        categories: names of the columns that hold codes.
+
+    Example:
+        >>> a, b = np.random.default_rng(0).integers(1, 100, size=(2, 500))
+        >>> table = np.stack([a, a + b, b, 100 * b / (a + b)], axis=1)
+        >>> for relation in find_relations(table, ["a", "total", "b", "percent"]):
+        ...     print(relation.describe())
+        total = a + b
+        percent = 100 * b / total
+    """
+    evidence = Evidence(numbers, names, categories)
+    if not evidence.order:
+        return []
+    formulas = FormulaSearch(evidence)
+    lookups = _lookup_sources(evidence)
+    found: dict[str, Relation] = {}
+    for target in reversed(evidence.order):
+        for relation in _candidates(evidence, formulas, lookups.get(target, []), target):
+            if not _depends(found, relation.sources, relation.target):
+                found[relation.target] = relation
+                break
+    return _in_order(found)
+
+
+def _candidates(
+    evidence: Evidence, formulas: FormulaSearch, lookups: list[tuple[int, ...]], target: int
+) -> Iterator[Relation]:
+    """Relations of a target that hold in all rows: formulas first, as these extend to unseen values."""
+    for candidate in formulas.candidates(target):
+        formula = evidence.formula(candidate)
+        if formula is not None:
+            yield formula
+    for sources in lookups:
+        lookup = evidence.lookup(target, sources)
+        if lookup is not None:
+            yield lookup
+
+
+def _lookup_sources(evidence: Evidence) -> dict[int, list[tuple[int, ...]]]:
+    """The columns, and pairs of columns, that determine a column in the sample: those with the fewest keys first."""
+    found: dict[int, list[tuple[int, ...]]] = {}
+    few = [i for i in evidence.order if evidence.distinct[i] <= max(len(evidence.rows) // 2, 2)]
+    pairs = list(combinations(few, 2))
+    keys = evidence.distinct
+    for sources in [*((i,) for i in few), *(pairs if len(pairs) <= _MOST_PAIRS else [])]:
+        if np.prod(keys[list(sources)]) <= len(evidence.rows):
+            for target in evidence.determined(sources):
+                found.setdefault(target, []).append(sources)
+    for all_sources in found.values():
+        all_sources.sort(key=lambda sources: (len(sources), np.prod(keys[list(sources)])))
+    return found
+
+
+def _depends(found: dict[str, Relation], names: Sequence[str], target: str) -> bool:
+    """Whether any of the columns is restored from the target."""
+    return any(name == target or (name in found and _depends(found, found[name].sources, target)) for name in names)
+
+
+def _in_order(found: dict[str, Relation]) -> list[Relation]:
+    """Sources before targets."""
+    ordered: dict[str, Relation] = {}
+
+    def add(name: str) -> None:
+        if name in found and name not in ordered:
+            for source in found[name].sources:
+                add(source)
+            ordered[name] = found[name]
+
+    for name in found:
+        add(name)
+    return list(ordered.values())
