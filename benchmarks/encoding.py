@@ -1,4 +1,4 @@
-"""What encoding costs in training: `fit` on raw rows of a table, relative to `fit` on rows that are encoded already.
+"""What encoding costs in training: `fit` on the cells of a table's rows, relative to `fit` on points that stay the same.
 
     python encoding.py [--json FILE] [--steps N] [--rows N]
 
@@ -43,9 +43,7 @@ def raw_rows(rows: int) -> np.ndarray:
 def preprocessor_for(x: np.ndarray) -> Preprocessor:
     """As `fit_table` makes it."""
     preprocessor = Preprocessor([inspect_numbers(f"x{i}", x[:, i], "double") for i in range(COLUMNS)])
-    rows = torch.from_numpy(x[:100_000])
-    y, _ = preprocessor.maps(preprocessor.dequantize(rows, seeded(0)))
-    preprocessor.whitening.initialize(y.mT, None)
+    preprocessor.initialize(torch.from_numpy(x[:100_000]), seeded(0))
     return preprocessor
 
 
@@ -69,14 +67,14 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def operations(source: MemoryRows, preprocessor: Preprocessor, x: torch.Tensor) -> dict[str, int]:
+def operations(source: MemoryRows, preprocessor: Preprocessor, cells: torch.Tensor) -> dict[str, int]:
     """Operations for a batch of resident rows, for encoding one, and at the start of an epoch."""
     take, rows = source.taker(), torch.arange(BATCH)
     counts = {}
     assert take is not None
     for name, job in (
         ("batch", lambda: take(rows)),
-        ("encoding of a batch", lambda: preprocessor.encode(x[:BATCH], None, seeded(0))),
+        ("encoding of a batch", lambda: preprocessor.encode(cells[:BATCH], None, seeded(0))),
         ("start of an epoch", lambda: source.start_epoch(0, 0)),
     ):
         with Operations() as counted:
@@ -94,11 +92,12 @@ def main() -> None:
     options = parser.parse_args()
     start = time.perf_counter()
     x = raw_rows(options.rows)
-    preprocessor, raw = preprocessor_for(x), torch.from_numpy(x)
-    encoded = preprocessor.encode(raw, None, seeded(0)).x
+    preprocessor = preprocessor_for(x)
+    cells = preprocessor.prepare(torch.from_numpy(x))
+    encoded = preprocessor.encode(cells, None, seeded(0)).x
     rates: dict[str, list[float]] = {"encoded": [], "resident": []}
     for _ in range(REPEATS):
-        rates["encoded"].append(rows_per_second(MemoryRows(raw, encode=preprocessor.encode), options.steps))
+        rates["encoded"].append(rows_per_second(MemoryRows(cells, encode=preprocessor.encode), options.steps))
         rates["resident"].append(rows_per_second(MemoryRows(encoded), options.steps))
     medians = {name: statistics.median(values) for name, values in rates.items()}
     results = {
@@ -108,7 +107,7 @@ def main() -> None:
         "rows_per_second": medians,
         "runs": rates,
         "ratio": medians["encoded"] / medians["resident"],
-        "operations": operations(MemoryRows(raw, encode=preprocessor.encode), preprocessor, raw),
+        "operations": operations(MemoryRows(cells, encode=preprocessor.encode), preprocessor, cells),
     }
     print(f"{'':28}{'rows/s':>12}")
     for name, rate in medians.items():

@@ -14,6 +14,8 @@ Check = Callable[[Any, str], None]
 
 #: Up to this magnitude, float64, JSON and int64 hold every integer exactly.
 LARGEST_INTEGER = 2**53
+#: The most characters of a column's name in a file.
+LONGEST_NAME = 100_000
 
 
 class InvalidValueError(ValueError):

@@ -46,7 +46,18 @@ class DataBijection(Float64Module, Bijection):
         return Inversion.exact(x, -self.log_determinant(x, z))
 
 
-class ColumnMap(DataBijection):
+class ElementwiseDataBijection(DataBijection):
+    """A map of every value by itself: a column has a map of its own."""
+
+    def log_derivative(self, x: Tensor, y: Tensor) -> Tensor:
+        """The log-derivative at every value x, where y is its image; may be one number for each column."""
+        raise NotImplementedError
+
+    def log_determinant(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.log_derivative(x, y).expand_as(y).sum(0)
+
+
+class ColumnMap(ElementwiseDataBijection):
     r"""An increasing elementwise map of columns, x ↦ m(x).
 
     Subclasses define :meth:`value`, :meth:`inverse_value` and :meth:`log_derivative`. Their arguments, one
@@ -74,13 +85,6 @@ class ColumnMap(DataBijection):
         super().__init__(max(map(len, columns.values()), default=1))
         for name, values in columns.items():
             self.register_buffer(name, values)
-
-    def log_derivative(self, x: Tensor, y: Tensor) -> Tensor:
-        """log m′(x), where y = m(x)."""
-        raise NotImplementedError
-
-    def log_determinant(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.log_derivative(x, y).expand_as(y).sum(0)
 
     @classmethod
     def suits(cls, values: Tensor, low: float, high: float, step: float) -> bool:
@@ -208,12 +212,12 @@ class CompressTails(ColumnMap):
 
 
 @register
-class SelectedColumns(DataBijection):
+class SelectedColumns(ElementwiseDataBijection):
     """A bijection of some columns (features); the others are unchanged."""
 
     columns: Tensor
 
-    def __init__(self, features: int, columns: Sequence[int], bijection: DataBijection) -> None:
+    def __init__(self, features: int, columns: Sequence[int], bijection: ElementwiseDataBijection) -> None:
         super().__init__(features)
         self.bijection = bijection
         self.register_buffer("columns", torch.tensor(columns), persistent=False)
@@ -223,6 +227,11 @@ class SelectedColumns(DataBijection):
 
     def inverse_value(self, y: Tensor) -> Tensor:
         return y.index_copy(0, self.columns, self.bijection.inverse_value(y.index_select(0, self.columns)))
+
+    def log_derivative(self, x: Tensor, y: Tensor) -> Tensor:
+        before, after = (t.index_select(0, self.columns) for t in (x, y))
+        own = self.bijection.log_derivative(before, after).expand_as(after)
+        return torch.zeros_like(y).index_copy(0, self.columns, own)
 
     def log_determinant(self, x: Tensor, y: Tensor) -> Tensor:
         return self.bijection.log_determinant(*(t.index_select(0, self.columns) for t in (x, y)))

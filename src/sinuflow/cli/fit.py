@@ -21,24 +21,30 @@ from ..signals import shielded
 from ..training.checkpoint import CheckpointFolder
 from .files import Force, claim_output
 from .info import reconstruction, training, validation
+from .inputs import Sql, input_path, open_input
 from .report import write_report
 from .signals import Stopped
 from .terminal import echo
 
-Missing = Literal["refuse", "drop"]
+Missing = Literal["model", "drop", "refuse"]
 Model = TableModel | ImageModel
 
 
 def command(
     ctx: typer.Context,
-    data: Annotated[Path, typer.Argument(help="CSV, Parquet (file or folder), .npy, or a folder of PNG files.")],
+    data: Annotated[str, typer.Argument(help="A table: CSV (also .gz, .zst), Parquet, … or - for stdin; or images.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The model file to write.")],
+    sql: Sql = None,
     context: Annotated[list[str] | None, typer.Option(help="A column to condition on; may be repeated.")] = None,
     drop: Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")] = None,
-    missing: Annotated[Missing, typer.Option(help="Rows with missing values.")] = "refuse",
+    missing: Annotated[
+        Missing, typer.Option(help="Missing values: model them, or drop or refuse such rows.")
+    ] = "model",
     map_: Annotated[
         list[str] | None,
-        typer.Option("--map", metavar="COL=MAP", help="linear, log, logit or category for a column; may be repeated."),
+        typer.Option(
+            "--map", metavar="COL=MAP", help="auto, linear, log, logit or category for a column; may be repeated."
+        ),
     ] = None,
     conditioning: Annotated[
         Literal["full", "affine", "shift"] | None,
@@ -66,16 +72,18 @@ def command(
     Images are a .npy file of bytes with shape (N, C, H, W), or (N, H, W) for greyscale, or a folder of PNG files, with
     one subfolder for each class.
     """
-    claim_output(ctx, output, force, [data, labels])
+    inputs = [input_path(data, sql), labels]
+    claim_output(ctx, output, force, inputs)
     if report is not None:
-        claim_output(ctx, report, force, [data, labels, output], (".html", ".htm"))
-    images = holds_pictures(data)
-    if not images and data.is_dir() and not any(data.rglob("*.parquet")):
+        claim_output(ctx, report, force, [*inputs, output], (".html", ".htm"))
+    source = open_input(ctx, data, sql)
+    images = isinstance(source, Path) and holds_pictures(source)
+    if isinstance(source, Path) and not images and source.is_dir() and not any(source.rglob("*.parquet")):
         raise DataError(f"{data} is a folder with neither .parquet files nor PNG pictures")
     refused: dict[str, object]
     if images:
         refused = {"--context": context, "--drop": drop, "--map": map_, "--report": report}
-        refused |= {"--missing": missing != "refuse", "--conditioning full": conditioning == "full"}
+        refused |= {"--missing": missing != "model", "--conditioning full": conditioning == "full"}
     else:
         refused = {"--labels": labels, "--size": size != "auto", "--stability": stability is not None}
         refused |= {"--conditioning affine": conditioning == "affine"}
@@ -89,15 +97,15 @@ def command(
         if images:
             penalty = None if stability is None else {"stability": stability}
             options |= {"labels": labels, "size": size, "training": penalty}
-            return fit_images(data, conditioning=conditioning, **options)  # type: ignore[arg-type]
+            return fit_images(source, conditioning=conditioning, **options)  # type: ignore[arg-type]
         options |= {"context": context, "drop": drop, "missing": missing, "maps": _maps(map_ or [])}
-        return fit_table(data, conditioning=conditioning or "full", **options)
+        return fit_table(source, conditioning=conditioning or "full", **options)
 
     model = _resumable_run(output, resume, force, train)
     _print_summary(model)
     echo(f"model: {output}")
     if report is not None and isinstance(model, TableModel):
-        write_report(model, data, report)
+        write_report(model, source, report)
 
 
 def _resumable_run(output: Path, resume: bool, force: bool, train: Callable[[Path], Model]) -> Model:
@@ -158,7 +166,12 @@ def _print_summary(model: Model) -> None:
         columns = f"{len(model.preprocessor.features)} columns modelled"
         if model.preprocessor.context_columns:
             columns += f", {len(model.preprocessor.context_columns)} as context"
-        echo(f"{facts['table']}: {facts['used_rows']:,} rows, {columns}; trained {training(facts)}")
+        rows = f"{facts['used_rows']:,} rows"
+        if facts["used_rows"] < facts["rows"]:
+            rows = f"{facts['used_rows']:,} of {facts['rows']:,} rows (the others have missing values)"
+        echo(f"{facts['table']}: {rows}, {columns}; trained {training(facts)}")
+        for notice in model.notices:
+            echo(notice)
     else:
         count = facts["train_images"] + facts["validation_images"]
         echo(f"{facts['images']}: {count:,} images of {model.describe()}; trained {training(facts)}")

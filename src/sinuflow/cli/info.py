@@ -75,6 +75,8 @@ def _show_table(path: Path, model: TableModel) -> None:
         f"{len(model.split.validation):,} for validation, {len(model.split.test):,} for testing"
     )
     echo(f"training: {training(facts)}, seed {facts['seed']}")
+    for notice in model.notices:
+        echo(notice)
     echo("columns:")
     width = max(len(c.name) for c in model.preprocessor.columns)
     for column in model.preprocessor.columns:

@@ -17,6 +17,7 @@ from ..models.image import ImageModel
 from ..models.table import TableModel
 from .files import ROW_FORMATS, Force, ModelFile, claim_output, load_fitted, write_rows
 from .fit import Missing
+from .inputs import Sql, input_path, open_input
 from .terminal import echo
 
 _ADDED = ("log_density", "anomaly_percentile")
@@ -25,9 +26,12 @@ _ADDED = ("log_density", "anomaly_percentile")
 def command(
     ctx: typer.Context,
     model: ModelFile,
-    data: Annotated[Path, typer.Argument(help="A table with the model's columns, in any order; or images.")],
+    data: Annotated[str, typer.Argument(help="A table with the model's columns, - for stdin, or images.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The .csv or .parquet file to write.")],
-    missing: Annotated[Missing, typer.Option(help="Rows with missing values; drop leaves no score.")] = "refuse",
+    sql: Sql = None,
+    missing: Annotated[
+        Missing, typer.Option(help="Rows with missing values: score them, or leave no score.")
+    ] = "model",
     labels: Annotated[Path | None, typer.Option(help="Images: a .npy file with their classes, from 0.")] = None,
     force: Force = False,
 ) -> None:
@@ -36,32 +40,37 @@ def command(
     The anomaly percentile is the percentage of training rows (validation images) with a higher density: 100 is less
     likely than all of them. Rows keep their order; tables are read and written in batches.
     """
-    claim_output(ctx, output, force, [model, data, labels], ROW_FORMATS)
+    claim_output(ctx, output, force, [model, input_path(data, sql), labels], ROW_FORMATS)
     fitted = load_fitted(model)
     if isinstance(fitted, ImageModel):
+        if sql is not None:
+            raise DataError(f"--sql is for tables, and {model} is a model of images")
         batches, what = iter([_scored_images(fitted, open_pictures(data, labels))]), "images"
     else:
         if labels is not None:
             raise DataError(f"--labels is for images, and {model} is a model of a table")
-        batches, what = scored(fitted, open_table(data), missing == "drop"), "rows"
+        batches, what = scored(fitted, open_table(open_input(ctx, data, sql)), missing), "rows"
     echo(f"scored {write_rows(output, batches):,} {what}: {output}")
 
 
-def scored(model: TableModel, table: Table, allow_missing: bool) -> Iterator[Any]:
+def scored(model: TableModel, table: Table, missing: Missing) -> Iterator[Any]:
     """The table's record batches with unchanged cells, and two more columns."""
     import pyarrow
 
     existing = [name for name in _ADDED if name in table.stored_columns]
     if existing:
         raise DataError(f"{table.name} has a column {existing[0]!r} already: rename or remove it first")
+    modelled = missing == "model" and model.models_missing
     for rows in read_rows(table, model.preprocessor, all_columns=True):
-        if not rows.complete.all() and not allow_missing:
+        if not rows.complete.all() and not modelled and missing != "drop":
             first = rows.first + int((~rows.complete).argmax()) + 1
             raise DataError(
                 f"{table.name} has missing values, first in row {first}: fill them in, or leave the scores of "
                 "such rows empty with --missing drop"
             )
         score = model.score_rows(rows)
+        if not modelled:
+            score[~rows.complete] = np.nan
         batch = rows.batch
         for name, values in zip(_ADDED, (score, model.anomaly_percentile(score)), strict=True):
             batch = batch.append_column(name, pyarrow.array(values, mask=np.isnan(values)))

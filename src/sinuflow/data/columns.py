@@ -1,32 +1,58 @@
-r"""A column of a table, and its bijection from cells to standardized values.
+r"""A column of a table, and its bijection from values to normal scores.
 
-.. math:: x \;\to\; x + h (u - \tfrac12) \;\to\; m(\cdot) \;\to\; \frac{\cdot - c}{s}
-          \;\to\; t \operatorname{asinh}(\cdot / t)
+.. math:: x \;\to\; m(x) \;\to\; \frac{\cdot - c}{s} \;\to\; t \operatorname{asinh}(\cdot / t) \;\to\; \text{spline}(\cdot)
 
-with a step h for columns of integers or of repeated values, uniform dequantization noise u, a column map m (the
-identity, a logarithm, a logit or a user's), a centre c and scale s, and a width t beyond which tails are compressed.
+with a column map m (the identity, a logarithm, a logit or a user's), a centre c and scale s, a width t beyond which
+tails are compressed, and a monotone spline. Values of a grid, repeated values, categories and missing values own a part
+of the axis of normal scores (:mod:`sinuflow.data.cells`).
 """
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from ..bijections import Chain
-from ..bijections.columns import COLUMN_MAPS, ColumnMap, CompressTails, SelectedColumns, Standardize, make_column_map
-from ..checks import LARGEST_INTEGER, InvalidValueError, fields, flag, integer, is_unicode, items, number, one_of, text
+from ..bijections.columns import (
+    COLUMN_MAPS,
+    CompressTails,
+    ElementwiseDataBijection,
+    SelectedColumns,
+    Standardize,
+    make_column_map,
+)
+from ..bijections.quantiles import QuantileSpline
+from ..checks import (
+    LARGEST_INTEGER,
+    LONGEST_NAME,
+    InvalidValueError,
+    anything,
+    fields,
+    flag,
+    integer,
+    is_unicode,
+    items,
+    number,
+    one_of,
+    text,
+)
+from .column_format import ColumnFormat
+from .relations import Relation, relation_from_dict
 
 Kind = Literal["number", "category", "constant"]
 Role = Literal["feature", "context"]
 
-#: The most characters of a column's name in a file.
-LONGEST_NAME = 100_000
 #: The column maps of file format 1, and the fields of a stored column that are their arguments, with defaults.
 _FORMAT_1: dict[str, dict[str, float]] = {"linear": {}, "log": {"offset": 0.0}, "logit": {"lower": 0.0, "upper": 1.0}}
+#: The fields of a column with cells, and those of them that are lists.
+_CELLS = {"knots", "scores", "rows", "cell", "atoms", "masses", "missing", "discrete"}
+_LISTS = ("knots", "scores", "atoms", "masses")
 #: What users may ask for a column by name.
-MAP_NAMES = ("linear", *sorted(COLUMN_MAPS), "category")
+MAP_NAMES = ("auto", "linear", *sorted(COLUMN_MAPS), "category")
 
 
 @dataclass(frozen=True)
@@ -53,27 +79,82 @@ class Column:
     scale: float = 1.0
     tail: float = 0.0  # 0: tails are not compressed
     categories: tuple[Any, ...] = ()
+    knots: tuple[float, ...] = ()  # of the spline after standardization
+    scores: tuple[float, ...] = ()  # of the knots
+    rows: int = 0  # that the cells were estimated from; 0 in format 1, which has none
+    cell: float = 0.0  # the width of a value's cell; 0: a point
+    atoms: tuple[float, ...] = ()  # values or codes with probabilities of their own
+    masses: tuple[float, ...] = ()  # those probabilities
+    missing: float = 0.0  # the probability of a missing value
+    discrete: bool = False  # whether there is nothing but atoms
+    source: str = ""  # the column of the table, if this is a part of it
+    part: int = 0  # its number among the parts
+    format: ColumnFormat | None = None  # of the cells, if they are not plain numbers or categories
+    relation: Relation | None = None  # by which the column is restored from others
+
+    @property
+    def log_spread(self) -> float:
+        """The log-measure over which a value that should not be is spread: the range of a continuous column."""
+        return 0.0 if self.discrete or not self.low < self.high else math.log(self.high - self.low)
+
+    @property
+    def table_column(self) -> str:
+        """The name of the column of the table."""
+        return self.source or self.name
 
     @property
     def width(self) -> int:
         """The size of the column as context."""
-        return len(self.categories) if self.kind == "category" else int(self.kind == "number")
+        return len(self.categories) if self.kind == "category" else int(self.kind == "number") + (self.missing > 0)
+
+    @property
+    def floor(self) -> float:
+        """The least value of samples: the smallest one in the table, if none is negative."""
+        return self.low if self.rows and self.low >= 0 else -math.inf
+
+    @property
+    def ceiling(self) -> float:
+        """The largest value of samples: that of the table, if its values look like shares or percentages."""
+        return self.high if self.rows and (self.high <= 0 or (self.low >= 0 and self.high <= 100)) else math.inf
 
     def describe(self) -> str:
         """How the column is encoded, in a few words."""
         if self.kind == "constant":
             return "constant, left out"
+        if self.relation is not None:
+            return f"restored: {self.relation.describe()}"
         words = [f"{len(self.categories)} categories"] if self.kind == "category" else []
         if self.role == "context":
             words = ["context", *words]
+        elif self.rows:
+            words += self._describe_cells()
         elif self.step and self.kind == "number":
             words = [f"dequantised, step {self.step:g}"]
         words += [self.map] if self.map != "linear" else []
+        if self.rows and self.discrete:
+            return ", ".join(words)
         return ", ".join([*words, "one-hot" if self.role == "context" and self.kind == "category" else "standardised"])
+
+    def _describe_cells(self) -> list[str]:
+        words = [f"step {self.step:g}"] if self.rounded and self.kind == "number" else []
+        if self.kind == "number" and self.atoms:
+            words += [f"{len(self.atoms)} values" if self.discrete else f"{len(self.atoms)} atoms"]
+        words += [f"{self.missing:.1%} missing"] if self.missing else []
+        return words + ([f"{len(self.knots)} quantiles"] if self.knots else [])
 
     def as_dict(self) -> dict[str, Any]:
         """All fields as JSON."""
-        stored = {**asdict(self), "categories": list(self.categories)}
+        stored = {**vars(self), "categories": list(self.categories)}
+        for name, absent in {"source": "", "part": 0, "format": None, "relation": None}.items():
+            if stored[name] == absent:
+                del stored[name]
+        if self.format is not None:
+            stored["format"] = self.format.as_dict()
+        if self.relation is not None:
+            stored["relation"] = self.relation.as_dict()
+        if not self.rows:
+            stored = {name: value for name, value in stored.items() if name not in _CELLS}
+        stored |= {name: list(stored[name]) for name in _LISTS if name in stored}
         for defaults in _FORMAT_1.values():
             stored |= defaults
         if self.map in _FORMAT_1:
@@ -87,7 +168,14 @@ class Column:
         own = {name: value for name, value in stored.items() if name in cls.__dataclass_fields__}
         if stored["map"] in _FORMAT_1:
             own["arguments"] = {name: stored[name] for name in _FORMAT_1[stored["map"]]}
-        column = cls(**{**own, "categories": tuple(stored["categories"])})
+        if "format" in own:
+            own["format"] = ColumnFormat.from_dict(own["format"], "the format of a column")
+        if "relation" in own:
+            own["relation"] = relation_from_dict(own["relation"])
+            if own["relation"].target != own["name"]:
+                raise InvalidValueError("the relation of a column", "one for it", own["relation"].target)
+        tuples = {name: tuple(own[name]) for name in ("categories", *_LISTS) if name in own}
+        column = cls(**{**own, **tuples})
         column._check_consistency()
         return column
 
@@ -104,12 +192,31 @@ class Column:
             raise InvalidValueError(f"the categories of {place}", "of one type", "mixed types")
         if self.kind == "category" and (self.step, self.origin, self.high) != (1.0, 0.0, len(self.categories) - 1.0):
             raise InvalidValueError(f"the cells of {place}", "one for each category", self.high)
+        if self.part and (self.format is None or self.part >= len(self.format.parts)):
+            raise InvalidValueError(f"the part of {place}", "one of its format", self.part)
         if self.rounded and not self.step > 0:
             raise InvalidValueError(f"the step of {place}", "above 0, because its values are on a grid", self.step)
         if self.rounded and not 0 <= (self.high - self.origin) / self.step <= LARGEST_INTEGER:
             raise InvalidValueError(f"the grid of {place}", "one that float64 can count", self.step)
         if not self.low <= self.high:
             raise InvalidValueError(f"the bounds of {place}", "in increasing order", self.low)
+        if self.rows:
+            self._check_cells(place)
+
+    def _check_cells(self, place: str) -> None:
+        """Refuse cells that overlap, or that do not have the probability 1 together."""
+        total = math.fsum((self.missing, *self.masses))
+        if len(self.atoms) != len(self.masses) or any(a >= b for a, b in pairwise(self.atoms)):
+            raise InvalidValueError(f"the atoms of {place}", "increasing, with one mass each", len(self.atoms))
+        if total > 1 + 1e-9 or (self.discrete and not (self.atoms and total > 1 - 1e-9)):
+            raise InvalidValueError(f"the masses of {place}", "probabilities", total)
+        if self.kind == "category" and not (self.discrete and self.atoms == tuple(range(len(self.categories)))):
+            raise InvalidValueError(f"the atoms of {place}", "one for each category", len(self.atoms))
+        if not self.discrete and not self.low < self.high:
+            raise InvalidValueError(f"the bounds of {place}", "different", self.low)
+        steps = (b - a for values in (self.knots, self.scores) for a, b in pairwise(values))
+        if len(self.knots) != len(self.scores) or len(self.knots) == 1 or any(step < 1e-9 for step in steps):
+            raise InvalidValueError(f"the knots of {place}", "increasing, with one score each", len(self.knots))
 
 
 def drop_option(column: str) -> str:
@@ -132,7 +239,7 @@ def columns_bijection(columns: Sequence[Column]) -> Chain:
     for i, c in enumerate(columns):
         if c.map != "linear":  # a map without arguments cannot tell how many columns it has
             groups.setdefault((c.map, *sorted(c.arguments)) if c.arguments else i, []).append(i)
-    parts: list[tuple[list[int], ColumnMap]] = []
+    parts: list[tuple[list[int], ElementwiseDataBijection]] = []
     for group in groups.values():
         first = columns[group[0]]
         arguments = {name: [columns[i].arguments[name] for i in group] for name in first.arguments}
@@ -143,6 +250,10 @@ def columns_bijection(columns: Sequence[Column]) -> Chain:
     tails = [i for i, c in enumerate(columns) if c.tail]
     if tails:
         parts.append((tails, CompressTails(width=[columns[i].tail for i in tails])))
+    splines = [i for i, c in enumerate(columns) if c.knots]
+    if splines:
+        knots = QuantileSpline([columns[i].knots for i in splines], [columns[i].scores for i in splines])
+        parts.append((splines, knots))
     return Chain([layer if len(part) == size else SelectedColumns(size, part, layer) for part, layer in parts])
 
 
@@ -168,5 +279,16 @@ _STORED = fields(
         **dict.fromkeys(("origin", "low", "high", "lower", "upper", "offset", "centre"), number()),
         "categories": items(_scalar),
     },
-    {"arguments": fields({}, others=number())},
+    {
+        "arguments": fields({}, others=number()),
+        **dict.fromkeys(_LISTS, items(number())),
+        "masses": items(number(above=0)),
+        "rows": integer(1),
+        **dict.fromkeys(("cell", "missing"), number(low=0)),
+        "discrete": flag,
+        "source": text(LONGEST_NAME),
+        "part": integer(0, 2),
+        "format": anything,  # checked by ColumnFormat
+        "relation": fields({}, others=anything),  # checked by relation_from_dict
+    },
 )

@@ -10,18 +10,18 @@ import numpy as np
 import torch
 
 from ..bijections.columns import COLUMN_MAPS, ColumnMap, column_map_mistake, make_column_map
+from ..bijections.quantiles import fit_quantiles
 from ..checks import LARGEST_INTEGER
 from ..errors import ArgumentError, DataError
-from .columns import Column, Role, drop_option
-from .values import Array
+from .atoms import all_atoms, with_atoms
+from .columns import Column, Role, columns_bijection
+from .numbers import Array
 
 #: What users may ask for a column: a name, or a class or instance of their own.
 Wish = str | type[ColumnMap] | ColumnMap
 
 #: The share of repeated values from which a column without a grid, or one of decimals, is dequantized.
 _REPEATED, _REPEATED_DECIMALS = 0.02, 0.05
-#: A value this many typical deviations from the median makes all others indistinguishable.
-_ABSURD = 1e7
 #: Where tails begin to be compressed, in standard deviations, and where those do that reach beyond ``_TAIL``.
 _TAIL, _HEAVY_TAIL = 8.0, 3.0
 
@@ -34,46 +34,56 @@ def inspect_numbers(
     wish: Wish | None = None,
     bounds: tuple[float, float] | None = None,
 ) -> Column:
-    """The column for these finite numbers; ``bounds`` are those of all rows, if these are only some of them."""
-    low, high = (float(values.min()), float(values.max())) if bounds is None else bounds
-    if low == high:
+    """The column for these numbers, NaN if missing.
+
+    ``bounds`` are those of all rows, if these are only some of them.
+    """
+    known = values[~np.isnan(values)]
+    low, high = (float(known.min()), float(known.max())) if bounds is None else bounds
+    if low == high and len(known) == len(values):
         value = int(low) if "int" in type_name else low
         return Column(name, "constant", type_name, role, categories=(value,))
-    column = Column(name, "number", type_name, role, low=low, high=high)
-    column = _with_map(_with_grid(column, values), values, wish)
+    missing = 1 - len(known) / len(values)
+    column = Column(name, "number", type_name, role, low=low, high=high, rows=len(values), missing=missing)
+    column = _with_grid(column, known)
+    rest = known
+    if role == "feature":
+        column, rest = with_atoms(column, known)
+        if column.discrete:
+            return column
+    column = _with_map(column, rest, wish)
     if wish is not None and not isinstance(wish, str):
-        _refuse_wrong(column, values)
-    _refuse_absurd(column, values)
-    return _standardized(column, values)
+        _refuse_wrong(column, rest)
+    _refuse_outside(column, rest)
+    column = _standardized(column, rest)
+    return column if role == "context" or wish is not None else _with_spline(column, rest)
 
 
 def inspect_codes(name: str, codes: Array, categories: tuple[Any, ...], type_name: str, role: Role) -> Column:
-    """The column for a category, from the codes 0, 1, ... of its values."""
-    if len(categories) == 1:
+    """The column for a category, from the codes 0, 1, ... of its values, NaN if missing."""
+    known = codes[~np.isnan(codes)]
+    if len(categories) == 1 and len(known) == len(codes):
         return Column(name, "constant", type_name, role, categories=categories)
     high = len(categories) - 1.0
     column = Column(name, "category", type_name, role, step=1.0, rounded=True, high=high, categories=categories)
-    return _standardized(column, codes)
+    counts = np.bincount(known.astype(np.int64), minlength=len(categories))
+    return all_atoms(replace(column, rows=len(codes)), np.arange(len(categories)), counts, len(codes) - len(known))
 
 
-def _refuse_absurd(column: Column, values: Array) -> None:
-    """Refuse values outside of the map, and any so far away that all others would collapse to one point."""
-    values = np.append(values, [column.low, column.high])
-    mapped = _mapped(column, values)
-    outside = values[~np.isfinite(mapped)]
+def _with_spline(column: Column, values: Array) -> Column:
+    """The column with a spline through the quantiles of its mapped values, spread over their cells."""
+    random = np.random.default_rng(0)
+    spread = values + column.cell * (random.random(len(values)) - 0.5)
+    mapped = columns_bijection([column])(torch.from_numpy(spread)[:, None])[0][:, 0].numpy()
+    knots, scores = fit_quantiles(mapped[np.isfinite(mapped)])
+    return column if knots == scores else replace(column, knots=knots, scores=scores)
+
+
+def _refuse_outside(column: Column, values: Array) -> None:
+    """Refuse values outside of the map."""
+    outside = values[~np.isfinite(_mapped(column, values))]
     if len(outside):
         raise DataError(f"column {column.name!r} holds {outside[0]:g}, which is outside of the map {column.map!r}")
-    quarter, median, three = np.quantile(mapped, [0.25, 0.5, 0.75]).tolist()
-    distance = np.abs(mapped - median)
-    worst = int(distance.argmax())
-    # Where most values are equal, the typical deviation is that of the others.
-    others = distance[distance > 0]
-    width = three - quarter if three > quarter else float(np.median(others)) if len(others) else np.inf
-    if distance[worst] > _ABSURD * width:
-        raise DataError(
-            f"column {column.name!r} holds {values[worst]:g}, absurdly far from its other values, which are around "
-            f"{float(np.median(values)):g}: remove such rows, or leave the column out with {drop_option(column.name)}"
-        )
 
 
 def _refuse_wrong(column: Column, values: Array) -> None:
@@ -97,10 +107,10 @@ def _with_grid(column: Column, values: Array) -> Column:
             units = np.round((ends - column.low) * 10.0**digits)
             if units.max() < LARGEST_INTEGER:
                 step = float(np.gcd.reduce(units[units > 0].astype(np.int64))) / 10.0**digits
-                return replace(column, step=step, origin=column.low, rounded=True, digits=digits)
+                return replace(column, step=step, cell=step, origin=column.low, rounded=True, digits=digits)
     if len(distinct) > 1 and repeated >= _REPEATED:
         gap = float(np.median(np.diff(distinct)))
-        return replace(column, step=gap, origin=float(distinct[0]))
+        return replace(column, step=gap, cell=gap, origin=float(distinct[0]))
     return column
 
 
@@ -120,7 +130,7 @@ def _digits(distinct: Array) -> int | None:
 
 def _with_map(column: Column, values: Array, wish: Wish | None) -> Column:
     """The column with the map of this name, class or instance, or with the first automatic one that suits."""
-    known = torch.from_numpy(values), column.low, column.high, column.step
+    known = torch.from_numpy(values), float(values.min()), float(values.max()), column.step
     if wish is None:
         wish = next((name for name, kind in COLUMN_MAPS.items() if kind.suits(*known)), "linear")
     if wish == "linear":

@@ -31,6 +31,11 @@ class Split:
             free[ids] = False
         return np.flatnonzero(free)
 
+    @property
+    def held_out(self) -> Ids:
+        """The validation and test rows."""
+        return np.sort(np.concatenate([self.validation, self.test]))
+
     def stored(self) -> dict[str, Ids]:
         """The arrays that define the split."""
         return {"validation": self.validation, "test": self.test, "unused": self.unused}
@@ -57,6 +62,14 @@ def split_rows(usable: Ids, rows: int, seed: int, test: bool = True) -> Split:
     unused = np.ones(rows, dtype=bool)
     unused[usable] = False
     return Split(rows, np.sort(usable[validation]), np.sort(usable[testing]), np.flatnonzero(unused))
+
+
+def folds(usable: Ids, rows: int, seed: int, count: int) -> list[Split]:
+    """Splits whose validation rows are the parts of a random partition of the usable rows."""
+    unused = np.ones(rows, dtype=bool)
+    unused[usable] = False
+    parts = np.array_split(np.random.default_rng([seed, 2]).permutation(usable), count)
+    return [Split(rows, np.sort(part), part[:0], np.flatnonzero(unused)) for part in parts]
 
 
 def _held_out(rows: int) -> int:

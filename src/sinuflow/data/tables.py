@@ -1,8 +1,9 @@
-"""Opening CSV, Parquet, NumPy, pandas, Polars and Arrow tables, and reading their rows for a model."""
+"""Opening files, frames, arrays and query results as tables, and reading their rows for a model."""
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,11 +16,30 @@ from ..errors import DataError
 from . import formats
 from .columns import Column, quoted_list
 from .csv_files import csv_dataset, with_missing
+from .json_lines import json_lines
+from .numbers import Array
 from .preprocessing import Preprocessor
-from .values import Array, numbers_of
+from .values import numbers_of
 
 #: Rows read at a time.
 _CHUNK = 65_536
+#: How to read files of other formats.
+_REMEDIES = {
+    **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".ods"), "save it as CSV, or pass the frame of pandas.read_excel"),
+    ".dta": "pass the frame of pandas.read_stata",
+    **dict.fromkeys((".sas7bdat", ".xpt"), "pass the frame of pandas.read_sas"),
+    ".sav": "pass the frame of pandas.read_spss",
+    ".json": "write one object per line (.jsonl), or pass the frame of pandas.read_json",
+    **dict.fromkeys((".h5", ".hdf5"), "pass the frame of pandas.read_hdf"),
+    ".orc": "pass the table of pyarrow.orc.read_table",
+    ".avro": "pass the frame of polars.read_avro",
+    ".arff": "pass a frame of the array that scipy.io.arff.loadarff returns",
+    ".mat": "pass an array of scipy.io.loadmat",
+    **dict.fromkeys((".rds", ".rdata"), "write the table as CSV or Parquet from R"),
+    **dict.fromkeys((".pkl", ".pickle"), "pickles can run code; write the table as Parquet"),
+    **dict.fromkeys((".db", ".sqlite", ".sqlite3", ".duckdb"), "choose rows by `--sql 'SELECT * FROM table'`"),
+    **dict.fromkeys((".zip", ".tar", ".tgz", ".7z", ".xz", *formats.COMPRESSIONS), "unpack it first"),
+}
 
 
 class Table:
@@ -69,39 +89,53 @@ class Table:
             return int(self.dataset.count_rows())
 
 
-def open_table(data: Any) -> Table:
-    """Open a table from a path, a data frame, an Arrow table or dataset, or an array."""
+def open_table(data: Any, name: str | None = None) -> Table:
+    """Open a table from a path, a frame, an Arrow table or dataset, the result of a query, or an array.
+
+    ``name`` is what messages call it, by default the path.
+    """
     arrow, datasets = formats.arrow_modules()
     if isinstance(data, (str, os.PathLike)):
-        return _open_path(Path(data))
+        return _open_path(Path(data), name or str(data))
     if isinstance(data, Table):
         return data
     if isinstance(data, datasets.Dataset):
-        return Table("the dataset", data)
+        return Table(name or "the dataset", data)
     if isinstance(data, (arrow.Table, arrow.RecordBatch)):
-        return Table("the table", datasets.dataset(data))
+        return Table(name or "the table", datasets.dataset(data))
     if isinstance(data, np.ndarray):
         return Table("the array", datasets.dataset(formats.array_to_arrow("the array", data)))
     return Table("the frame", datasets.dataset(formats.frame_to_arrow(data)))
 
 
-def _open_path(path: Path) -> Table:
+def _open_path(path: Path, name: str) -> Table:
     try:
-        path.stat()
+        mode = path.stat().st_mode
     except (FileNotFoundError, ValueError):  # a path with a null byte is a ValueError
         raise DataError(f"there is no {path}") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    _, datasets = formats.arrow_modules()
     suffix = path.suffix.lower()
-    if path.is_dir() or suffix in (".parquet", ".pq"):
+    if stat.S_ISDIR(mode) or suffix in (".parquet", ".pq"):
         dataset, files = formats.parquet_dataset(path)
-        return Table(str(path), dataset, files)
-    if suffix == ".npy":
-        array = formats.open_array(path, "write it with numpy.save")
-        return Table(str(path), formats.arrow_modules()[1].dataset(formats.array_to_arrow(str(path), array)))
-    if suffix in (".csv", ".tsv", ".txt"):
-        return Table(str(path), csv_dataset(path), text=True)
-    raise DataError(f"cannot read {path}: Sinuflow reads .csv, .tsv, .parquet and .npy files, and folders")
+        return Table(name, dataset, files)
+    if not stat.S_ISREG(mode):
+        raise DataError(f"cannot read {path}: it is not a regular file, and tables are read more than once")
+    text = Path(path.stem).suffix.lower() if suffix in formats.COMPRESSIONS else suffix
+    if text in (".csv", ".tsv", ".txt"):
+        return Table(name, csv_dataset(path, name), text=True)
+    if text in (".jsonl", ".ndjson"):
+        return Table(name, datasets.dataset(json_lines(path, name)), text=True)
+    if suffix in (".feather", ".arrow"):
+        return Table(name, formats.ipc_dataset(path))
+    if suffix in (".npy", ".npz"):
+        array = formats.open_array(path, "write it with numpy.save") if suffix == ".npy" else formats.open_npz(path)
+        return Table(name, datasets.dataset(formats.array_to_arrow(name, array)))
+    remedy = _REMEDIES.get(suffix, "save the table in a format that Sinuflow reads")
+    raise DataError(
+        f"cannot read {path}: {remedy} (Sinuflow reads .csv, .tsv, .jsonl, .parquet, .feather, .npy and .npz)"
+    )
 
 
 class Rows(NamedTuple):
@@ -112,28 +146,34 @@ class Rows(NamedTuple):
     context: Tensor | None  # (n, context columns)
     complete: np.ndarray[Any, np.dtype[np.bool_]]  # rows without missing values
     first: int  # number of the first row
+    log_relations: Array  # the log-density of the columns that are restored from others
 
 
 def columns_to_numbers(columns: list[Column], batch: Any, first_row: int, table: Table) -> Array:
     """The columns of a record batch of this table, found by name, as numbers."""
-    return np.stack([numbers_of(c, table.cells(batch, c.name), first_row, table.name) for c in columns], axis=1)
+    arrays = [table.cells(batch, c.table_column) for c in columns]
+    return np.stack([numbers_of(c, a, first_row, table.name) for c, a in zip(columns, arrays, strict=True)], axis=1)
 
 
 def read_rows(table: Table, preprocessor: Preprocessor, all_columns: bool = False) -> Iterator[Rows]:
     """The rows of a table, piece by piece, in order; with ``all_columns`` also those that the model does not need."""
-    wanted = [*preprocessor.features, *preprocessor.context_columns]
+    wanted = [*preprocessor.features, *preprocessor.context_columns, *preprocessor.restored]
     present = set(table.columns)
-    absent = [c.name for c in preprocessor.columns if c.kind != "constant" and c.name not in present]
+    needed = dict.fromkeys(c.table_column for c in preprocessor.columns if c.kind != "constant")
+    absent = [name for name in needed if name not in present]
     if absent:
         raise DataError(
             f"{table.name} lacks {'columns' if len(absent) > 1 else 'the column'} {quoted_list(absent)}, "
             "which the model was trained on"
         )
-    first, split = 0, len(preprocessor.features)
-    for batch in table.batches(table.stored_columns if all_columns else [c.name for c in wanted]):
+    split = len(preprocessor.features)
+    first, end = 0, split + len(preprocessor.context_columns)
+    for batch in table.batches(table.stored_columns if all_columns else list(needed)):
         if not len(batch):
             continue
-        numbers = torch.from_numpy(columns_to_numbers(wanted, batch, first, table))
-        context = numbers[:, split:] if preprocessor.context_columns else None
-        yield Rows(batch, numbers[:, :split], context, ~torch.isnan(numbers).any(1).numpy(), first)
+        values = columns_to_numbers(wanted, batch, first, table)
+        relations = preprocessor.log_relations({c.name: values[:, i] for i, c in enumerate(wanted)})
+        numbers = torch.from_numpy(values)
+        context = numbers[:, split:end] if preprocessor.context_columns else None
+        yield Rows(batch, numbers[:, :split], context, ~np.isnan(values).any(1), first, relations)
         first += len(batch)

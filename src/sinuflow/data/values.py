@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ..checks import LARGEST_INTEGER
 from ..errors import DataError
+from .column_format import unreadable
 from .columns import Column, drop_option, quoted_list
-
-Array = np.ndarray[Any, np.dtype[np.float64]]
+from .numbers import Array, parse_number
 
 #: Strings that are integers, and not real numbers such as 1e20.
 _INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
@@ -38,14 +39,6 @@ def to_numbers(array: Any) -> tuple[Array, np.ndarray[Any, np.dtype[np.bool_]]]:
         numbers = [parse_number(text) for text in texts]
         bad = [number is None and text is not None for number, text in zip(numbers, texts, strict=True)]
         return np.array(numbers, dtype=np.float64), np.array(bad)
-
-
-def parse_number(text: Any) -> float | None:
-    """The number that a string represents, or None."""
-    try:
-        return None if "_" in text else float(text)  # 1_000 is Python's notation, and an identifier elsewhere
-    except (TypeError, ValueError):
-        return None
 
 
 def refuse_unusable(array: Any, numbers: Array, column: str, first_row: int, table: str) -> None:
@@ -96,6 +89,15 @@ def recode(places: Array, codes: list[float]) -> Array:
 
 def numbers_of(column: Column, array: Any, first_row: int, table: str) -> Array:
     """Cells of a known column as numbers or codes, NaN where they are missing; others than it can hold are refused."""
+    if column.format is not None:
+        numbers = column.format.read(array)[:, column.part]
+        at = unreadable(array, numbers)
+        if at is not None:
+            raise DataError(
+                f"{table}, row {first_row + at + 1}: column {column.table_column!r} holds {array[at].as_py()!r}, which "
+                "is not in the format of the training table"
+            )
+        return numbers
     if column.kind == "category":
         return _codes_of(column, array, first_row, table)
     if kind_of(str(array.type)) not in ("text", "number"):
@@ -114,7 +116,9 @@ def _codes_of(column: Column, array: Any, first_row: int, table: str) -> Array:
     codes = [np.nan if value is None else code_of(column, value) for value in values]
     known = recode(places, [-1.0 if code is None else float(code) for code in codes])
     unknown = (known < 0).nonzero()[0]
-    if len(unknown):
+    if column.rows:  # the cells have a place for values that were never seen
+        known[unknown] = np.inf
+    elif len(unknown):
         value = values[int(places[unknown[0]])]
         raise DataError(
             f"{table}, row {first_row + int(unknown[0]) + 1}: column {column.name!r} holds {value!r}, which the "
@@ -145,17 +149,30 @@ def _plain(value: Any) -> Any:
 
 
 def to_arrow(column: Column, numbers: Array) -> Any:
-    """Numbers or codes as an Arrow array of the column's type."""
+    """Numbers or codes as an Arrow array of the column's type, null where they are NaN."""
     import pyarrow
 
+    missing = np.isnan(numbers)
     if column.kind == "category":
-        return pyarrow.array([column.categories[int(code)] for code in numbers])
+        return pyarrow.array([None if code != code else column.categories[int(code)] for code in numbers.tolist()])
     if column.kind == "constant":
         return pyarrow.array([column.categories[0]] * len(numbers))
     if "int" in column.type:
-        return pyarrow.array(np.round(numbers).astype(np.int64))
+        return pyarrow.array(np.round(np.where(missing, 0.0, numbers)).astype(np.int64), mask=missing)
     if column.rounded:
         numbers = np.round(numbers, column.digits)  # 0.1 + 0.2 is not 0.3
-    if column.type in ("float", "halffloat"):
-        return pyarrow.array(numbers.astype(np.float32))
-    return pyarrow.array(numbers)
+    return pyarrow.array(
+        numbers.astype(np.float32 if column.type in ("float", "halffloat") else np.float64), mask=missing
+    )
+
+
+def table_arrays(columns: list[Column], numbers: Mapping[str, Array]) -> list[Any]:
+    """Numbers or codes, by the names of columns, as the Arrow arrays of the table's columns."""
+    arrays = []
+    for column in columns:
+        if column.format is None:
+            arrays.append(to_arrow(column, numbers[column.name]))
+        elif column.part == 0:
+            parts = [c.name for c in columns if c.table_column == column.table_column]
+            arrays.append(column.format.write(np.stack([numbers[name] for name in parts], axis=1)))
+    return arrays

@@ -127,6 +127,11 @@ class Run:
         settings |= {"checkpoint": self.checkpoint, "resume": self.resume, "progress": self.progress}
         return fit(flow, train, validation, device=self.device, seed=self.seed, **settings)
 
+    def refit(self, flow: SinusoidalFlow, recipe: Recipe, train: RowSource, steps: int) -> None:
+        """Train another flow in so many steps, without validation, checkpoints and progress."""
+        settings = {**recipe.training, **(self.training or {}), "steps": max(1, steps), "patience": None}
+        fit(flow, train, device=self.device, seed=self.seed, progress=False, **settings)
+
     def facts(self, result: FitResult) -> dict[str, Any]:
         """The provenance of any fitted model."""
         taken = {"steps": result.steps, "best_step": result.best_step, "seconds": round(monotonic() - self.started, 1)}

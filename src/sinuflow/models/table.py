@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -10,15 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checks import anything, choice, fields, integer, items, number, optional, text
+from ..checks import LONGEST_NAME, anything, choice, fields, integer, items, number, optional, text
 from ..data import Column, Preprocessor, open_table
-from ..data.columns import LONGEST_NAME, MAP_NAMES, quoted_list
+from ..data.columns import MAP_NAMES, quoted_list
 from ..data.split import Split
 from ..data.tables import Rows, read_rows
-from ..data.values import code_of, to_arrow
+from ..data.values import code_of, table_arrays
 from ..errors import DataError, InversionError
+from ..flows.distribution import FlowDistribution
 from ..flows.inversion import CERTIFICATES, Certify, Drawn, inverse_with_fallback
 from ..flows.sinusoidal import SinusoidalFlow
+from .calibration import ENOUGH, percentile
 from .fitted import FittedModel, model_schema
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -37,7 +40,12 @@ _SCHEMA = model_schema(
         "content": text(200),
         "torch": text(200),
     },
-    {"validation_nll": optional(number(finite=False)), "estimator": _ESTIMATOR},
+    {
+        "validation_nll": optional(number(finite=False)),
+        "estimator": _ESTIMATOR,
+        "calibration_rows": integer(1),
+        "set_aside": fields({}, others=text()),
+    },
 )
 
 
@@ -65,19 +73,26 @@ class TableModel(FittedModel):
 
     @property
     def format_version(self) -> int:
-        """Version 0.1.0 knows no maps of users."""
-        return 1 if all(c.map in MAP_NAMES for c in self.preprocessor.columns) else 2
+        """Version 0.1.0 knows no cells and no maps of users."""
+        known = all(c.map in MAP_NAMES and not c.rows for c in self.preprocessor.columns)
+        return 1 if known else 2
 
     @property
     def columns(self) -> list[str]:
         """The names of all columns, in the table's order."""
-        return [c.name for c in self.preprocessor.columns]
+        return list(dict.fromkeys(c.table_column for c in self.preprocessor.columns))
 
     def log_prob(self, data: Any) -> Array:
         """The log-density of every row of a table, in nats and in the columns' own units.
 
-        ``data`` is anything that can be opened as a table: a frame, a path, an array. Values of
-        integer columns and categories are scored at the middles of their cells.
+        ``data`` is anything that can be opened as a table: a frame, a path, an array.
+
+        Values of a column that are categories, missing, or atoms (repeated values in a continuous column) contribute
+        their probability; other values a density, and values on a grid, such as integers, their probability divided
+        by the grid's step. The same row always has the same score: see :meth:`Preprocessor.score_points
+        <sinuflow.data.preprocessing.Preprocessor.score_points>`. A value that the column cannot have, such as a
+        category that was never seen, has the probability 1 / (n + 2) after n training rows, and is not used to judge
+        the other columns.
         """
         scores = [self.score_rows(rows) for rows in read_rows(open_table(data), self.preprocessor)]
         result = np.concatenate(scores) if scores else np.empty(0)
@@ -86,16 +101,37 @@ class TableModel(FittedModel):
             raise DataError(f"{missing} rows have missing values: fill them in, or leave those rows out")
         return result
 
+    @property
+    def notices(self) -> list[str]:
+        """What a user should know about the model: columns that were set aside, and why."""
+        notices = [
+            f"column {name!r} is set aside: {reason}; to model it, fit with --map {shlex.quote(f'{name}=auto')}"
+            for name, reason in self.facts.get("set_aside", {}).items()
+        ]
+        rows = self.facts.get("calibration_rows", ENOUGH)
+        if rows < ENOUGH:
+            notices.append(
+                f"anomaly percentiles come from {rows} rows, and are steps of {100 / (rows + 1):.1f}: too few to tell "
+                "percentile 99 from 98"
+            )
+        return notices
+
+    @property
+    def models_missing(self) -> bool:
+        """Whether rows with missing values have a log-density; they have none for models of format 1."""
+        return self.preprocessor.cells is not None
+
     def score_rows(self, rows: Rows) -> Array:
-        """The log-density of rows of a table, NaN where a value is missing and nowhere else."""
-        result = np.full(len(rows.complete), np.nan)
-        complete = torch.from_numpy(rows.complete)
-        context = None if rows.context is None else rows.context[complete]
-        result[rows.complete] = self.score_numbers(rows.x[complete], context).numpy()
-        failed = np.isnan(result) & rows.complete
+        """The log-density of rows of a table; NaN where a value is missing, unless those are modelled."""
+        scored = np.ones_like(rows.complete) if self.models_missing else rows.complete
+        result = np.full(len(scored), np.nan)
+        wanted = torch.from_numpy(scored)
+        context = None if rows.context is None else rows.context[wanted]
+        result[scored] = self.score_numbers(rows.x[wanted], context).numpy() + rows.log_relations[scored]
+        failed = np.isnan(result) & scored
         if failed.any():
             raise DataError(
-                f"row {rows.first + int(failed.argmax()) + 1} has no missing value, but its log-density is NaN: "
+                f"the log-density of row {rows.first + int(failed.argmax()) + 1} is NaN: "
                 "the model's parameters are degenerate; fit the model again"
             )
         return result
@@ -107,17 +143,28 @@ class TableModel(FittedModel):
         preprocessor = self.preprocessor.on(like.device)
         for start in range(0, len(x), _ROWS):
             rows = slice(start, start + _ROWS)
-            y, ladj = preprocessor(x[rows].to(like.device))
             side = None if context is None else preprocessor.context(context[rows].to(like.device)).to(like)
-            # Outside of a logarithm's or logit's range the density is 0.
-            inside = y.isfinite().all(1) & ladj.isfinite()
-            y = torch.where(inside.unsqueeze(1), y, 0.0).to(like)
-            score = self.flow(side, validate_args=False).log_prob(y).double() + ladj
-            parts.append(torch.where(inside, score, -torch.inf).cpu())
+            distribution = self.flow(side, validate_args=False)
+
+            def log_prob(y: Tensor, distribution: FlowDistribution = distribution) -> Tensor:
+                # Outside of a logarithm's or logit's range the density is 0.
+                inside = y.isfinite().all(1)
+                score = distribution.log_prob(torch.where(inside.unsqueeze(1), y, 0.0).to(like)).double()
+                return torch.where(inside, score, -torch.inf)
+
+            score = preprocessor.score_points(log_prob, x[rows].to(like.device))
+            parts.append(score.cpu())
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 
     def anomaly_percentile(self, log_density: Array) -> Array:
-        """The percentage of training rows with a higher density: 100 is more anomalous than all of them."""
+        """The percentage of calibration rows with a higher density: 100 is more anomalous than all of them.
+
+        Calibration rows were held out; tables under 2,000 rows are cross-fitted, so that every row is one. Of n
+        calibration rows, the highest percentile is 100 n / (n + 1). Models of version 0.1.0 compare with training rows,
+        which makes fresh rows look more anomalous than they are.
+        """
+        if "calibration_rows" in self.facts:
+            return percentile(log_density, self.quantiles.numpy(), self.facts["calibration_rows"])
         grid = self.quantiles.numpy()
         shares = np.interp(log_density, grid, np.linspace(0, 1, len(grid)))
         return np.where(np.isnan(log_density), np.nan, 100 * (1 - shares))
@@ -162,14 +209,15 @@ class TableModel(FittedModel):
             noise = torch.randn((size, self.flow.features), generator=generator, dtype=like.dtype, device=like.device)
             y, residual = inverse_with_fallback(self.flow.bijection, noise, context, certify)
             x = self.preprocessor.inverse(y.cpu()).numpy()
-            if not np.isfinite(x).all():
+            if np.isinf(x).any() or not (self.models_missing or np.isfinite(x).all()):
                 raise InversionError(
                     f"{int((~np.isfinite(x)).any(1).sum())} of {size} draws overflow float64 in the units of their "
                     "columns: the flow is not trained well enough to be sampled"
                 )
             values = {name: np.full(size, number) for name, number in fixed.items()}
             values |= {c.name: x[:, i] for i, c in enumerate(self.preprocessor.features)}
-            arrays = [to_arrow(column, values[column.name]) for column in self.preprocessor.columns]
+            self.preprocessor.restore(values)
+            arrays = table_arrays(self.preprocessor.columns, values)
             yield Drawn(pyarrow.record_batch(arrays, names=self.columns), residual)
 
     def _context(self, given: Mapping[str, Any]) -> Tensor | None:

@@ -15,16 +15,19 @@ from ..data import Preprocessor, Survey, Table, open_table, survey
 from ..data.arrow_rows import ArrowRows
 from ..data.inspect import Wish
 from ..data.sources import CONTENT_ROWS, MemoryRows, RowSource, content_hash, fingerprint, seeded
-from ..data.split import Ids, Split, split_rows
+from ..data.split import Ids, Split, folds, split_rows
 from ..data.tables import columns_to_numbers
 from ..flows.sinusoidal import SinusoidalFlow
 from ..training.progress import make_progress
-from .defaults import table_recipe
-from .fitted import Run, quantiles_of
+from .calibration import calibration_quantiles
+from .defaults import Recipe, table_recipe
+from .fitted import Run
 from .table import TableModel
 
-#: The most rows for estimating the whitening and the quantiles of the scores, and the most validation rows.
+#: The most rows for estimating the whitening, and the most validation rows and rows for calibration.
 _ENOUGH, _VALIDATION = 100_000, 20_000
+#: Tables with fewer rows are cross-fitted for calibration, in so many folds.
+_SMALL, _FOLDS = 2_000, 4
 
 
 def fit_table(
@@ -32,7 +35,7 @@ def fit_table(
     *,
     context: list[str] | None = None,
     drop: list[str] | None = None,
-    missing: str = "refuse",
+    missing: str = "model",
     maps: Mapping[str, Wish] | None = None,
     conditioning: str = "full",
     steps: int | None = None,
@@ -49,12 +52,13 @@ def fit_table(
     """Learn the density of a table.
 
     Args:
-        data: a path to CSV, Parquet or NumPy data, a pandas or Polars frame, an Arrow table, an array.
+        data: a path, a pandas or Polars frame, an Arrow table, a DuckDB relation, an array.
         context: columns that the density is conditioned on.
         drop: columns to leave out.
-        missing: ``"refuse"`` rows with missing values, or ``"drop"`` them.
+        missing: ``"model"`` missing values as values of their own, ``"drop"`` rows that have some, or ``"refuse"``
+            such a table.
         maps: a map for a column, instead of the one that its values suggest: ``"linear"``, ``"log"``,
-            ``"logit"``, ``"category"``, or a registered :class:`~sinuflow.bijections.columns.ColumnMap` of your own,
+            ``"logit"``, ``"category"``, ``"auto"`` to keep a column that looks like row numbers or identifiers, or a registered :class:`~sinuflow.bijections.columns.ColumnMap` of your own,
             as an instance or as a class with a ``fit``.
         conditioning: the kind of flow, ``"full"`` or ``"shift"``.
         steps: the most training steps; by default they depend on the number of rows.
@@ -84,9 +88,15 @@ def fit_table(
     validation = rows.source(_some(split.validation, _VALIDATION, seed))
     result = run.train(flow, recipe, rows.source(split.train), validation)
     model = TableModel(flow, preprocessor, split, torch.zeros(0), result.history, {})
-    model.quantiles = quantiles_of(model.score_numbers(*rows.sample))
+    if len(surveyed.usable) < _SMALL:
+        scores = _cross_fitted_scores(run, table, surveyed, recipe, result.best_step)
+    else:
+        scores = model.score_numbers(*rows.in_memory(_some(split.held_out, _VALIDATION, seed)))
+    model.quantiles = calibration_quantiles(scores)
     model.facts |= {
+        "calibration_rows": len(scores),
         "table": Path(table.name).name,
+        "set_aside": surveyed.set_aside,
         "rows": surveyed.total,
         "content": rows.content,
         "used_rows": len(surveyed.usable),
@@ -96,6 +106,18 @@ def fit_table(
         **run.facts(result),
     }
     return model
+
+
+def _cross_fitted_scores(run: Run, table: Table, surveyed: Survey, recipe: Recipe, steps: int) -> Tensor:
+    """The log-density of every usable row, by a model that was fitted to other rows in as many steps."""
+    parts = []
+    for split in folds(surveyed.usable, surveyed.total, run.seed, _FOLDS):
+        rows = _Rows(table, surveyed, split, run.seed)
+        flow = run.build(SinusoidalFlow, recipe, len(rows.preprocessor.features), rows.preprocessor.context_width)
+        run.refit(flow, recipe, rows.source(split.train), steps)
+        model = TableModel(flow, rows.preprocessor, split, torch.zeros(0), [], {})
+        parts.append(model.score_numbers(*rows.in_memory(split.validation)))
+    return torch.cat(parts)
 
 
 def _some(ids: Ids, most: int, seed: int) -> Ids:
@@ -114,18 +136,17 @@ class _Rows:
         self._columns = [*self.preprocessor.features, *self.preprocessor.context_columns]
         self._order = [self.preprocessor.columns.index(c) for c in self._columns]
         #: Training rows and their context, at most as many as statistics need.
-        self.sample = self._in_memory(_some(split.train, _ENOUGH, seed))
+        self.sample = self.in_memory(_some(split.train, _ENOUGH, seed))
         self.content = content_hash(surveyed.numbers[:CONTENT_ROWS, self._order])
-        y, _ = self.preprocessor.maps(self.preprocessor.dequantize(self.sample[0], seeded(0)))
-        self.preprocessor.whitening.initialize(y.mT, None)
+        self.preprocessor.initialize(self.sample[0], seeded(0))
         self.identity = ""
 
     def identify(self, say: Callable[[str], None]) -> None:
         """Hash all rows, including test rows, so that a resumed run can detect another table."""
-        rows = fingerprint(self.source(self._survey.usable), say)
+        rows = fingerprint(self._source(self._survey.usable, raw=True), say)
         self.identity = f"{rows} {self.preprocessor.encoding}"
 
-    def _in_memory(self, ids: Ids) -> tuple[Tensor, Tensor | None]:
+    def in_memory(self, ids: Ids) -> tuple[Tensor, Tensor | None]:
         """Those of these rows that the survey holds, and their context."""
         chosen = np.isin(self._survey.rows, ids, assume_unique=True)
         rows = torch.from_numpy(self._survey.numbers[chosen][:, self._order])
@@ -134,18 +155,23 @@ class _Rows:
 
     def source(self, ids: Ids) -> RowSource:
         """These rows, for training or validation."""
-        encode, identity = self.preprocessor.encode, self.identity
+        return self._source(ids)
+
+    def _source(self, ids: Ids, raw: bool = False) -> RowSource:
+        """These rows, as numbers if ``raw``, which are hashed: cells are rounded differently elsewhere."""
+        prepare, encode = self.preprocessor.prepare, self.preprocessor.encode
         if self._survey.complete:
-            return MemoryRows(*self._in_memory(ids), encode, identity=identity)
+            x, context = self.in_memory(ids)
+            return MemoryRows(x if raw else prepare(x), context, encode, identity=self.identity)
         keep = np.zeros(self._survey.total, dtype=bool)
         keep[ids] = True
         return ArrowRows(
             self._table.dataset,
             len(self.preprocessor.features),
             len(self.preprocessor.context_columns),
-            columns=[c.name for c in self._columns],
-            encode=encode,
-            identity=identity,
+            columns=list(dict.fromkeys(c.table_column for c in self._columns)),
+            encode=lambda x, context, generator: encode(self.preprocessor.on(x.device).prepare(x), context, generator),
+            identity=self.identity,
             to_numbers=lambda batch: columns_to_numbers(self._columns, batch, 0, self._table),
             keep=keep,
         )

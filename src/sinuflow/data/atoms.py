@@ -1,0 +1,72 @@
+"""The atoms of a column: values that occur too often to be part of a continuous distribution."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from .columns import Column
+from .numbers import Array
+
+#: A column with at most this many different values, each several times on average, has nothing but atoms.
+_FEW, _ROWS_PER_VALUE = 20, 3
+#: A value is an atom from so many rows on, and from fewer if it is more frequent than its neighbours by many errors.
+_OFTEN, _ERRORS, _LEAST = 50, 4.0, 3
+#: The different values on each side of a value that count as its neighbours.
+_NEIGHBOURS = 10
+#: The fewest values for the continuous part.
+_CONTINUOUS = 20
+#: Values this many typical deviations from the median are atoms: they would make all others indistinguishable.
+_FAR = 1e7
+
+
+def with_atoms(column: Column, values: Array) -> tuple[Column, Array]:
+    """The column with its atoms and their probabilities, and the values of the continuous part.
+
+    On a grid, an atom is a value with an excess over what its neighbours have, or one with rows enough to estimate its
+    probability; elsewhere, a value that is repeated. ``values`` are without missing ones.
+    """
+    distinct, counts = np.unique(values, return_counts=True)
+    rows = len(values)
+    few = len(distinct) <= _FEW and rows >= _ROWS_PER_VALUE * len(distinct)
+    if column.cell:
+        usual = _usual_counts(distinct, counts, column.cell)
+        heap = (counts >= _LEAST) & (counts > 2 * usual + _ERRORS * np.sqrt(usual + 1)) & (counts > 0.002 * rows)
+        atom, usual = heap | (counts >= _OFTEN), np.where(counts >= _OFTEN, 0.0, np.minimum(np.round(usual), counts))
+    else:
+        atom, usual = counts >= max(_LEAST, 0.002 * rows), np.zeros(len(distinct))
+    atom |= _far(distinct, values)
+    kept = np.where(atom, usual, counts).astype(np.int64)
+    if few or kept.sum() < _CONTINUOUS or (kept > 0).sum() < _CONTINUOUS / 4:
+        return all_atoms(column, distinct, counts, column.rows - rows), values[:0]
+    excess = (counts - kept)[atom]
+    column = replace(column, atoms=tuple(distinct[atom].tolist()), masses=tuple((excess / column.rows).tolist()))
+    return column, np.repeat(distinct, kept)
+
+
+def all_atoms(column: Column, values: Array, counts: Array, missing: int) -> Column:
+    """The column with nothing but atoms: half a row is added to each value's."""
+    shares = np.append(counts + 0.5, missing + 0.5 * (missing > 0))
+    *masses, empty = (shares / shares.sum()).tolist()
+    atoms = tuple(float(value) for value in values)
+    return replace(column, atoms=atoms, masses=tuple(masses), missing=empty, discrete=True)
+
+
+def _usual_counts(distinct: Array, counts: Array, step: float) -> Array:
+    """The number of rows for a value of the grid among the neighbours of each value, without the largest quarter."""
+    if len(distinct) < 3:
+        return np.zeros(len(distinct))
+    places = np.arange(len(distinct))[:, None] + np.arange(-_NEIGHBOURS, _NEIGHBOURS + 1)
+    places = places.clip(0, len(distinct) - 1)
+    near = np.sort(counts[places], axis=1)[:, : -(_NEIGHBOURS // 2)]
+    length = (distinct[places[:, -1]] - distinct[places[:, 0]]) / step + 1 - _NEIGHBOURS // 2
+    return near.sum(1) / np.maximum(length, near.shape[1])
+
+
+def _far(distinct: Array, values: Array) -> Array:
+    quarter, median, three = np.quantile(values, [0.25, 0.5, 0.75])
+    distance = np.abs(values - median)
+    others = distance[distance > 0]
+    width = three - quarter if three > quarter else np.median(others) if len(others) else np.inf
+    return np.abs(distinct - median) > _FAR * width
