@@ -1,4 +1,4 @@
-"""What encoding costs in training: `fit` on the cells of a table's rows, relative to `fit` on points that stay the same.
+"""What encoding costs in training: `fit` on the cells of a table's rows, relative to `fit` on fixed points.
 
     python encoding.py [--json FILE] [--steps N] [--rows N]
 

@@ -58,7 +58,8 @@ class QuantileSpline(ElementwiseDataBijection):
         super().__init__(len(knots))
         most = max(map(len, knots))
         splines = [
-            _spline(*(np.asarray(v, dtype=np.float64) for v in c), most) for c in zip(knots, scores, strict=True)
+            _spline(np.asarray(x, dtype=np.float64), np.asarray(z, dtype=np.float64), most)
+            for x, z in zip(knots, scores, strict=True)
         ]
         for name, values in zip(("x", "z", "slopes"), zip(*splines, strict=True), strict=True):
             self.register_buffer(name, torch.from_numpy(np.stack(values)))

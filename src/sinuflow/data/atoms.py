@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,8 @@ def with_atoms(column: Column, values: Array) -> tuple[Column, Array]:
     On a grid, an atom is a value with an excess over what its neighbours have, or one with rows enough to estimate its
     probability; elsewhere, a value that is repeated. ``values`` are without missing ones.
     """
-    distinct, counts = np.unique(values, return_counts=True)
+    distinct, number = np.unique(values, return_counts=True)
+    counts = number.astype(np.float64)
     rows = len(values)
     few = len(distinct) <= _FEW and rows >= _ROWS_PER_VALUE * len(distinct)
     if column.cell:
@@ -61,12 +63,13 @@ def _usual_counts(distinct: Array, counts: Array, step: float) -> Array:
     places = places.clip(0, len(distinct) - 1)
     near = np.sort(counts[places], axis=1)[:, : -(_NEIGHBOURS // 2)]
     length = (distinct[places[:, -1]] - distinct[places[:, 0]]) / step + 1 - _NEIGHBOURS // 2
-    return near.sum(1) / np.maximum(length, near.shape[1])
+    usual: Array = near.sum(1) / np.maximum(length, near.shape[1])
+    return usual
 
 
-def _far(distinct: Array, values: Array) -> Array:
+def _far(distinct: Array, values: Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
     quarter, median, three = np.quantile(values, [0.25, 0.5, 0.75])
     distance = np.abs(values - median)
     others = distance[distance > 0]
     width = three - quarter if three > quarter else np.median(others) if len(others) else np.inf
-    return np.abs(distinct - median) > _FAR * width
+    return np.asarray(np.abs(distinct - median) > _FAR * width)

@@ -92,7 +92,8 @@ class Cells(Float64Module):
     def _probability(self, x: Tensor, side: int, curve: Curve) -> Tensor:
         """The continuous part's probability below x minus or plus the half-width."""
         at = torch.where(x.isfinite(), x, 0.0) + side * self.half_width
-        return self.smooth * torch.special.ndtr(self._extended(curve, at)[0])
+        below: Tensor = torch.special.ndtr(self._extended(curve, at)[0])
+        return self.smooth * below
 
     def _extended(self, curve: Curve, x: Tensor) -> tuple[Tensor, Tensor]:
         """The curve, infinite beyond its domain."""

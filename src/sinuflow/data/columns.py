@@ -1,6 +1,7 @@
 r"""A column of a table, and its bijection from values to normal scores.
 
-.. math:: x \;\to\; m(x) \;\to\; \frac{\cdot - c}{s} \;\to\; t \operatorname{asinh}(\cdot / t) \;\to\; \text{spline}(\cdot)
+.. math::
+    x \;\to\; m(x) \;\to\; \frac{\cdot - c}{s} \;\to\; t \operatorname{asinh}(\cdot / t) \;\to\; \text{spline}(\cdot)
 
 with a column map m (the identity, a logarithm, a logit or a user's), a centre c and scale s, a width t beyond which
 tails are compressed, and a monotone spline. Values of a grid, repeated values, categories and missing values own a part

@@ -67,7 +67,8 @@ def inspect_codes(name: str, codes: Array, categories: tuple[Any, ...], type_nam
     high = len(categories) - 1.0
     column = Column(name, "category", type_name, role, step=1.0, rounded=True, high=high, categories=categories)
     counts = np.bincount(known.astype(np.int64), minlength=len(categories))
-    return all_atoms(replace(column, rows=len(codes)), np.arange(len(categories)), counts, len(codes) - len(known))
+    values = np.arange(len(categories), dtype=np.float64)
+    return all_atoms(replace(column, rows=len(codes)), values, counts.astype(np.float64), len(codes) - len(known))
 
 
 def _with_spline(column: Column, values: Array) -> Column:

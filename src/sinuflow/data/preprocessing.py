@@ -27,10 +27,10 @@ _ROWS = 65_536
 class Preprocessor(Float64Module):
     r"""From the feature columns of a table to the flow's input, and the encoding of context columns.
 
-    The columns' own maps (:mod:`sinuflow.data.columns`) lead to normal scores, on whose axis every value owns a point or
-    a cell (:mod:`sinuflow.data.cells`); then comes whitening, :math:`z \to L^{-1}(z - \mu)`. The flow, which starts as
-    the identity, then starts from a Gaussian copula. All buffers are float64; the result is rounded to the flow's dtype
-    only at the end.
+    The columns' own maps (:mod:`sinuflow.data.columns`) lead to normal scores, on whose axis every value owns a point
+    or a cell (:mod:`sinuflow.data.cells`); then comes whitening, :math:`z \to L^{-1}(z - \mu)`. The flow, which starts
+    as the identity, then starts from a Gaussian copula. All buffers are float64; the result is rounded to the flow's
+    dtype only at the end.
 
     Rows come as float64 tensors: ``x`` of shape (n, features), with codes for categories, and ``context`` of shape
     (n, context columns). ``columns`` are all columns of the table, also constant ones, which are in neither.

@@ -19,7 +19,7 @@ from .column_format import ColumnFormat, unreadable
 from .columns import MAP_NAMES, Column, Role, drop_option, quoted_list
 from .find_relations import find_relations
 from .inspect import Wish, inspect_codes, inspect_numbers
-from .numbers import Array
+from .numbers import Array, parse_number
 from .relations import Relation
 from .split import Ids
 from .tables import Table
@@ -129,8 +129,8 @@ class ColumnScan:
         at = unreadable(array, numbers)
         if at is not None:
             raise DataError(
-                f"{self._table}, row {first_row + at + 1}: column {self.name!r} holds {array[at].as_py()!r}, unlike the "
-                f"cells before it: correct it, or leave the column out with {drop_option(self.name)}"
+                f"{self._table}, row {first_row + at + 1}: column {self.name!r} holds {array[at].as_py()!r}, unlike "
+                f"the cells before it: correct it, or leave the column out with {drop_option(self.name)}"
             )
         return numbers
 
@@ -150,7 +150,7 @@ class ColumnScan:
         values, codes = cells.distinct_values(array)
         if self.kind == "text":
             counts = np.bincount(codes[~np.isnan(codes)].astype(np.int64), minlength=len(values))
-            numeric = np.array([cells.parse_number(value) is not None for value in values], dtype=bool)
+            numeric = np.array([parse_number(value) is not None for value in values], dtype=np.bool_)
             self._parsed, self._bad = self._parsed + counts[numeric].sum(), self._bad + counts[~numeric].sum()
         known = [np.nan if v is None else self.categories.setdefault(v, len(self.categories)) for v in values]
         if len(self.categories) > _MOST_TEXTS:
@@ -280,8 +280,8 @@ def survey(
             pieces = [scan.add(table.cells(batch, scan.name), total) for scan in scans]
             sample.add(np.stack(pieces, axis=1), total)
             total += len(batch)
-    readers = {scan.name: scan.recognize() for scan in scans if scan.reader is None}
-    readers = {name: reader for name, reader in readers.items() if reader is not None}
+    recognized = {scan.name: scan.recognize() for scan in scans if scan.reader is None}
+    readers = {name: reader for name, reader in recognized.items() if reader is not None}
     late = [scan.name for scan in scans if scan.categories and scan.began_as_numbers]
     if late or readers:  # read again, as texts from the start or by their format
         known = Known(known.texts.union(late).difference(readers), {**known.readers, **readers})

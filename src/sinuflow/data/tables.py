@@ -175,5 +175,6 @@ def read_rows(table: Table, preprocessor: Preprocessor, all_columns: bool = Fals
         relations = preprocessor.log_relations({c.name: values[:, i] for i, c in enumerate(wanted)})
         numbers = torch.from_numpy(values)
         context = numbers[:, split:end] if preprocessor.context_columns else None
-        yield Rows(batch, numbers[:, :split], context, ~np.isnan(values).any(1), first, relations)
+        complete = np.asarray(~np.isnan(values).any(1))
+        yield Rows(batch, numbers[:, :split], context, complete, first, relations)
         first += len(batch)

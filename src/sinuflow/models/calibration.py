@@ -24,7 +24,9 @@ def calibration_quantiles(scores: Tensor) -> Tensor:
 
 
 def percentile(log_density: Array, quantiles: Array, rows: int) -> Array:
-    r"""The percentile of log-densities among those of n calibration rows, :math:`100\,(1 - (1 + \#\{i : s_i \le s\}) / (n + 1))`.
+    r"""The percentile of log-densities s among those of n calibration rows.
+
+    .. math:: 100 \Big( 1 - \frac{1 + \#\{i : s_i \le s\}}{n + 1} \Big)
 
     If the row is one more of the same kind, it is above a percentile p with a probability of at most 1 - p / 100
     (a conformal p-value).

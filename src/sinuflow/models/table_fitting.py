@@ -58,8 +58,9 @@ def fit_table(
         missing: ``"model"`` missing values as values of their own, ``"drop"`` rows that have some, or ``"refuse"``
             such a table.
         maps: a map for a column, instead of the one that its values suggest: ``"linear"``, ``"log"``,
-            ``"logit"``, ``"category"``, ``"auto"`` to keep a column that looks like row numbers or identifiers, or a registered :class:`~sinuflow.bijections.columns.ColumnMap` of your own,
-            as an instance or as a class with a ``fit``.
+            ``"logit"``, ``"category"``, ``"auto"`` to keep a column that looks like row numbers or identifiers, or a
+            registered :class:`~sinuflow.bijections.columns.ColumnMap` of your own, as an instance or as a class with a
+            ``fit``.
         conditioning: the kind of flow, ``"full"`` or ``"shift"``.
         steps: the most training steps; by default they depend on the number of rows.
         seed: of the split, the weights, and the order of the rows.

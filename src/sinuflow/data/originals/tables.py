@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import DataError
 from ..datasets import Splits
-from ..values import Array
+from ..numbers import Array
 
 #: HEPMASS: the published dataset uses the first tenth of each file.
 _TRAIN_ROWS, _TEST_ROWS = 700_000, 350_000
