@@ -158,7 +158,7 @@ class Worker:
 def compare(old: Path, new: Path, device: str, flows: Sequence[str], repeats: int) -> dict[str, dict[str, float]]:
     """For every job, the median time ratio of new to old, and the median and range of old to old."""
     workers = {name: Worker(path, device, flows) for name, path in (("old", old), ("again", old), ("new", new))}
-    jobs = [worker.jobs() for worker in workers.values()][0]
+    jobs, *_ = [worker.jobs() for worker in workers.values()]
     names = list(workers)
     result = {}
     print("| job | new / old | old / old, median and range |\n|---|---|---|")
