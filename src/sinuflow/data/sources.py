@@ -211,7 +211,9 @@ def as_source(data: Any, features: int, context: int, dtype: torch.dtype, name: 
         raise ArgumentError(f"{name} has no rows")
     if context == 0:
         if side is not None:
-            raise ArgumentError(f"{name} comes with a context, but the flow was built with context=0")
+            raise ArgumentError(
+                f"{name} comes with a context, but no layer of the flow takes one: build them with context={_columns(side)}"
+            )
         return MemoryRows(rows)
     if side is None:
         raise ArgumentError(f"the flow is conditional: {name} must be a pair (x, context)")
@@ -219,6 +221,11 @@ def as_source(data: Any, features: int, context: int, dtype: torch.dtype, name: 
     if side.shape != (len(rows), context):
         raise ArgumentError(f"the context of {name} must have shape ({len(rows)}, {context}); got {tuple(side.shape)}")
     return MemoryRows(rows, side)
+
+
+def _columns(data: Any) -> int:
+    shape = np.shape(data)
+    return shape[1] if len(shape) > 1 else 1
 
 
 def _finite_rows(data: Any, dtype: torch.dtype, name: str) -> Tensor:

@@ -44,11 +44,15 @@ class Inversion(NamedTuple):
     converged: Tensor
 
     @classmethod
-    def exact(cls, x: Tensor, ladj: Tensor, usable: Tensor | None = None) -> Inversion:
-        """An inverse in closed form; samples fail if it is not finite, or if the parameters are not ``usable``."""
+    def exact(cls, x: Tensor, ladj: Tensor | None, usable: Tensor | None = None) -> Inversion:
+        """An inverse in closed form; samples fail if it is not finite, or if the parameters are not ``usable``.
+
+        None for ``ladj`` stands for 0.
+        """
         residual = (x.detach() * 0).sum(0).abs_()  # 0, or NaN where x is not finite
         if usable is not None:
             residual = torch.where(usable, residual, torch.nan)
+        ladj = torch.zeros_like(residual) if ladj is None else ladj
         return cls(x, ladj, torch.ones_like(ladj, dtype=torch.int32), residual, residual == 0)
 
     @classmethod
