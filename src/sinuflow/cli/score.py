@@ -60,17 +60,16 @@ def scored(model: TableModel, table: Table, missing: Missing) -> Iterator[Any]:
     existing = [name for name in _ADDED if name in table.stored_columns]
     if existing:
         raise DataError(f"{table.name} has a column {existing[0]!r} already: rename or remove it first")
-    modelled = missing == "model" and model.models_missing
     for rows in read_rows(table, model.preprocessor, all_columns=True):
-        if not rows.complete.all() and not modelled and missing != "drop":
-            first = rows.first + int((~rows.complete).argmax()) + 1
+        scored = model.scored(rows) if missing == "model" else rows.complete
+        if not scored.all() and missing != "drop":
+            first = rows.first + int((~scored).argmax()) + 1
             raise DataError(
                 f"{table.name} has missing values, first in row {first}: fill them in, or leave the scores of "
                 "such rows empty with --missing drop"
             )
         score = model.score_rows(rows)
-        if not modelled:
-            score[~rows.complete] = np.nan
+        score[~scored] = np.nan
         batch = rows.batch
         for name, values in zip(_ADDED, (score, model.anomaly_percentile(score)), strict=True):
             batch = batch.append_column(name, pyarrow.array(values, mask=np.isnan(values)))

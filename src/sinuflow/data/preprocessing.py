@@ -125,16 +125,31 @@ class Preprocessor(Float64Module):
         with the sum over the columns j whose cells are probabilities, so that points were drawn by φ.
         """
         located = self.locate(x)
-        step = self.whitening.log_determinant(x.mT, x.mT)
         if not bool(located.width.any()):
-            return log_prob(self.whitening.value(located.start).mT) + step + located.log_measure
-        points = fixed_points(len(self.features)).to(x.device)
+            y, offset = self._at(located, torch.zeros_like(located.start))
+            return log_prob(y) + offset
         scores = []
-        for noise in points:
-            z = draw_points(located.start, located.width, noise.unsqueeze(1))
-            scores.append(log_prob(self.whitening.value(z).mT) - log_weight(located.width, z))
-        mean = torch.stack(scores).logsumexp(0) - math.log(len(points))
-        return mean + step + located.log_measure
+        for noise in fixed_points(len(self.features)).to(x.device):
+            y, offset = self._at(located, noise.unsqueeze(1))
+            scores.append(log_prob(y) + offset)
+        return torch.stack(scores).logsumexp(0) - math.log(len(scores))
+
+    @torch.no_grad()
+    def draw(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The flow's input (n, features) at one random point of each row's cells, and what to add to its log-density.
+
+        The sum estimates the row's density without bias, so its expected logarithm is at most :meth:`score_points`.
+        """
+        noise = torch.rand(x.shape, generator=generator, dtype=torch.float64)
+        if self.cells is None:
+            x = x + self.step * (noise - 0.5)
+        return self._at(self.locate(x), noise.mT)
+
+    def _at(self, located: Located, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """The flow's input at points of cells, and what to add to its log-density for that of the table's units."""
+        z = draw_points(located.start, located.width, noise)
+        step = self.whitening.log_determinant(z, z)
+        return self.whitening.value(z).mT, step + located.log_measure - log_weight(located.width, z)
 
     def log_relations(self, numbers: Mapping[str, Array]) -> Array:
         """The part of a row's log-density that belongs to restored columns, from the numbers of all columns.

@@ -212,7 +212,8 @@ def as_source(data: Any, features: int, context: int, dtype: torch.dtype, name: 
     if context == 0:
         if side is not None:
             raise ArgumentError(
-                f"{name} comes with a context, but no layer of the flow takes one: build them with context={_columns(side)}"
+                f"{name} comes with a context, but no layer of the flow takes one: "
+                f"build them with context={_columns(side)}"
             )
         return MemoryRows(rows)
     if side is None:

@@ -148,6 +148,12 @@ class Rows(NamedTuple):
     first: int  # number of the first row
     log_relations: Array  # the log-density of the columns that are restored from others
 
+    def select(self, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> Rows:
+        """Those of the rows for which ``chosen`` is true, with the batch and the first number of all."""
+        context = None if self.context is None else self.context[torch.from_numpy(chosen)]
+        x, complete, relations = self.x[torch.from_numpy(chosen)], self.complete[chosen], self.log_relations[chosen]
+        return Rows(self.batch, x, context, complete, self.first, relations)
+
 
 def columns_to_numbers(columns: list[Column], batch: Any, first_row: int, table: Table) -> Array:
     """The columns of a record batch of this table, found by name, as numbers."""

@@ -121,13 +121,21 @@ class TableModel(FittedModel):
         """Whether rows with missing values have a log-density; they have none for models of format 1."""
         return self.preprocessor.cells is not None
 
+    def scored(self, rows: Rows) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which rows have a log-density: not those that lack a value whose absence the model does not know."""
+        if not self.models_missing:
+            return rows.complete
+        if rows.context is None:
+            return np.ones_like(rows.complete)
+        needed = [i for i, c in enumerate(self.preprocessor.context_columns) if not c.missing]
+        return np.asarray(~rows.context[:, needed].isnan().any(1))
+
     def score_rows(self, rows: Rows) -> Array:
-        """The log-density of rows of a table; NaN where a value is missing, unless those are modelled."""
-        scored = np.ones_like(rows.complete) if self.models_missing else rows.complete
+        """The log-density of rows of a table; NaN where a value is missing that the model needs."""
+        scored = self.scored(rows)
         result = np.full(len(scored), np.nan)
-        wanted = torch.from_numpy(scored)
-        context = None if rows.context is None else rows.context[wanted]
-        result[scored] = self.score_numbers(rows.x[wanted], context).numpy() + rows.log_relations[scored]
+        known = rows.select(scored)
+        result[scored] = self.score_numbers(known.x, known.context).numpy() + known.log_relations
         failed = np.isnan(result) & scored
         if failed.any():
             raise DataError(

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..data import Column, Table, open_table
+from ..data import Table, open_table
+from ..data.columns import quoted_list
 from ..data.sources import CONTENT_ROWS, content_hash, seeded
 from ..data.tables import read_rows
 from ..errors import DataError
 from ..models.table import TableModel
 from .baselines import gaussian_log_density, kde_log_density, subsample
-from .content import Anomaly, ColumnView, Kind, ReportContent, Score
+from .content import Anomaly, ReportContent, Score
+from .views import view
 
 #: Rows that figures and baselines are computed from, at most; rows that are inverted at a time; unlikely rows listed.
 _ROWS, _BATCH, _ANOMALIES = 20_000, 4_096, 10
@@ -29,20 +30,20 @@ def collect(model: TableModel, data: Any) -> ReportContent:
     """
     rows = _HeldOut(model, open_table(data))
     preprocessor = model.preprocessor
-    x = preprocessor.dequantize(rows.x, seeded(0, 1))
     like = next(model.flow.parameters())
     context = None if rows.context is None else preprocessor.context(rows.context).to(like)
-    z, round_trip, residual = _round_trip(model, preprocessor(x)[0].to(like), context)
-    samples = _sample(model, context, min(_ROWS, max(1_000, len(x))))
+    y, offset = preprocessor.draw(rows.x, seeded(0, 1))
+    z, log_density, round_trip, residual = _round_trip(model, y.to(like), context)
+    samples = _sample(model, context, min(_ROWS, max(1_000, len(y))))
     return ReportContent(
         title=f"Density of {model.facts['table']}",
         facts=_facts(model, rows),
-        columns=[_view(c, rows.x[:, i], samples[:, i]) for i, c in enumerate(preprocessor.features)],
+        columns=[view(c, rows.x[:, i], samples[:, i]) for i, c in enumerate(preprocessor.features)],
         history=model.history,
         best_step=int(model.facts["best_step"]),
         z=z.numpy(),
-        model=Score("Sinuflow", model.score_numbers(x, rows.context).numpy()),
-        baselines=_baselines(model, rows, x),
+        model=Score("Sinuflow", (log_density.double() + offset).numpy()),
+        baselines=_baselines(model, rows, y, offset),
         round_trip=round_trip,
         residual=residual,
         anomalies=_anomalies(model, rows),
@@ -56,64 +57,60 @@ class _HeldOut:
     def __init__(self, model: TableModel, table: Table) -> None:
         count = table.count()
         #: Whether the table is the one that the model was trained on.
-        self.same = count == model.facts["rows"] and _fingerprint(model, table) == model.facts["content"]
+        self.same = count == model.facts["rows"] and model.facts["content"] in _fingerprints(model, table)
         random = np.random.default_rng([0, 2])
         test = subsample(model.split.test if self.same else np.arange(count), _ROWS, random)
         train = subsample(model.split.train, _ROWS, random) if self.same else np.empty(0, dtype=np.int64)
-        kept, ids, trained = [], [], []
-        width = len(model.preprocessor.features)
-        for indices, numbers in _complete(model, table):
-            chosen, fitted = (torch.from_numpy(np.isin(indices, part)) for part in (test, train))
-            kept.append(numbers[chosen])
-            ids.append(indices[chosen])
-            trained.append(numbers[fitted, :width])
-        if not sum(map(len, ids)):
-            raise DataError(f"{table.name} has no complete rows to report on")
-        numbers = torch.cat(kept)
-        context = numbers[:, width:] if model.preprocessor.context_columns else None
-        log_density = model.score_numbers(numbers[:, :width], context)
+        held, trained, scores = [], [], []
+        for rows in read_rows(table, model.preprocessor):
+            indices = rows.first + np.arange(len(rows.x))
+            fitted, chosen = np.isin(indices, train), np.isin(indices, test) & model.scored(rows)
+            trained.append(rows.x[torch.from_numpy(fitted)])
+            picked = rows.select(chosen)
+            held.append((torch.from_numpy(indices[chosen]), picked.x, picked.context))
+            scores.append(torch.from_numpy(model.score_rows(picked)))
+        if not sum(map(len, scores)):
+            raise DataError(f"{table.name} has no rows with a density to report on")
+        ids, x, context = zip(*held, strict=True)
+        log_density = torch.cat(scores)
         inside = log_density.isfinite()
         #: The number of rows with density zero, which are left out.
         self.outside = int((~inside).sum())
         if not bool(inside.any()):
             raise DataError(f"no row of {table.name} is within the range of the model's columns")
-        self.x, self.context = numbers[inside, :width], None if context is None else context[inside]
-        self.ids, self.log_density = torch.cat(ids)[inside], log_density[inside].numpy()
+        self.ids, self.x, self.log_density = torch.cat(ids)[inside], torch.cat(x)[inside], log_density[inside].numpy()
+        self.context = None if context[0] is None else torch.cat(context)[inside]
         self.train = torch.cat(trained)
 
 
-def _fingerprint(model: TableModel, table: Table) -> str:
-    """The fingerprint of the table's first complete rows."""
-    parts: list[Tensor] = []
-    for _, numbers in _complete(model, table):
-        parts.append(numbers)
-        if sum(map(len, parts)) >= CONTENT_ROWS:
-            break
-    return content_hash(torch.cat(parts)[:CONTENT_ROWS].numpy()) if parts else ""
-
-
-def _complete(model: TableModel, table: Table) -> Iterator[tuple[Tensor, Tensor]]:
-    """The complete rows piece by piece: indices in the table, and features followed by context columns."""
+def _fingerprints(model: TableModel, table: Table) -> set[str]:
+    """The fingerprints of the table's first rows, and of its first rows without missing values."""
+    everything: list[Tensor] = []
+    complete: list[Tensor] = []
     for rows in read_rows(table, model.preprocessor):
-        complete = torch.from_numpy(rows.complete)
         numbers = rows.x if rows.context is None else torch.cat([rows.x, rows.context], dim=1)
-        yield rows.first + complete.nonzero()[:, 0], numbers[complete]
+        everything.append(numbers[:CONTENT_ROWS])
+        complete.append(numbers[torch.from_numpy(rows.complete)])
+        if sum(map(len, complete)) >= CONTENT_ROWS:
+            break
+    return {content_hash(torch.cat(part)[:CONTENT_ROWS].numpy()) for part in (everything, complete) if part}
 
 
 @torch.no_grad()
-def _round_trip(model: TableModel, y: Tensor, context: Tensor | None) -> tuple[Tensor, float, float]:
-    """The noise of encoded rows, the largest error of the rows after the inverse, and its largest residual."""
-    noise, errors = [], []
+def _round_trip(model: TableModel, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, float, float]:
+    """The noise of the flow's inputs, their log-density, and the largest error and residual of the inverse."""
+    noise, densities, errors = [], [], []
     for start in range(0, len(y), _BATCH):
         rows = slice(start, start + _BATCH)
         side = None if context is None else context[rows]
-        z, _ = model.flow.bijection(y[rows], side)
+        z, ladj = model.flow.bijection(y[rows], side)
         inverse = model.flow.invert(z, side, on_failure="return")
         noise.append(z.cpu())
+        densities.append((model.flow.base.log_prob(z) + ladj).cpu())
         errors.append(torch.stack([(inverse.x - y[rows]).abs().amax(), inverse.residual.amax()]))
     # amax propagates NaN.
     error, residual = torch.stack(errors).amax(0).nan_to_num(nan=torch.inf, posinf=torch.inf).tolist()
-    return torch.cat(noise), error, residual
+    return torch.cat(noise), torch.cat(densities), error, residual
 
 
 def _sample(model: TableModel, context: Tensor | None, count: int) -> Tensor:
@@ -125,22 +122,12 @@ def _sample(model: TableModel, context: Tensor | None, count: int) -> Tensor:
     return model.preprocessor.inverse(model.flow(context).sample(generator=generator).cpu())
 
 
-def _view(column: Column, *values: Tensor) -> ColumnView:
-    data, samples = (part.numpy() for part in values)
-    kind: Kind = "integer" if "int" in column.type else "number"
-    if column.kind == "category":
-        kind, names = "category", np.array([str(value) for value in column.categories])
-        data, samples = (names[codes.astype(int)] for codes in (data, samples))
-    return ColumnView(column.name, kind, data, samples, column.describe(), column.step if column.rounded else 0.0)
-
-
-def _baselines(model: TableModel, rows: _HeldOut, x: Tensor) -> list[Score]:
+def _baselines(model: TableModel, rows: _HeldOut, y: Tensor, offset: Tensor) -> list[Score]:
     if model.preprocessor.context_columns or len(rows.train) < 2:
         return []
-    train, _ = model.preprocessor.maps(model.preprocessor.dequantize(rows.train, seeded(0, 2)))
-    test, ladj = model.preprocessor.maps(x)
+    train, _ = model.preprocessor.draw(rows.train, seeded(0, 2))
     densities = {"Gaussian, full covariance": gaussian_log_density, "kernel density": kde_log_density}
-    return [Score(name, log_p(train.numpy(), test.numpy()) + ladj.numpy()) for name, log_p in densities.items()]
+    return [Score(name, log_p(train.numpy(), y.numpy()) + offset.numpy()) for name, log_p in densities.items()]
 
 
 def _anomalies(model: TableModel, rows: _HeldOut) -> list[Anomaly]:
@@ -184,12 +171,16 @@ def _notes(model: TableModel, rows: _HeldOut) -> list[str]:
         notes.append("The model is conditional. The baselines are not, and are left out.")
     else:
         notes.append(
-            "The baselines are fitted to the preprocessed training rows (logarithms, dequantisation, standardisation), "
-            "which makes them stronger than on raw values."
+            "The baselines are fitted to preprocessed training rows (each column as normal scores), which makes them "
+            "stronger than on raw values."
         )
-    if any(c.step for c in model.preprocessor.features):
+    if any(c.step or c.atoms for c in model.preprocessor.features):
         notes.append(
-            "Integers, categories and repeated values are dequantised uniformly before they are scored here, for all "
-            "densities alike. Scores of single rows are computed at the centres of the cells."
+            "All densities are compared at one random point of the cells that integers, categories, repeated and "
+            "missing values own. Scores of single rows, as in the list of unlikely rows, average over points."
         )
+    restored = [c.name for c in model.preprocessor.restored]
+    if restored:
+        notes.append(f"Columns that are restored from others are not compared: {quoted_list(restored)}.")
+    notes += model.notices
     return notes

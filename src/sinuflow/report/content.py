@@ -14,6 +14,9 @@ from .wording import bound
 Floats = NDArray[np.floating[Any]]
 Kind = Literal["number", "integer", "category"]
 
+#: What stands for a missing value: the name of a category, or a cell of a table.
+MISSING = "missing"
+
 #: Negligible and tolerable round-trip errors, in standard deviations: the standard errors of means of a million and of
 #: ten thousand samples.
 NEGLIGIBLE, TOLERABLE = 1e-3, 1e-2
@@ -25,7 +28,7 @@ class ColumnView:
 
     name: str
     kind: Kind
-    data: NDArray[Any]  # floats, or strings for categories
+    data: NDArray[Any]  # floats, NaN where they are missing, or strings for categories
     samples: NDArray[Any]
     map: str  # the preprocessing in a few words, such as "standardised"
     step: float = 0.0  # of the grid of the values; 0: they are on none
@@ -63,7 +66,7 @@ class Anomaly(NamedTuple):
     position: int  # among the rows of the report
     row: int  # its number in the table
     log_density: float
-    percentile: float  # the percentage of training rows with a higher density
+    percentile: float  # the percentage of calibration rows with a higher density
 
 
 class Accuracy(NamedTuple):

@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import SinuflowError
 from ..files import write_atomically
 from . import statistics
-from .content import ColumnView, ReportContent, Score
+from .content import MISSING, ColumnView, ReportContent, Score
 from .wording import NOTHING, bound, compact, number, plural, share
 
 #: Columns that are listed at most, and those whose values are shown of unlikely rows.
@@ -97,7 +97,7 @@ def certificate(content: ReportContent) -> str:
 
 
 def summary(column: ColumnView, values: np.ndarray) -> str:
-    """Median and central 90 % of numbers, or the most frequent category."""
+    """Median and central 90 % of numbers and the share of missing ones, or the most frequent category."""
     if column.kind == "category":
         names, counts = np.unique(values.astype(str), return_counts=True)
         top = int(np.argmax(counts))
@@ -107,12 +107,16 @@ def summary(column: ColumnView, values: np.ndarray) -> str:
     finite = statistics.finite(values)
     if not len(finite):
         return NOTHING
+    missing = float(np.isnan(values).mean())
     low, middle, high = np.quantile(finite, [0.05, 0.5, 0.95])
     whole = column.kind == "integer" and float(middle).is_integer()
     spread = 1e3 if whole else float(high - low)  # no decimals for counts
-    return f"{compact(middle, spread)} ({compact(low, spread)} to {compact(high, spread)})"
+    known = f"{compact(middle, spread)} ({compact(low, spread)} to {compact(high, spread)})"
+    return known + (f", {share(missing)} {MISSING}" if missing else "")
 
 
 def cell(column: ColumnView, value: Any) -> str:
     """One value of a column."""
-    return str(value) if column.kind == "category" else f"{value:{'.0f' if column.kind == 'integer' else '.6g'}}"
+    if column.kind == "category":
+        return str(value)
+    return MISSING if value != value else f"{value:{'.0f' if column.kind == 'integer' else '.6g'}}"
