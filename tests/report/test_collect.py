@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,8 +13,10 @@ import torch
 from looks_trained import look_trained
 from sinuflow import DataError, SinusoidalFlow, fit_table
 from sinuflow.data.sources import seeded
+from sinuflow.models.loading import load
 from sinuflow.report.baselines import gaussian_log_density
 from sinuflow.report.collect import collect
+from sinuflow.report.page import render
 
 
 def make_frame(rows: int = 400, seed: int = 0) -> pd.DataFrame:
@@ -40,14 +43,12 @@ def test_only_test_rows_count_in_the_training_table(model):
 def test_the_scores_are_those_of_the_test_rows_and_the_lead_is_paired(model):
     frame = make_frame()
     content = collect(model, frame)
-    rows = model.preprocessor
-    test, train = (np.asarray(frame)[ids].astype(float) for ids in (model.split.test, model.split.train))
-    x = rows.dequantize(torch.from_numpy(test), seeded(0, 1))
-    ours = model.score_numbers(x, None).numpy()
+    test, train = (torch.from_numpy(frame.to_numpy(float)[ids]) for ids in (model.split.test, model.split.train))
+    y, offset = model.preprocessor.draw(test, seeded(0, 1))
+    ours = (model.flow().log_prob(y.float()).double() + offset).detach().numpy()
     assert content.model.nll == pytest.approx(-ours.mean())
-    prepared_train, _ = rows.maps(rows.dequantize(torch.from_numpy(train), seeded(0, 2)))
-    prepared, ladj = rows.maps(x)
-    gaussian = gaussian_log_density(prepared_train.numpy(), prepared.numpy()) + ladj.numpy()
+    train_y, _ = model.preprocessor.draw(train, seeded(0, 2))
+    gaussian = gaussian_log_density(train_y.numpy(), y.numpy()) + offset.numpy()
     baseline = content.baselines[0]
     assert baseline.nll == pytest.approx(-gaussian.mean())
     lead, error = baseline.lead_of(content.model)
@@ -63,15 +64,53 @@ def test_another_table_is_recognized_by_its_rows(model):
 
 
 def test_rows_without_a_density_are_counted_and_left_out():
-    positive = make_frame()[["b"]]
-    fitted = fit_table(positive, steps=20, maps={"b": "log"}, progress=False, device="cpu")
-    other = pd.DataFrame({"b": [*positive["b"][:50], -1.0, -2.0]})
-    content = collect(fitted, other)
-    assert len(content.z) == 50
+    fitted = load(Path(__file__).parents[1] / "data" / "0.1.0" / "table.safetensors")
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame({"size": random.uniform(1, 5, 50), "count": random.integers(0, 20, 50)})
+    frame["kind"], frame["unit"] = "red", "cm"
+    frame.loc[[3, 9], "count"] = -2  # log(-2 + 1)
+    frame.loc[5, "size"] = np.nan
+    content = collect(fitted, frame)
+    assert len(content.z) == 47
     assert np.isfinite(content.model.nll)
     assert any(note.startswith("2 rows are outside") for note in content.notes)
     with pytest.raises(DataError, match="within the range"):
-        collect(fitted, pd.DataFrame({"b": [-1.0] * 20}))
+        collect(fitted, frame.loc[[3, 9]])
+
+
+def test_missing_values_categories_and_restored_columns_are_shown():
+    frame = make_frame()
+    frame["twice"] = 2 * frame["k"]
+    frame["s"] = np.where(np.arange(400) % 3 == 0, None, np.where(frame["a"] > 0, "up", "down"))
+    frame.loc[::7, "a"] = np.nan
+    fitted = fit_table(frame, steps=20, progress=False, device="cpu")
+    content = collect(fitted, frame)
+    views = {view.name: view for view in content.columns}
+    assert len({"k", "twice"} & set(views)) == 1
+    assert any("restored from others" in note for note in content.notes)
+    assert set(views["s"].data) <= {"up", "down", "missing"}
+    assert np.isnan(views["a"].data).mean() == pytest.approx(1 / 7, abs=0.1)
+    assert np.isfinite(content.model.nll)
+    page = render(content)
+    assert "missing" in page
+    assert "nan" not in page.replace("finance", "")
+
+
+def test_a_category_that_was_never_seen_is_named_so():
+    frame = pd.DataFrame({"x": np.random.default_rng(0).normal(size=200), "s": ["left", "right"] * 100})
+    fitted = fit_table(frame, steps=5, progress=False, device="cpu")
+    content = collect(fitted, frame.replace({"s": {"left": "middle"}}))
+    assert set(content.columns[1].data) == {"right", "(never seen)"}
+
+
+def test_dates_are_shown_in_years():
+    days = pd.Timestamp("2000-01-01") + pd.to_timedelta(np.random.default_rng(0).integers(0, 50, 200), unit="D")
+    frame = pd.DataFrame({"x": np.arange(200.0) ** 0.5, "day": days})
+    content = collect(fit_table(frame, steps=5, progress=False, device="cpu"), frame)
+    view = content.columns[1]
+    assert view.name == "day (year)"
+    assert view.data.min() >= 2000 - 1e-3
+    assert view.data.max() < 2000.2
 
 
 def test_a_conditional_model_is_reported_without_baselines():

@@ -99,7 +99,7 @@ class Preprocessor(Float64Module):
         x = x.mT
         if self.cells is None:
             y, ladj = self.curve(x)
-            return Located(y, torch.zeros_like(y), ladj.sum(0))
+            return Located(y, torch.zeros_like(y), torch.where(y.isfinite(), ladj, 0.0).sum(0))
         return self.cells.locate(x, self.curve)
 
     def prepare(self, x: Tensor) -> Tensor:
