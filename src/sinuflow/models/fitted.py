@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, ClassVar, TypeVar
@@ -15,6 +16,7 @@ from torch import Tensor
 from ..checks import Check, anything, fields, integer, items, number
 from ..data.sources import RowSource
 from ..errors import ArgumentError
+from ..flows.flow import Flow
 from ..flows.sinusoidal import SinusoidalFlow
 from ..flows.storage import Model, write_model
 from ..training import FitResult, fit
@@ -35,7 +37,7 @@ class FittedModel(ABC):
         facts: provenance: data, seed, steps, seconds, versions.
     """
 
-    flow: SinusoidalFlow
+    flow: Flow
     quantiles: Tensor
     history: list[dict[str, Any]]
     facts: dict[str, Any]
@@ -53,7 +55,7 @@ class FittedModel(ABC):
     @classmethod
     @abstractmethod
     def parse(
-        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: SinusoidalFlow
+        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: Flow
     ) -> tuple[Any, ...]:
         """The constructor's arguments after the flow, from a stored configuration that fits the schema.
 
@@ -116,18 +118,24 @@ class Run:
 
     def build(self, kind: type[_Flow], recipe: Recipe, *sizes: Any) -> _Flow:
         """An untrained flow; its initial weights depend on the seed alone."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
+        with self.seeded():
             return kind(*sizes, **{**recipe.flow, **(self.architecture or {})})
 
-    def train(self, flow: SinusoidalFlow, recipe: Recipe, train: RowSource, validation: RowSource) -> FitResult:
+    @contextmanager
+    def seeded(self) -> Iterator[None]:
+        """PyTorch's random numbers by the seed alone."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            yield
+
+    def train(self, flow: Flow, recipe: Recipe, train: RowSource, validation: RowSource) -> FitResult:
         """Train the flow with the recipe's settings, unless the options say otherwise."""
         settings = {**recipe.training, "checkpoint_minutes": self.checkpoint_minutes, **(self.training or {})}
         settings |= {} if self.steps is None else {"steps": self.steps}
         settings |= {"checkpoint": self.checkpoint, "resume": self.resume, "progress": self.progress}
         return fit(flow, train, validation, device=self.device, seed=self.seed, **settings)
 
-    def refit(self, flow: SinusoidalFlow, recipe: Recipe, train: RowSource, steps: int) -> None:
+    def refit(self, flow: Flow, recipe: Recipe, train: RowSource, steps: int) -> None:
         """Train another flow in so many steps, without validation, checkpoints and progress."""
         settings = {**recipe.training, **(self.training or {}), "steps": max(1, steps), "patience": None}
         fit(flow, train, device=self.device, seed=self.seed, progress=False, **settings)

@@ -17,6 +17,8 @@ from ..data.inspect import Wish
 from ..data.sources import CONTENT_ROWS, MemoryRows, RowSource, content_hash, fingerprint, seeded
 from ..data.split import Ids, Split, folds, split_rows
 from ..data.tables import columns_to_numbers
+from ..flows.categorical import CategoricalMADE
+from ..flows.mixed import MixedFlow
 from ..flows.sinusoidal import SinusoidalFlow
 from ..training.progress import make_progress
 from .calibration import calibration_quantiles
@@ -81,7 +83,7 @@ def fit_table(
     rows = _Rows(table, surveyed, split, seed)
     preprocessor = rows.preprocessor
     recipe = table_recipe(len(split.train), conditioning)
-    flow = run.build(SinusoidalFlow, recipe, len(preprocessor.features), preprocessor.context_width)
+    flow = _build(run, recipe, preprocessor)
     if checkpoint is not None:
         shown = make_progress(progress)
         rows.identify(shown.say)
@@ -114,11 +116,22 @@ def _cross_fitted_scores(run: Run, table: Table, surveyed: Survey, recipe: Recip
     parts = []
     for split in folds(surveyed.usable, surveyed.total, run.seed, _FOLDS):
         rows = _Rows(table, surveyed, split, run.seed)
-        flow = run.build(SinusoidalFlow, recipe, len(rows.preprocessor.features), rows.preprocessor.context_width)
+        flow = _build(run, recipe, rows.preprocessor)
         run.refit(flow, recipe, rows.source(split.train), steps)
         model = TableModel(flow, rows.preprocessor, split, torch.zeros(0), [], {})
         parts.append(model.score_numbers(*rows.in_memory(split.validation)))
     return torch.cat(parts)
+
+
+def _build(run: Run, recipe: Recipe, preprocessor: Preprocessor) -> SinusoidalFlow | MixedFlow:
+    """An untrained flow for the preprocessed columns."""
+    side, sizes = preprocessor.context_width, preprocessor.sizes
+    flow = run.build(SinusoidalFlow, recipe, len(preprocessor.placed), side + sum(sizes))
+    if not sizes:
+        return flow
+    options = {"hidden": flow.config["hidden"], "dropout": flow.config["dropout"], **(recipe.categories or {})}
+    with run.seeded():
+        return MixedFlow(CategoricalMADE(sizes, context=side, **options), flow)
 
 
 def _some(ids: Ids, most: int, seed: int) -> Ids:
