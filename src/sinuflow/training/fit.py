@@ -40,6 +40,7 @@ class FitResult:
     best_step: int  # the step of the returned weights
     best_nll: float | None  # their mean negative log-likelihood on the validation rows, if there are any
     steps: int  # how many were taken
+    stopped_early: bool  # by the patience, before the steps or the time ran out
 
 
 def fit(
@@ -216,7 +217,8 @@ def fit(
             shown.close()
             log.close()
     flow.to(home)
-    return FitResult(flow, log.records, trainer.best_step, None if val is None else trainer.best_nll, trainer.step)
+    best_nll = None if val is None else trainer.best_nll
+    return FitResult(flow, log.records, trainer.best_step, best_nll, trainer.step, not trainer.used_up)
 
 
 def find_device(device: str | torch.device) -> torch.device:

@@ -71,7 +71,7 @@ class Trainer:
         rows, earlier, started = 0, self.seconds, time.monotonic()
         if self.step == 0 and not self.history.records and self.validation is not None:
             self._validate(0.0)  # the initial weights may remain the best
-        while not self._used_up and not self.finished:
+        while not self.used_up and not self.finished:
             periods = [period for period in (settings.validate_every, checkpoint_steps) if period is not None]
             to_next_event = min(settings.steps - self.step, *(period - self.step % period for period in periods))
             taken = self._engine.advance(self.step, to_next_event)
@@ -84,7 +84,7 @@ class Trainer:
             rows_per_second = rows / max(1e-9, elapsed)
             if self._guard.diverged:
                 self._restart_from_good()
-            if self.step % settings.validate_every == 0 or self._used_up:
+            if self.step % settings.validate_every == 0 or self.used_up:
                 self._validate(rows_per_second)
             self._show(taken.loss, rows_per_second)
             after_step()
@@ -96,7 +96,7 @@ class Trainer:
         return 0.0 if minutes is None else min(1.0, self.seconds / (60 * minutes))
 
     @property
-    def _used_up(self) -> bool:
+    def used_up(self) -> bool:
         """Whether all steps, or all of the time, are used."""
         return self.step >= self.settings.steps or self._elapsed() >= 1
 
