@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from ..flows.sinusoidal import SinusoidalFlow
 from ..flows.storage import Model, write_model
 from ..training import FitResult, fit
 from ..training.history import RECORD
+from ..training.improvement import still_improving
 from .defaults import Recipe
 
 _Self = TypeVar("_Self", bound="FittedModel")
@@ -90,6 +92,7 @@ class FittedModel(ABC):
 def model_schema(own: dict[str, Check], facts: dict[str, Check], optional_facts: dict[str, Check]) -> Check:
     """The schema of a fitted model's configuration: its own fields and facts besides those of all models."""
     steps = integer()
+    optional_facts = {"more_steps": integer(1), **optional_facts}
     facts = {"seed": integer(0, 2**63), "steps": steps, "best_step": steps, "seconds": number(low=0), **facts}
     flow = fields({}, others=anything)  # checked when it is built
     return fields(
@@ -102,6 +105,7 @@ class Run:
     """A training run with the options of :func:`sinuflow.fit_table` and :func:`sinuflow.fit_images`."""
 
     steps: int | None
+    minutes: float | None
     seed: int
     device: str | torch.device
     checkpoint: str | os.PathLike[str] | None
@@ -115,6 +119,8 @@ class Run:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
             raise ArgumentError(f"seed must be an integer of at least 0; got {self.seed}")
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise ArgumentError(f"minutes must be a number above 0; got {self.minutes}")
 
     def build(self, kind: type[_Flow], recipe: Recipe, *sizes: Any) -> _Flow:
         """An untrained flow; its initial weights depend on the seed alone."""
@@ -128,22 +134,40 @@ class Run:
             torch.manual_seed(self.seed)
             yield
 
-    def train(self, flow: Flow, recipe: Recipe, train: RowSource, validation: RowSource) -> FitResult:
-        """Train the flow with the recipe's settings, unless the options say otherwise."""
-        settings = {**recipe.training, "checkpoint_minutes": self.checkpoint_minutes, **(self.training or {})}
+    def train(
+        self,
+        flow: Flow,
+        recipe: Recipe,
+        train: RowSource,
+        validation: RowSource,
+        share: float = 1.0,
+        taken: int = 0,
+    ) -> FitResult:
+        """Train the flow with the recipe's settings, unless the options say otherwise.
+
+        ``share`` is that of the minutes, if they are limited; ``taken`` are the steps that the flow was trained for.
+        """
+        settings = {**recipe.training, "checkpoint_minutes": self.checkpoint_minutes}
+        if self.minutes is not None:
+            settings |= {"steps": None, "minutes": share * self.minutes}
+        settings |= {**(self.training or {})}
         settings |= {} if self.steps is None else {"steps": self.steps}
         settings |= {"checkpoint": self.checkpoint, "resume": self.resume, "progress": self.progress}
-        return fit(flow, train, validation, device=self.device, seed=self.seed, **settings)
+        seed = (self.seed + taken) % 2**63  # of another order of the rows than in the steps before
+        return fit(flow, train, validation, device=self.device, seed=seed, initialize=not taken, **settings)
 
-    def refit(self, flow: Flow, recipe: Recipe, train: RowSource, steps: int) -> None:
-        """Train another flow in so many steps, without validation, checkpoints and progress."""
+    def refit(self, flow: Flow, recipe: Recipe, train: RowSource, steps: int, share: float) -> None:
+        """Train another flow in so many steps, and this share of the minutes, without validation and checkpoints."""
         settings = {**recipe.training, **(self.training or {}), "steps": max(1, steps), "patience": None}
+        settings |= {} if self.minutes is None else {"minutes": share * self.minutes}
         fit(flow, train, device=self.device, seed=self.seed, progress=False, **settings)
 
-    def facts(self, result: FitResult) -> dict[str, Any]:
-        """The provenance of any fitted model."""
+    def facts(self, result: FitResult, continued: bool = False) -> dict[str, Any]:
+        """The provenance of any fitted model; ``more_steps``, if it was still improving."""
         taken = {"steps": result.steps, "best_step": result.best_step, "seconds": round(monotonic() - self.started, 1)}
-        return {"seed": self.seed, **taken, "torch": torch.__version__}
+        improving = not result.stopped_early and still_improving(result.history, continued)
+        more = {"more_steps": 2 * result.steps} if improving else {}
+        return {"seed": self.seed, **taken, **more, "torch": torch.__version__}
 
 
 def quantiles_of(scores: Tensor) -> Tensor:

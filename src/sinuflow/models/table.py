@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checks import LONGEST_NAME, anything, choice, fields, flag, integer, items, number, optional, text
+from ..checks import LONGEST_NAME, anything, choice, fields, flag, integer, items, number, one_of, optional, text
 from ..data import Column, Preprocessor, open_table
 from ..data.columns import MAP_NAMES, quoted_list
 from ..data.sources import seeded
@@ -35,6 +35,18 @@ _ROWS = 4096
 
 _OBJECT = fields({}, others=anything)
 _ESTIMATOR = fields({"parameters": _OBJECT, "features": integer(1), "names": optional(items(text(LONGEST_NAME)))})
+_NAMES = items(text(LONGEST_NAME))
+#: By which options rows and columns were chosen.
+_CHOICES = fields(
+    {
+        "context": _NAMES,
+        "drop": _NAMES,
+        "missing": one_of("model", "drop", "refuse"),
+        "maps": fields({}, others=one_of(*MAP_NAMES)),
+        "test": flag,
+        "seed": integer(0, 2**63),
+    }
+)
 _SCHEMA = model_schema(
     {"preprocessing": fields({"columns": items(_OBJECT, least=1)}, {"levels": flag})},  # checked by Column
     {
@@ -48,6 +60,8 @@ _SCHEMA = model_schema(
         "estimator": _ESTIMATOR,
         "calibration_rows": integer(1),
         "set_aside": fields({}, others=text()),
+        "choices": _CHOICES,
+        "continued": items(integer()),
     },
 )
 
@@ -106,7 +120,11 @@ class TableModel(FittedModel):
 
     @property
     def notices(self) -> list[str]:
-        """What a user should know about the model: columns that were set aside, and why."""
+        """What a user should know about the model: columns that were set aside, and whether to train longer."""
+        return self.notices_for("sinuflow fit TABLE -o MODEL")
+
+    def notices_for(self, command: str) -> list[str]:
+        """The notices, one of which may be to train longer by continuing this command."""
         notices = [
             f"column {name!r} is set aside: {reason}; to model it, fit with --map {shlex.quote(f'{name}=auto')}"
             for name, reason in self.facts.get("set_aside", {}).items()
@@ -117,6 +135,13 @@ class TableModel(FittedModel):
                 f"anomaly percentiles come from {rows} rows, and are steps of {100 / (rows + 1):.1f}: too few to tell "
                 "percentile 99 from 98"
             )
+        if "more_steps" in self.facts:
+            notices.append(
+                "the validation NLL was still improving: train longer with "
+                f"{command} --continue --steps {self.facts['more_steps']}"
+            )
+        if self.facts["best_step"] <= max(self.facts.get("continued", []), default=-1):
+            notices.append("continued training did not lower the validation NLL: the weights are those before it")
         return notices
 
     @property

@@ -19,8 +19,8 @@ from ..flows.storage import Model, grouped, read_model, write_model
 from .history import RECORD
 
 _KIND = "checkpoint"
-#: The hashes of the data in a fingerprint, and what differs if they do.
-_DATA = {"train": "other data", "val": "other validation data"}
+#: The hashes in a fingerprint, and what differs if they do.
+_DATA = {"train": "other data", "val": "other validation data", "start": "another starting model"}
 
 
 class Checkpoint(NamedTuple):

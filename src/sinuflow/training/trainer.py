@@ -55,7 +55,7 @@ class Trainer:
         per_epoch = max(1, self.train.rows // settings.batch_size)
         self._schedule = Schedule(settings.schedule, settings.steps, settings.warmup, settings.decay, per_epoch)
         self._guard = Guard(slack=float(self.flow.features))
-        self._engine = make_engine(self.flow, self._batches, settings, self._guard, self._learning_rate)
+        self._engine = make_engine(self.flow, self._batches, settings, self._guard, self._learning_rate, self._elapsed)
         self._best: Weights | None = None
         self._good = self._engine.snapshot()
         self._loss_sum, self._loss_count = 0.0, 0
@@ -71,7 +71,7 @@ class Trainer:
         rows, earlier, started = 0, self.seconds, time.monotonic()
         if self.step == 0 and not self.history.records and self.validation is not None:
             self._validate(0.0)  # the initial weights may remain the best
-        while self.step < settings.steps and not self.finished:
+        while not self.used_up and not self.finished:
             periods = [period for period in (settings.validate_every, checkpoint_steps) if period is not None]
             to_next_event = min(settings.steps - self.step, *(period - self.step % period for period in periods))
             taken = self._engine.advance(self.step, to_next_event)
@@ -84,20 +84,31 @@ class Trainer:
             rows_per_second = rows / max(1e-9, elapsed)
             if self._guard.diverged:
                 self._restart_from_good()
-            if self.step % settings.validate_every == 0 or self.step == settings.steps:
+            if self.step % settings.validate_every == 0 or self.used_up:
                 self._validate(rows_per_second)
             self._show(taken.loss, rows_per_second)
             after_step()
         self.finished = True
 
+    def _elapsed(self) -> float:
+        """The share of the limited time that is over; 0 without a limit."""
+        minutes = self.settings.minutes
+        return 0.0 if minutes is None else min(1.0, self.seconds / (60 * minutes))
+
+    @property
+    def used_up(self) -> bool:
+        """Whether all steps, or all of the time, are used."""
+        return self.step >= self.settings.steps or self._elapsed() >= 1
+
     def _learning_rate(self, step: int) -> float:
-        return self.settings.learning_rate * self.rate_factor * self._schedule.factor(step)
+        return self.settings.learning_rate * self.rate_factor * self._schedule.factor(step, self._elapsed())
 
     def _show(self, loss: float, rows_per_second: float) -> None:
         best, unit = self.best_nll if math.isfinite(self.best_nll) else None, ""
         if self._bits is not None:  # of the batch an estimate, with the Jacobian of the validation images
             loss, best, unit = self._bits(loss), None if best is None else self._bits(best), " bits/dim"
-        self.progress.show(Status(self.step, self.settings.steps, loss, best, rows_per_second, unit))
+        status = Status(self.step, self.settings.limited_steps, loss, best, rows_per_second, unit, self._elapsed())
+        self.progress.show(status)
 
     def _validate(self, rows_per_second: float) -> None:
         nll, penalty = (None, 0.0) if self.validation is None else self._validation_scores(self.validation)
