@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from ..bijections.base import all_finite
@@ -53,6 +53,11 @@ class MixedFlow(Flow):
         self.continuous = flow.features
         self.features, self.context = self.discrete + flow.features, categories.context
         self._flow_config = flow.config
+
+    @property
+    def parts(self) -> tuple[tuple[nn.Module, ...], ...]:
+        """Modules whose parameters belong to the terms of :meth:`MixedDistribution.log_probs`."""
+        return (self.categories,), (self.bijection, self.base)
 
     @property
     def normal_chain(self) -> None:
@@ -107,10 +112,14 @@ class MixedDistribution(Distribution):
         super().__init__(torch.Size(), torch.Size([flow.features]), validate_args=False)
 
     def log_prob(self, value: Tensor) -> Tensor:
+        return self.log_probs(value).sum(-1)
+
+    def log_probs(self, value: Tensor) -> Tensor:
+        """The terms log p(k | context) and log p(x | k, context) of rows, (n, 2)."""
         codes, rest = value[:, : self._flow.discrete].long(), value[:, self._flow.discrete :]
         context = self._rows(len(value))
         continuous = self._flow.given_codes(codes, context, self._validate).log_prob(rest)
-        return continuous + self._flow.categories.log_prob(codes, context)
+        return torch.stack([self._flow.categories.log_prob(codes, context), continuous], dim=-1)
 
     @torch.no_grad()
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:

@@ -73,6 +73,16 @@ def trained_flow(model: TableModel) -> SinusoidalFlow | MixedFlow:
     return copy.deepcopy(model.flow).float()
 
 
+def hyperparameters(flow: SinusoidalFlow | MixedFlow) -> dict[str, Any]:
+    """The fields of a recipe that describe a flow."""
+    config = flow.flow_config if isinstance(flow, MixedFlow) else flow.config
+    own = {"flow": {name: value for name, value in config.items() if name not in ("features", "context")}}
+    if isinstance(flow, MixedFlow):
+        arguments = flow.categories.spec().arguments
+        own["categories"] = {name: value for name, value in arguments.items() if name not in ("sizes", "context")}
+    return own
+
+
 def check_same_columns(model: TableModel, table: Table, surveyed: Survey) -> None:
     """Refuse a table whose columns and categories are not those of the model."""
     columns = model.preprocessor.columns

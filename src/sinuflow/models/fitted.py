@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
@@ -156,11 +156,11 @@ class Run:
         seed = (self.seed + taken) % 2**63  # of another order of the rows than in the steps before
         return fit(flow, train, validation, device=self.device, seed=seed, initialize=not taken, **settings)
 
-    def refit(self, flow: Flow, recipe: Recipe, train: RowSource, steps: int, share: float) -> None:
-        """Train another flow in so many steps, and this share of the minutes, without validation and checkpoints."""
-        settings = {**recipe.training, **(self.training or {}), "steps": max(1, steps), "patience": None}
+    def refit(self, flow: Flow, recipe: Recipe, train: RowSource, part_steps: Sequence[int], share: float) -> None:
+        """Train the parts of another flow for so many steps, in this share of the minutes, without validation."""
+        settings = {**recipe.training, **(self.training or {}), "steps": max(1, *part_steps), "patience": None}
         settings |= {} if self.minutes is None else {"minutes": share * self.minutes}
-        fit(flow, train, device=self.device, seed=self.seed, progress=False, **settings)
+        fit(flow, train, device=self.device, seed=self.seed, progress=False, part_steps=part_steps, **settings)
 
     def facts(self, result: FitResult, continued: bool = False) -> dict[str, Any]:
         """The provenance of any fitted model; ``more_steps``, if it was still improving."""

@@ -31,6 +31,7 @@ from .continuation import (
     check_same_rows,
     extended_facts,
     extended_history,
+    hyperparameters,
     starting_model,
     trained_flow,
 )
@@ -107,7 +108,7 @@ def fit_table(
     flow = _build(run, recipe, preprocessor)
     result = _train(run, flow, recipe, rows)
     model = TableModel(flow, preprocessor, split, torch.zeros(0), result.history, {})
-    scores = _calibration_scores(run, model, recipe, rows, result.best_step)
+    scores = _calibration_scores(run, model, recipe, rows, result.part_steps)
     model.quantiles = calibration_quantiles(scores)
     model.facts |= {
         "calibration_rows": len(scores),
@@ -135,12 +136,13 @@ def _continued(run: Run, data: Any, start: TableModel) -> TableModel:
     check_same_rows(start, table, surveyed.total, split, rows.content)
     flow = trained_flow(start)
     recipe = table_recipe(len(split.train))
-    recipe = replace(recipe, flow={k: v for k, v in flow.config.items() if k not in ("features", "context")})
+    recipe = replace(recipe, **hyperparameters(flow))
     result = _train(run, flow, continued(recipe), rows, start.facts["steps"])
     model = TableModel(flow, start.preprocessor, split, start.quantiles, extended_history(start, result), {})
     calibrated = {}
     if result.best_step:
-        scores = _calibration_scores(run, model, recipe, rows, start.facts["steps"] + result.best_step)
+        before = start.facts["steps"]
+        scores = _calibration_scores(run, model, recipe, rows, [before + step for step in result.part_steps])
         model.quantiles, calibrated = calibration_quantiles(scores), {"calibration_rows": len(scores)}
     new = {"table": Path(table.name).name, "validation_nll": result.best_nll, **calibrated}
     model.facts |= extended_facts(start, {**new, **run.facts(result, continued=True)})
@@ -165,14 +167,14 @@ def _train(run: Run, flow: Flow, recipe: Recipe, rows: _Rows, taken: int = 0) ->
     return run.train(flow, recipe, rows.source(rows.split.train), validation, share, taken)
 
 
-def _calibration_scores(run: Run, model: TableModel, recipe: Recipe, rows: _Rows, steps: int) -> Tensor:
+def _calibration_scores(run: Run, model: TableModel, recipe: Recipe, rows: _Rows, steps: list[int]) -> Tensor:
     """The log-density of held-out rows or, of a small table, of every usable row by cross-fitting."""
     if rows.few:
         return _cross_fitted_scores(run, rows.table, rows.survey, recipe, steps)
     return model.score_numbers(*rows.in_memory(_some(rows.split.held_out, _VALIDATION, run.seed)))
 
 
-def _cross_fitted_scores(run: Run, table: Table, surveyed: Survey, recipe: Recipe, steps: int) -> Tensor:
+def _cross_fitted_scores(run: Run, table: Table, surveyed: Survey, recipe: Recipe, steps: list[int]) -> Tensor:
     """The log-density of every usable row, by a model that was fitted to other rows in as many steps."""
     parts = []
     for split in folds(surveyed.usable, surveyed.total, run.seed, _FOLDS):
