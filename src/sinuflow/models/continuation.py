@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from ..data.columns import MAP_NAMES
 from ..data.inspect import Wish
 from ..data.split import Split
 from ..errors import ArgumentError, DataError
+from ..flows.mixed import MixedFlow
 from ..flows.sinusoidal import SinusoidalFlow
 from ..training import FitResult
 from .loading import load
@@ -66,11 +68,19 @@ def starting_model(start: TableModel | str | os.PathLike[str], given: Mapping[st
     return model
 
 
-def trained_flow(model: TableModel) -> SinusoidalFlow:
+def trained_flow(model: TableModel) -> SinusoidalFlow | MixedFlow:
     """A copy of the model's flow in float32, in which training takes place."""
-    flow = SinusoidalFlow.from_config(model.flow.config)
-    flow.load_state_dict(model.flow.state_dict())
-    return flow
+    return copy.deepcopy(model.flow).float()
+
+
+def hyperparameters(flow: SinusoidalFlow | MixedFlow) -> dict[str, Any]:
+    """The fields of a recipe that describe a flow."""
+    config = flow.flow_config if isinstance(flow, MixedFlow) else flow.config
+    own = {"flow": {name: value for name, value in config.items() if name not in ("features", "context")}}
+    if isinstance(flow, MixedFlow):
+        arguments = flow.categories.spec().arguments
+        own["categories"] = {name: value for name, value in arguments.items() if name not in ("sizes", "context")}
+    return own
 
 
 def check_same_columns(model: TableModel, table: Table, surveyed: Survey) -> None:

@@ -36,6 +36,8 @@ class Recipe:
     training: dict[str, Any]
     #: Another recipe, whose training time replaces the number of steps in ``training``.
     as_long_as: str | None = None
+    #: Arguments of the network for the discrete part of a table, instead of those of the flow.
+    categories: dict[str, Any] | None = None
 
     @property
     def digest(self) -> str:

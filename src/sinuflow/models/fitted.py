@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, ClassVar, TypeVar
@@ -16,6 +17,7 @@ from torch import Tensor
 from ..checks import Check, anything, fields, integer, items, number
 from ..data.sources import RowSource
 from ..errors import ArgumentError
+from ..flows.flow import Flow
 from ..flows.sinusoidal import SinusoidalFlow
 from ..flows.storage import Model, write_model
 from ..training import FitResult, fit
@@ -37,7 +39,7 @@ class FittedModel(ABC):
         facts: provenance: data, seed, steps, seconds, versions.
     """
 
-    flow: SinusoidalFlow
+    flow: Flow
     quantiles: Tensor
     history: list[dict[str, Any]]
     facts: dict[str, Any]
@@ -55,7 +57,7 @@ class FittedModel(ABC):
     @classmethod
     @abstractmethod
     def parse(
-        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: SinusoidalFlow
+        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: Flow
     ) -> tuple[Any, ...]:
         """The constructor's arguments after the flow, from a stored configuration that fits the schema.
 
@@ -122,13 +124,19 @@ class Run:
 
     def build(self, kind: type[_Flow], recipe: Recipe, *sizes: Any) -> _Flow:
         """An untrained flow; its initial weights depend on the seed alone."""
+        with self.seeded():
+            return kind(*sizes, **{**recipe.flow, **(self.architecture or {})})
+
+    @contextmanager
+    def seeded(self) -> Iterator[None]:
+        """PyTorch's random numbers by the seed alone."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            return kind(*sizes, **{**recipe.flow, **(self.architecture or {})})
+            yield
 
     def train(
         self,
-        flow: SinusoidalFlow,
+        flow: Flow,
         recipe: Recipe,
         train: RowSource,
         validation: RowSource,
@@ -148,11 +156,11 @@ class Run:
         seed = (self.seed + taken) % 2**63  # of another order of the rows than in the steps before
         return fit(flow, train, validation, device=self.device, seed=seed, initialize=not taken, **settings)
 
-    def refit(self, flow: SinusoidalFlow, recipe: Recipe, train: RowSource, steps: int, share: float) -> None:
-        """Train another flow in so many steps, and this share of the minutes, without validation and checkpoints."""
-        settings = {**recipe.training, **(self.training or {}), "steps": max(1, steps), "patience": None}
+    def refit(self, flow: Flow, recipe: Recipe, train: RowSource, part_steps: Sequence[int], share: float) -> None:
+        """Train the parts of another flow for so many steps, in this share of the minutes, without validation."""
+        settings = {**recipe.training, **(self.training or {}), "steps": max(1, *part_steps), "patience": None}
         settings |= {} if self.minutes is None else {"minutes": share * self.minutes}
-        fit(flow, train, device=self.device, seed=self.seed, progress=False, **settings)
+        fit(flow, train, device=self.device, seed=self.seed, progress=False, part_steps=part_steps, **settings)
 
     def facts(self, result: FitResult, continued: bool = False) -> dict[str, Any]:
         """The provenance of any fitted model; ``more_steps``, if it was still improving."""

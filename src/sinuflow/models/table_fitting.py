@@ -18,6 +18,9 @@ from ..data.inspect import Wish
 from ..data.sources import CONTENT_ROWS, MemoryRows, RowSource, content_hash, fingerprint, seeded
 from ..data.split import Ids, Split, folds, split_rows
 from ..data.tables import columns_to_numbers
+from ..flows.categorical import CategoricalMADE
+from ..flows.flow import Flow
+from ..flows.mixed import MixedFlow
 from ..flows.sinusoidal import SinusoidalFlow
 from ..training import FitResult
 from ..training.progress import make_progress
@@ -28,6 +31,7 @@ from .continuation import (
     check_same_rows,
     extended_facts,
     extended_history,
+    hyperparameters,
     starting_model,
     trained_flow,
 )
@@ -101,10 +105,10 @@ def fit_table(
     rows = _Rows(table, surveyed, split, seed)
     preprocessor = rows.preprocessor
     recipe = table_recipe(len(split.train), conditioning)
-    flow = run.build(SinusoidalFlow, recipe, len(preprocessor.features), preprocessor.context_width)
+    flow = _build(run, recipe, preprocessor)
     result = _train(run, flow, recipe, rows)
     model = TableModel(flow, preprocessor, split, torch.zeros(0), result.history, {})
-    scores = _calibration_scores(run, model, recipe, rows, result.best_step)
+    scores = _calibration_scores(run, model, recipe, rows, result.part_steps)
     model.quantiles = calibration_quantiles(scores)
     model.facts |= {
         "calibration_rows": len(scores),
@@ -132,12 +136,13 @@ def _continued(run: Run, data: Any, start: TableModel) -> TableModel:
     check_same_rows(start, table, surveyed.total, split, rows.content)
     flow = trained_flow(start)
     recipe = table_recipe(len(split.train))
-    recipe = replace(recipe, flow={k: v for k, v in flow.config.items() if k not in ("features", "context")})
+    recipe = replace(recipe, **hyperparameters(flow))
     result = _train(run, flow, continued(recipe), rows, start.facts["steps"])
     model = TableModel(flow, start.preprocessor, split, start.quantiles, extended_history(start, result), {})
     calibrated = {}
     if result.best_step:
-        scores = _calibration_scores(run, model, recipe, rows, start.facts["steps"] + result.best_step)
+        before = start.facts["steps"]
+        scores = _calibration_scores(run, model, recipe, rows, [before + step for step in result.part_steps])
         model.quantiles, calibrated = calibration_quantiles(scores), {"calibration_rows": len(scores)}
     new = {"table": Path(table.name).name, "validation_nll": result.best_nll, **calibrated}
     model.facts |= extended_facts(start, {**new, **run.facts(result, continued=True)})
@@ -151,7 +156,7 @@ def _read(data: Any, choices: Choices) -> tuple[Table, Survey, Split]:
     return table, surveyed, split_rows(surveyed.usable, surveyed.total, choices.seed, choices.test)
 
 
-def _train(run: Run, flow: SinusoidalFlow, recipe: Recipe, rows: _Rows, taken: int = 0) -> FitResult:
+def _train(run: Run, flow: Flow, recipe: Recipe, rows: _Rows, taken: int = 0) -> FitResult:
     """Train a flow, which was trained for some steps before, on the training rows."""
     if run.checkpoint is not None:
         shown = make_progress(run.progress)
@@ -162,23 +167,34 @@ def _train(run: Run, flow: SinusoidalFlow, recipe: Recipe, rows: _Rows, taken: i
     return run.train(flow, recipe, rows.source(rows.split.train), validation, share, taken)
 
 
-def _calibration_scores(run: Run, model: TableModel, recipe: Recipe, rows: _Rows, steps: int) -> Tensor:
+def _calibration_scores(run: Run, model: TableModel, recipe: Recipe, rows: _Rows, steps: list[int]) -> Tensor:
     """The log-density of held-out rows or, of a small table, of every usable row by cross-fitting."""
     if rows.few:
         return _cross_fitted_scores(run, rows.table, rows.survey, recipe, steps)
     return model.score_numbers(*rows.in_memory(_some(rows.split.held_out, _VALIDATION, run.seed)))
 
 
-def _cross_fitted_scores(run: Run, table: Table, surveyed: Survey, recipe: Recipe, steps: int) -> Tensor:
+def _cross_fitted_scores(run: Run, table: Table, surveyed: Survey, recipe: Recipe, steps: list[int]) -> Tensor:
     """The log-density of every usable row, by a model that was fitted to other rows in as many steps."""
     parts = []
     for split in folds(surveyed.usable, surveyed.total, run.seed, _FOLDS):
         rows = _Rows(table, surveyed, split, run.seed)
-        flow = run.build(SinusoidalFlow, recipe, len(rows.preprocessor.features), rows.preprocessor.context_width)
+        flow = _build(run, recipe, rows.preprocessor)
         run.refit(flow, recipe, rows.source(split.train), steps, 1 / (1 + _FOLDS))
         model = TableModel(flow, rows.preprocessor, split, torch.zeros(0), [], {})
         parts.append(model.score_numbers(*rows.in_memory(split.validation)))
     return torch.cat(parts)
+
+
+def _build(run: Run, recipe: Recipe, preprocessor: Preprocessor) -> SinusoidalFlow | MixedFlow:
+    """An untrained flow for the preprocessed columns."""
+    side, sizes = preprocessor.context_width, preprocessor.sizes
+    flow = run.build(SinusoidalFlow, recipe, len(preprocessor.placed), side + sum(sizes))
+    if not sizes:
+        return flow
+    options = {"hidden": flow.config["hidden"], "dropout": flow.config["dropout"], **(recipe.categories or {})}
+    with run.seeded():
+        return MixedFlow(CategoricalMADE(sizes, context=side, **options), flow)
 
 
 def _some(ids: Ids, most: int, seed: int) -> Ids:

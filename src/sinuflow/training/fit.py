@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ class FitResult:
     best_nll: float | None  # their mean negative log-likelihood on the validation rows, if there are any
     steps: int  # how many were taken
     stopped_early: bool  # by the patience, before the steps or the time ran out
+    part_steps: list[int]  # the step of the returned weights of each part of the flow
 
 
 def fit(
@@ -72,6 +74,7 @@ def fit(
     device: str | torch.device = "auto",
     seed: int = 0,
     initialize: bool = True,
+    part_steps: Sequence[int] | None = None,
 ) -> FitResult:
     """Train a flow by maximum likelihood.
 
@@ -116,6 +119,7 @@ def fit(
         seed: of the order of the rows, of dropout, and of the stability penalty.
         initialize: whether to initialize data-dependent parameters from the first rows. False continues the training of
             a trained flow, whose weights are returned if none are better on ``val``.
+        part_steps: of a :class:`~sinuflow.flows.mixed.MixedFlow`, the step at which the training of each part ends.
 
     A step is skipped if its loss is not finite or an outlier. If that persists, training restarts from the last good
     weights with a lower learning rate; after three restarts it raises a :class:`~sinuflow.TrainingError`. On SIGINT
@@ -194,7 +198,7 @@ def fit(
         resumed = folder is not None and folder.exists()
         if initialize and not resumed:
             flow.initialize(*rows.head(_INITIAL_ROWS))
-        trainer = Trainer(flow, rows, val_rows, settings, log, shown)
+        trainer = Trainer(flow, rows, val_rows, settings, log, shown, part_steps)
         if folder is not None and resumed:
             trainer.restore(folder.read(identity, lambda: fingerprint_of_head(rows), flow, ema is not None))
             shown.say(f"resuming at step {trainer.step}")
@@ -218,7 +222,8 @@ def fit(
             log.close()
     flow.to(home)
     best_nll = None if val is None else trainer.best_nll
-    return FitResult(flow, log.records, trainer.best_step, best_nll, trainer.step, not trainer.used_up)
+    stopped_early, part_steps = not trainer.used_up, trainer.parts.steps
+    return FitResult(flow, log.records, trainer.best_step, best_nll, trainer.step, stopped_early, part_steps)
 
 
 def find_device(device: str | torch.device) -> torch.device:
