@@ -189,6 +189,12 @@ def test_an_estimator_stays_one(tmp_path):
     assert sinuflow.SinusoidalDensity.load(tmp_path / "e.safetensors").n_iter_ == 20
 
 
+def test_a_small_table_is_cross_fitted_even_if_the_initial_weights_remain_the_best():
+    model = fit_table(make_frame(), drop=["id"], steps=3, training={"learning_rate": 1.0}, **SMALL)
+    assert model.facts["best_step"] == 0
+    assert model.facts["calibration_rows"] == 400
+
+
 # ---------------------------------------------------------------- minutes and steps
 
 
@@ -260,5 +266,5 @@ def test_a_run_that_stopped_early_or_converged_does_not(fitted):
     run = Run(None, None, 0, "cpu", None, 5.0, False, False, None, None)
     history = [{"step": step, "val_nll": 10 - math.log(1 + step)} for step in range(0, 101, 5)]
     for stopped_early in (True, False):
-        facts = run.facts(FitResult(fitted.flow, history, 100, 5.4, 100, stopped_early))
+        facts = run.facts(FitResult(fitted.flow, history, 100, 5.4, 100, stopped_early, [100]))
         assert ("more_steps" in facts) is not stopped_early
