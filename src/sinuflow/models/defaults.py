@@ -24,6 +24,8 @@ _TABLES: list[tuple[float, dict[str, Any], int, float, float]] = [
     (math.inf, {"hidden": (128, 128), "blocks": 5, "scales": 2, "dropout": 0.0}, 8_000, 2e-3, 1e-4),
 ]
 
+#: The network for the discrete part of all but small tables.
+_CATEGORIES: dict[str, Any] = {"hidden": (256, 256), "dropout": 0.1}
 #: Large tables are trained for so many epochs, but at most for so many steps.
 _EPOCHS, _MOST_STEPS = 30, 24_000
 
@@ -36,7 +38,7 @@ class Recipe:
     training: dict[str, Any]
     #: Another recipe, whose training time replaces the number of steps in ``training``.
     as_long_as: str | None = None
-    #: Arguments of the network for the discrete part of a table, instead of those of the flow.
+    #: Arguments of the :class:`~sinuflow.flows.categorical.CategoricalMADE` for the discrete part of a table.
     categories: dict[str, Any] | None = None
 
     @property
@@ -62,7 +64,9 @@ def table_recipe(rows: int, conditioning: str = "full") -> Recipe:
         flow = {**flow, "blocks": 2 * flow["blocks"], "scales": 4, "waves": 4}
     batch_size = 512 if rows >= 10_000 else 256 if rows >= 1_000 else 64
     steps = max(steps, min(_MOST_STEPS, _EPOCHS * rows // batch_size))
-    return Recipe({"conditioning": conditioning, **flow}, _training(steps, batch_size, rate, decay, 0.99))
+    categories = _CATEGORIES if rows >= 2_000 else {"hidden": flow["hidden"], "dropout": flow["dropout"]}
+    training = _training(steps, batch_size, rate, decay, 0.99)
+    return Recipe({"conditioning": conditioning, **flow}, training, categories=categories)
 
 
 def continued(recipe: Recipe) -> Recipe:
