@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from hypothesis import strategies as st
 
-from sinuflow.data import Column, open_table, survey
+from sinuflow.data import open_table, survey
 from sinuflow.data.inspect import inspect_codes, inspect_numbers
 
 FRAME = pd.DataFrame(
@@ -60,8 +60,8 @@ def any_column(draw, kinds=tuple(VALUES), least=12, most=400):
     kind, random = draw(st.sampled_from(kinds)), np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     values = VALUES[kind](random, draw(st.integers(least, most)))
     missing = draw(st.sampled_from([0.0, 0.0, 0.05, 0.6]))
-    values = np.where(random.random(len(values)) < missing, np.nan, values)
-    values[-2:] = [values[0], values[1]] if np.isfinite(values[:2]).all() else [0.0, 1.0]  # two values or more
+    values[2:][random.random(len(values) - 2) < missing] = np.nan
+    values[1] += values[0] == values[1]  # two values or more
     if kind == "category":
         return inspect_codes("c", values, ("a", "b", "c", "d"), "string", "feature"), values
     return inspect_numbers("c", values, "double"), values

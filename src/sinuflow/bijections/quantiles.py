@@ -165,9 +165,9 @@ def _with_end(x: tuple[float, ...], z: tuple[float, ...], value: float, score: f
     end, and the whole bin before it would bend, too.
     """
     score = max(score, z[-1] + 0.1)
-    middle = (z[-1] + score) / 2
-    on_line = x[-1] + (middle - z[-1]) * (x[-1] - x[-2]) / (z[-1] - z[-2])
-    return (*x, on_line, value), (*z, middle, score)
+    between = 0.75 * z[-1] + 0.25 * score
+    on_line = x[-1] + (between - z[-1]) * (x[-1] - x[-2]) / (z[-1] - z[-2])
+    return (*x, on_line, value), (*z, between, score)
 
 
 def _mirrored(values: tuple[float, ...]) -> tuple[float, ...]:
