@@ -11,15 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checks import LONGEST_NAME, anything, choice, fields, integer, items, number, optional, text
+from ..checks import LONGEST_NAME, anything, choice, fields, flag, integer, items, number, one_of, optional, text
 from ..data import Column, Preprocessor, open_table
 from ..data.columns import MAP_NAMES, quoted_list
+from ..data.sources import seeded
 from ..data.split import Split
 from ..data.tables import Rows, read_rows
 from ..data.values import code_of, table_arrays
 from ..errors import DataError, InversionError
 from ..flows.distribution import FlowDistribution
+from ..flows.flow import Flow
 from ..flows.inversion import CERTIFICATES, Certify, Drawn, inverse_with_fallback
+from ..flows.mixed import MixedFlow
 from ..flows.sinusoidal import SinusoidalFlow
 from .calibration import ENOUGH, percentile
 from .fitted import FittedModel, model_schema
@@ -32,8 +35,20 @@ _ROWS = 4096
 
 _OBJECT = fields({}, others=anything)
 _ESTIMATOR = fields({"parameters": _OBJECT, "features": integer(1), "names": optional(items(text(LONGEST_NAME)))})
+_NAMES = items(text(LONGEST_NAME))
+#: By which options rows and columns were chosen.
+_CHOICES = fields(
+    {
+        "context": _NAMES,
+        "drop": _NAMES,
+        "missing": one_of("model", "drop", "refuse"),
+        "maps": fields({}, others=one_of(*MAP_NAMES)),
+        "test": flag,
+        "seed": integer(0, 2**63),
+    }
+)
 _SCHEMA = model_schema(
-    {"preprocessing": fields({"columns": items(_OBJECT, least=1)})},  # checked by Column
+    {"preprocessing": fields({"columns": items(_OBJECT, least=1)}, {"levels": flag})},  # checked by Column
     {
         **dict.fromkeys(("rows", "used_rows", "train_rows", "parameters"), integer(1)),
         "table": text(),
@@ -45,6 +60,8 @@ _SCHEMA = model_schema(
         "estimator": _ESTIMATOR,
         "calibration_rows": integer(1),
         "set_aside": fields({}, others=text()),
+        "choices": _CHOICES,
+        "continued": items(integer()),
     },
 )
 
@@ -61,7 +78,7 @@ class TableModel(FittedModel):
     The other arguments are those of all fitted models.
     """
 
-    flow: SinusoidalFlow
+    flow: SinusoidalFlow | MixedFlow
     preprocessor: Preprocessor
     split: Split
     quantiles: Tensor
@@ -103,7 +120,11 @@ class TableModel(FittedModel):
 
     @property
     def notices(self) -> list[str]:
-        """What a user should know about the model: columns that were set aside, and why."""
+        """What a user should know about the model: columns that were set aside, and whether to train longer."""
+        return self.notices_for("sinuflow fit TABLE -o MODEL")
+
+    def notices_for(self, command: str) -> list[str]:
+        """The notices, one of which may be to train longer by continuing this command."""
         notices = [
             f"column {name!r} is set aside: {reason}; to model it, fit with --map {shlex.quote(f'{name}=auto')}"
             for name, reason in self.facts.get("set_aside", {}).items()
@@ -114,6 +135,13 @@ class TableModel(FittedModel):
                 f"anomaly percentiles come from {rows} rows, and are steps of {100 / (rows + 1):.1f}: too few to tell "
                 "percentile 99 from 98"
             )
+        if "more_steps" in self.facts:
+            notices.append(
+                "the validation NLL was still improving: train longer with "
+                f"{command} --continue --steps {self.facts['more_steps']}"
+            )
+        if self.facts["best_step"] <= max(self.facts.get("continued", []), default=-1):
+            notices.append("continued training did not lower the validation NLL: the weights are those before it")
         return notices
 
     @property
@@ -152,7 +180,14 @@ class TableModel(FittedModel):
         for start in range(0, len(x), _ROWS):
             rows = slice(start, start + _ROWS)
             side = None if context is None else preprocessor.context(context[rows].to(like.device)).to(like)
-            distribution = self.flow(side, validate_args=False)
+            leveled, located = preprocessor.locate(x[rows].to(like.device))
+            discrete = leveled.within
+            if isinstance(self.flow, MixedFlow):
+                terms = self.flow.categories.log_probs(leveled.codes, side).double()
+                discrete = discrete + terms.masked_fill(leveled.unknown, 0.0).sum(1)
+                distribution = self.flow.given_codes(leveled.codes, side, validate_args=False)
+            else:
+                distribution = self.flow(side, validate_args=False)
 
             def log_prob(y: Tensor, distribution: FlowDistribution = distribution) -> Tensor:
                 # Outside of a logarithm's or logit's range the density is 0.
@@ -160,8 +195,7 @@ class TableModel(FittedModel):
                 score = distribution.log_prob(torch.where(inside.unsqueeze(1), y, 0.0).to(like)).double()
                 return torch.where(inside, score, -torch.inf)
 
-            score = preprocessor.score_points(log_prob, x[rows].to(like.device))
-            parts.append(score.cpu())
+            parts.append((preprocessor.score_points(log_prob, located) + discrete).cpu())
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 
     def anomaly_percentile(self, log_density: Array) -> Array:
@@ -212,11 +246,15 @@ class TableModel(FittedModel):
         fixed |= {c.name: _context_number(c, given[c.name]) for c in self.preprocessor.context_columns}
         generator = torch.Generator(like.device)
         generator.seed() if seed is None else generator.manual_seed(seed)
+        on_cpu = seeded(generator.initial_seed())
         for start in range(0, count, _ROWS):
             size = min(_ROWS, count - start)
-            noise = torch.randn((size, self.flow.features), generator=generator, dtype=like.dtype, device=like.device)
-            y, residual = inverse_with_fallback(self.flow.bijection, noise, context, certify)
-            x = self.preprocessor.inverse(y.cpu()).numpy()
+            codes, inner = self._draw_codes(size, context, generator)
+            noise = torch.randn(
+                (size, self.flow.bijection.features), generator=generator, dtype=like.dtype, device=like.device
+            )
+            y, residual = inverse_with_fallback(self.flow.bijection, noise, inner, certify)
+            x = self.preprocessor.inverse(torch.cat([codes.to(y), y], dim=1).cpu(), on_cpu).numpy()
             if np.isinf(x).any() or not (self.models_missing or np.isfinite(x).all()):
                 raise InversionError(
                     f"{int((~np.isfinite(x)).any(1).sum())} of {size} draws overflow float64 in the units of their "
@@ -227,6 +265,16 @@ class TableModel(FittedModel):
             self.preprocessor.restore(values)
             arrays = table_arrays(self.preprocessor.columns, values)
             yield Drawn(pyarrow.record_batch(arrays, names=self.columns), residual)
+
+    def _draw_codes(
+        self, count: int, context: Tensor | None, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor | None]:
+        """The codes of the leveled features, and the context of the others."""
+        if not isinstance(self.flow, MixedFlow):
+            return self._like.new_empty((count, 0)), context
+        context = None if context is None else context.expand(count, -1)
+        codes = self.flow.categories.sample(count, context, generator)
+        return codes, self.flow.inner_context(codes, context)
 
     def _context(self, given: Mapping[str, Any]) -> Tensor | None:
         """The flow's context for values of the context columns, in one row."""
@@ -258,7 +306,7 @@ class TableModel(FittedModel):
 
     @classmethod
     def parse(
-        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: SinusoidalFlow
+        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: Flow
     ) -> tuple[Preprocessor, Split]:
         preprocessor = Preprocessor.from_dict(config["preprocessing"], groups["preprocessing"])
         rows = groups["split"]
@@ -266,7 +314,8 @@ class TableModel(FittedModel):
             raise ValueError("its split must be lists of row numbers")
         split = Split(config["facts"]["rows"], **{name: t.numpy() for name, t in rows.items()})
         split.check()
-        if (flow.features, flow.context) != (len(preprocessor.features), preprocessor.context_width):
+        sizes = list(flow.categories.sizes) if isinstance(flow, MixedFlow) else []
+        if (flow.features, flow.context, sizes) != (preprocessor.size, preprocessor.context_width, preprocessor.sizes):
             raise ValueError("the size of its flow does not match its columns")
         return preprocessor, split
 
