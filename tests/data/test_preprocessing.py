@@ -155,7 +155,8 @@ def test_real_columns_come_back(name):
     column, values = COLUMNS[name]
     x = torch.from_numpy(np.clip(values, column.low + 1e-12, column.high)).unsqueeze(1)
     preprocessor = Preprocessor([column])
-    located = preprocessor.locate(x)
+    leveled, located = preprocessor.locate(x)
+    assert leveled.codes.shape == (500, 0)
     assert not bool(located.width.any())
     torch.testing.assert_close(preprocessor.inverse(located.start.mT), x, rtol=1e-9, atol=1e-9)
 
@@ -259,7 +260,9 @@ def test_it_survives_json():
     assert again.columns == columns
     x = torch.tensor([[max(column.low, 0.1) for column, _ in COLUMNS.values()]], dtype=torch.float64)
     assert torch.equal(again.prepare(x), preprocessor.prepare(x))
-    z = torch.randn(9, len(columns), dtype=torch.float64)
+    z = torch.randn(9, preprocessor.size, dtype=torch.float64)
+    z[:, : len(preprocessor.leveled)] = 1
+    assert 0 < len(preprocessor.leveled) < preprocessor.size
     assert torch.equal(again.inverse(z), preprocessor.inverse(z))
 
 
