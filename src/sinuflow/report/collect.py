@@ -52,6 +52,7 @@ def collect(model: TableModel, data: Any) -> ReportContent:
         residual=residual,
         anomalies=_anomalies(model, rows),
         notes=_notes(model, rows),
+        continuous=[preprocessor.features[i].name for i in preprocessor.placed],
     )
 
 
