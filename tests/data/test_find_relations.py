@@ -219,3 +219,7 @@ def test_relations_have_no_cycles_and_vanish_when_columns_are_shuffled(seed: int
         assert later.target not in earlier.sources
     shuffled = {name: random.permutation(column) for name, column in table.items()}
     assert told(shuffled) == []
+
+
+def test_without_columns_there_are_no_relations() -> None:
+    assert find_relations(np.empty((50, 0)), []) == []

@@ -208,6 +208,7 @@ class Feature:
     scan: ColumnScan
     format: ColumnFormat | None
     part: int
+    bounds: tuple[float, float]  # of its values in all rows that are held
 
     @property
     def name(self) -> str:
@@ -222,10 +223,9 @@ class Feature:
             return self.scan.column(values)
         name = self.scan.name
         known = values[~np.isnan(values)]
-        bounds = (float(known.min()), float(known.max()))
         wish = None if self.scan.wish == "auto" else self.scan.wish
         whole = bool((known == np.round(known)).all())
-        column = inspect_numbers(name, values, "int64" if whole else "double", self.scan.role, wish, bounds)
+        column = inspect_numbers(name, values, "int64" if whole else "double", self.scan.role, wish, self.bounds)
         return replace(column, name=self.name, source=name, part=self.part, format=self.format)
 
 
@@ -307,7 +307,9 @@ def survey(
         scans[i].renumber(numbers[:, i], [names[code] for code in codes])
     parts = [scan.formats(numbers[:, i]) for i, scan in enumerate(scans)]
     features = [
-        Feature(scan, form, k) for scan, own in zip(scans, parts, strict=True) for k, (form, _) in enumerate(own)
+        Feature(scan, form, k, _bounds(values))
+        for scan, own in zip(scans, parts, strict=True)
+        for k, (form, values) in enumerate(own)
     ]
     numbers = np.stack([values for own in parts for _, values in own], axis=1)
     own = [i for i, f in enumerate(features) if f.scan.role == "feature" and f.scan.wish is None]
@@ -315,6 +317,11 @@ def survey(
         numbers[:, own], [features[i].name for i in own], [features[i].name for i in own if features[i].scan.categories]
     )
     return Survey(numbers, rows, total, usable, complete, features, relations, aside)
+
+
+def _bounds(values: Array) -> tuple[float, float]:
+    known = values[~np.isnan(values)]
+    return (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
 
 
 def _check_arguments(table: Table, context: list[str], drop: list[str], missing: str, maps: Mapping[str, Wish]) -> None:

@@ -156,7 +156,7 @@ class Run:
 
     def refit(self, flow: Flow, recipe: Recipe, train: RowSource, part_steps: Sequence[int], share: float) -> None:
         """Train the parts of another flow for so many steps, in this share of the minutes, without validation."""
-        part_steps = [max(1, steps) for steps in part_steps]
+        part_steps = part_steps if any(part_steps) else [1] * len(part_steps)  # the initial weights were the best
         settings = {**recipe.training, **(self.training or {}), "steps": max(part_steps), "patience": None}
         settings |= {} if self.minutes is None else {"minutes": share * self.minutes}
         fit(flow, train, device=self.device, seed=self.seed, progress=False, part_steps=part_steps, **settings)
