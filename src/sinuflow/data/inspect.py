@@ -16,6 +16,7 @@ from ..errors import ArgumentError, DataError
 from .atoms import all_atoms, with_atoms
 from .columns import Column, Role, columns_bijection
 from .numbers import Array
+from .rounding import Rounding
 
 #: What users may ask for a column: a name, or a class or instance of their own.
 Wish = str | type[ColumnMap] | ColumnMap
@@ -45,9 +46,13 @@ def inspect_numbers(
         return Column(name, "constant", type_name, role, categories=(value,))
     missing = 1 - len(known) / len(values)
     column = Column(name, "number", type_name, role, low=low, high=high, rows=len(values), missing=missing)
+    if not len(known):
+        ends = np.unique([low, high])
+        return all_atoms(column, ends, np.zeros(len(ends)), len(values))
     column = _with_grid(column, known)
     rest = known
     if role == "feature":
+        column = replace(column, rounding=_rounding(column, known))
         column, rest = with_atoms(column, known)
         if column.discrete:
             return column
@@ -113,6 +118,14 @@ def _with_grid(column: Column, values: Array) -> Column:
         gap = float(np.median(np.diff(distinct)))
         return replace(column, step=gap, cell=gap, origin=float(distinct[0]))
     return column
+
+
+def _rounding(column: Column, values: Array) -> Rounding | None:
+    """How samples are rounded; None for integers, and for values with all digits of float64."""
+    if "int" in column.type:
+        return None
+    rounding = Rounding.as_written(np.append(values, [column.low, column.high]))
+    return None if rounding == Rounding() else rounding
 
 
 def _digits(distinct: Array) -> int | None:

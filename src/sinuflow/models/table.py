@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -21,8 +20,9 @@ from ..errors import DataError, InversionError
 from ..flows.distribution import FlowDistribution
 from ..flows.inversion import CERTIFICATES, Certify, Drawn, inverse_with_fallback
 from ..flows.sinusoidal import SinusoidalFlow
-from .calibration import ENOUGH, percentile
+from .calibration import percentile
 from .fitted import FittedModel, model_schema
+from .summary import notices
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -45,6 +45,8 @@ _SCHEMA = model_schema(
         "estimator": _ESTIMATOR,
         "calibration_rows": integer(1),
         "set_aside": fields({}, others=text()),
+        "keep": fields({}, others=text(100)),
+        "unread": fields({}, others=integer(1)),
     },
 )
 
@@ -103,18 +105,8 @@ class TableModel(FittedModel):
 
     @property
     def notices(self) -> list[str]:
-        """What a user should know about the model: columns that were set aside, and why."""
-        notices = [
-            f"column {name!r} is set aside: {reason}; to model it, fit with --map {shlex.quote(f'{name}=auto')}"
-            for name, reason in self.facts.get("set_aside", {}).items()
-        ]
-        rows = self.facts.get("calibration_rows", ENOUGH)
-        if rows < ENOUGH:
-            notices.append(
-                f"anomaly percentiles come from {rows} rows, and are steps of {100 / (rows + 1):.1f}: too few to tell "
-                "percentile 99 from 98"
-            )
-        return notices
+        """What is not as a user may expect, such as columns that were set aside, and why."""
+        return notices(self)
 
     @property
     def models_missing(self) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..data import Preprocessor, Survey, Table, open_table, survey
 from ..data.arrow_rows import ArrowRows
+from ..data.columns import Bounds
 from ..data.inspect import Wish
 from ..data.sources import CONTENT_ROWS, MemoryRows, RowSource, content_hash, fingerprint, seeded
 from ..data.split import Ids, Split, folds, split_rows
@@ -37,6 +38,7 @@ def fit_table(
     drop: list[str] | None = None,
     missing: str = "model",
     maps: Mapping[str, Wish] | None = None,
+    bounds: Mapping[str, Bounds] | None = None,
     conditioning: str = "full",
     steps: int | None = None,
     seed: int = 0,
@@ -58,9 +60,12 @@ def fit_table(
         missing: ``"model"`` missing values as values of their own, ``"drop"`` rows that have some, or ``"refuse"``
             such a table.
         maps: a map for a column, instead of the one that its values suggest: ``"linear"``, ``"log"``,
-            ``"logit"``, ``"category"``, ``"auto"`` to keep a column that looks like row numbers or identifiers, or a
+            ``"logit"``, ``"category"``, ``"auto"`` to keep a column that looks like row numbers or identifiers,
+            ``"day-first"``, ``"month-first"``, ``"decimal-point"`` or ``"decimal-comma"`` for ambiguous texts, or a
             registered :class:`~sinuflow.bijections.columns.ColumnMap` of your own, as an instance or as a class with a
             ``fit``.
+        bounds: the least and the largest value that a column may have, such as ``(0, None)``: samples respect them, and
+            other values score as values that the column cannot have.
         conditioning: the kind of flow, ``"full"`` or ``"shift"``.
         steps: the most training steps; by default they depend on the number of rows.
         seed: of the split, the weights, and the order of the rows.
@@ -76,7 +81,7 @@ def fit_table(
     """
     run = Run(steps, seed, device, checkpoint, checkpoint_minutes, resume, progress, architecture, training)
     table = open_table(data)
-    surveyed = survey(table, context or [], drop or [], missing, maps, seed)
+    surveyed = survey(table, context or [], drop or [], missing, maps, seed, bounds)
     split = split_rows(surveyed.usable, surveyed.total, seed, test)
     rows = _Rows(table, surveyed, split, seed)
     preprocessor = rows.preprocessor
@@ -97,7 +102,9 @@ def fit_table(
     model.facts |= {
         "calibration_rows": len(scores),
         "table": Path(table.name).name,
-        "set_aside": surveyed.set_aside,
+        "set_aside": {name: reason for name, (reason, _) in surveyed.set_aside.items()},
+        "keep": {name: keep for name, (_, keep) in surveyed.set_aside.items() if keep},
+        "unread": surveyed.unread,
         "rows": surveyed.total,
         "content": rows.content,
         "used_rows": len(surveyed.usable),
