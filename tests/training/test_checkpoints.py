@@ -280,3 +280,20 @@ def test_a_signal_that_ends_the_process_does_so_after_the_checkpoint(tmp_path, n
     assert saved_step(tmp_path) == 34
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint.safetensors", "history.jsonl"]
     assert resumes_to_the_same_weights(tmp_path)
+
+
+def test_a_continued_run_resumes_from_its_own_start_alone(tmp_path, monkeypatch):
+    options = {"initialize": False, "steps": 40, "checkpoint_steps": 10}
+    whole, broken, resumed, other = (small_flow() for _ in range(4))
+    for flow in (whole, broken, resumed):
+        quick(flow, steps=20)
+    quick(whole, **options)
+    with monkeypatch.context() as patch:
+        stopping_at(patch, 27)
+        with pytest.raises(StopError):
+            quick(broken, checkpoint=tmp_path, **options)
+    for flow, first in ((other, False), (resumed, True)):
+        with pytest.raises(TrainingError, match="another starting model"):
+            quick(flow, checkpoint=tmp_path, resume=True, **{**options, "initialize": first})
+    quick(resumed, checkpoint=tmp_path, resume=True, **options)
+    assert all(torch.equal(a, b) for a, b in zip(weights_of(whole), weights_of(resumed), strict=True))

@@ -59,6 +59,19 @@ def test_early_stopping():
     assert result.steps < 2000
     nlls = [r["val_nll"] for r in result.history]
     assert min(nlls) == nlls[-3]
+    assert result.stopped_early
+    assert not quick(small_flow(), patience=100).stopped_early
+
+
+def test_training_continues_from_trained_weights():
+    flow = SinusoidalFlow(2, blocks=2, hidden=(16,))  # its last layer is initialized from data
+    first = quick(flow)
+    weights = weights_of(flow)
+    spoiled = quick(flow, initialize=False, learning_rate=0.3, steps=5, validate_every=5)
+    assert spoiled.best_step == 0
+    assert spoiled.best_nll == first.best_nll
+    assert all(a.equal(b) for a, b in zip(weights, weights_of(flow), strict=True))
+    assert quick(flow, initialize=False, steps=300, learning_rate=3e-3).best_nll < first.best_nll
 
 
 def test_the_moving_average_is_validated_and_returned():

@@ -55,6 +55,19 @@ def test_remaining_hours(clock):
     assert stream.getvalue().strip().endswith("16:30:00 left")
 
 
+def test_the_remaining_time_of_a_limited_one(clock):
+    stream = io.StringIO()
+    lines = Lines(stream)
+    for step in (1, 2):
+        clock.now = 15.0 * step
+        lines.show(Status(step, None, 1.5, 1.25, 12_345.6, elapsed=0.25 * step))
+    assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["1", "2"]
+    assert stream.getvalue().strip().endswith("0:30 left")
+    lines.show(Status(4, None, 1.5, 1.25, 12_345.6, elapsed=1.0))
+    lines.close()
+    assert "left" not in stream.getvalue().splitlines()[-1]
+
+
 def test_a_bar_in_a_terminal(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     bar = make_progress(True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import signal
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ..data.image_files import holds_pictures
-from ..errors import DataError, StorageError
+from ..errors import ArgumentError, DataError, StorageError
 from ..models.image import ImageModel
 from ..models.image_fitting import fit_images
 from ..models.summary import restored_and_constant, usage
@@ -52,6 +53,12 @@ def command(
         typer.Option(help="Conditional parameters: shift (the paper), full (tables), affine (images: and log-scales)."),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="The maximum number of training steps.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="The maximum minutes of training; by default, of as many steps as fit in.")
+    ] = None,
+    continue_: Annotated[
+        bool, typer.Option("--continue", help="Train the finished model in the output file further, on its table.")
+    ] = False,
     labels: Annotated[Path | None, typer.Option(help="Images: a .npy file with their classes, from 0.")] = None,
     size: Annotated[
         Literal["auto", "small", "paper"], typer.Option(help="Images: a small flow, or the paper's, which needs a GPU.")
@@ -74,7 +81,9 @@ def command(
     one subfolder for each class.
     """
     inputs = [input_path(data, sql), labels]
-    claim_output(ctx, output, force, inputs)
+    if continue_ and not output.exists():
+        raise StorageError(f"there is no model {output} to continue: fit one without --continue")
+    claim_output(ctx, output, force or continue_, inputs)
     if report is not None:
         claim_output(ctx, report, force, [*inputs, output], (".html", ".htm"))
     source = open_input(ctx, data, sql)
@@ -85,6 +94,7 @@ def command(
     if images:
         refused = {"--context": context, "--drop": drop, "--map": map_, "--report": report}
         refused |= {"--missing": missing != "model", "--conditioning full": conditioning == "full"}
+        refused["--continue"] = continue_
     else:
         refused = {"--labels": labels, "--size": size != "auto", "--stability": stability is not None}
         refused |= {"--conditioning affine": conditioning == "affine"}
@@ -92,18 +102,26 @@ def command(
         holds = ("tables", "images") if images else ("images", "a table")
         raise DataError(f"{option} is for {holds[0]}, and {data} holds {holds[1]}")
 
+    chosen: dict[str, object] = {"--context": context, "--drop": drop, "--map": map_, "--missing": missing != "model"}
+    chosen |= {"--conditioning": conditioning, "--seed": seed}
+    for option in filter(chosen.get, chosen if continue_ else ()):
+        raise ArgumentError(f"{option} is for a new model: leave it out, because --continue takes it from {output}")
+
     def train(folder: Path) -> Model:
-        options: dict[str, Any] = {"steps": steps, "seed": seed, "device": device, "progress": not quiet}
+        options: dict[str, Any] = {"steps": steps, "minutes": minutes, "device": device, "progress": not quiet}
         options |= {"checkpoint": folder, "checkpoint_minutes": checkpoint_minutes, "resume": resume}
         if images:
             penalty = None if stability is None else {"stability": stability}
-            options |= {"labels": labels, "size": size, "training": penalty}
+            options |= {"labels": labels, "size": size, "seed": seed, "training": penalty}
             return fit_images(source, conditioning=conditioning, **options)  # type: ignore[arg-type]
-        options |= {"context": context, "drop": drop, "missing": missing, "maps": _maps(map_ or [])}
+        if continue_:
+            return fit_table(source, start=output, **options)
+        options |= {"context": context, "drop": drop, "missing": missing, "maps": _maps(map_ or []), "seed": seed}
         return fit_table(source, conditioning=conditioning or "full", **options)
 
     model = _resumable_run(output, resume, force, train)
-    _print_summary(model)
+    query = [] if sql is None else ["--sql", sql]
+    _print_summary(model, shlex.join(["sinuflow", "fit", data, *query, "-o", str(output)]))
     echo(f"model: {output}")
     if report is not None and isinstance(model, TableModel):
         write_report(model, source, report)
@@ -161,16 +179,19 @@ def _maps(assignments: list[str]) -> dict[str, str]:
     return maps
 
 
-def _print_summary(model: Model) -> None:
+def _print_summary(model: Model, command: str) -> None:
+    """Say what was trained; ``command`` is the one that trains it further."""
     facts = model.facts
     if isinstance(model, TableModel):
         echo(f"{facts['table']}: {usage(model)}; trained {training(facts)}")
-        for line in [*restored_and_constant(model), *model.notices]:
+        for line in [*restored_and_constant(model), *model.notices_for(command)]:
             echo(line)
     else:
         count = facts["train_images"] + facts["validation_images"]
         echo(f"{facts['images']}: {count:,} images of {model.describe()}; trained {training(facts)}")
         echo(validation(facts))
+        if "more_steps" in facts:
+            echo(f"the validation NLL was still improving: train for more steps, such as --steps {facts['more_steps']}")
         if facts["bits_per_dimension"] > facts["histogram_bits"]:
             echo(
                 "the model is worse than the baseline: train for more steps (--steps); a continuous density cannot fit "

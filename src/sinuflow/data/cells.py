@@ -102,8 +102,11 @@ class Cells(Float64Module):
         return torch.where(outside, torch.where(x < self.middle, -torch.inf, torch.inf), z), log_slope
 
     @torch.no_grad()
-    def locate(self, x: Tensor, curve: Curve) -> Located:
-        """The cells of rows (D, B): NaN is a missing value, infinity one that the column cannot have."""
+    def locate(self, x: Tensor, curve: Curve, absent: Tensor | None = None) -> Located:
+        """The cells of rows (D, B): NaN is a missing value, infinity one that the column cannot have.
+
+        Where ``absent``, a column has no value in this row; it owns the whole axis.
+        """
         missing, known = x.isnan(), x.isfinite()
         at = torch.where(known, x, 0.0)
         before, upto = (torch.searchsorted(self.atoms, at.contiguous(), right=right) for right in (False, True))
@@ -129,6 +132,9 @@ class Cells(Float64Module):
         impossible = ~point & ~narrow & ~(known & (width > 0)) & ~(missing & (width > 0))
         start, width = torch.where(impossible, 0.0, start), torch.where(impossible, 1.0, width)
         measure = torch.where(impossible, self.surprise - torch.where(missing, 0.0, self.log_spread), measure)
+        if absent is not None:
+            start, width = start.masked_fill(absent, 0.0), width.masked_fill(absent, 1.0)
+            measure = measure.masked_fill(absent, 0.0)
         return Located(start, width, measure.sum(0))
 
     @property

@@ -240,10 +240,12 @@ class ColumnScan:
     def features(self, values: Array) -> list[tuple[Feature, Array]]:
         """The features of the column, and their values."""
         if self.reader is None or isinstance(self.reader, NumberFormat):
-            return [(Feature(self, None if self.reader is None else ColumnFormat(self.reader), 0), values)]
+            ends = (float(self.low), float(self.high))
+            return [(Feature(self, None if self.reader is None else ColumnFormat(self.reader), 0, ends), values)]
         parts = ("time",) if self.role == "context" else choose_parts(values, self.reader.axis)
         chosen = ColumnFormat(self.reader, parts)
-        return [(Feature(self, chosen, k), part) for k, part in enumerate(split(values, parts, self.reader.axis).T)]
+        found = split(values, parts, self.reader.axis).T
+        return [(Feature(self, chosen, k, _ends(part)), part) for k, part in enumerate(found)]
 
 
 @dataclass(frozen=True)
@@ -253,6 +255,7 @@ class Feature:
     scan: ColumnScan
     format: ColumnFormat | None
     part: int
+    ends: tuple[float, float]  # the least and the largest value in the table
 
     @property
     def name(self) -> str:
@@ -271,15 +274,13 @@ class Feature:
             return inspect_codes(scan.name, values, tuple(scan.categories), scan.type, scan.role)
         if self.format is None and isinstance(scan.wish, str) and scan.wish in READINGS:
             raise DataError(f"column {scan.name!r} holds plain numbers, and cannot be read by {scan.wish!r}")
-        low, high, whole = float(scan.low), float(scan.high), scan.whole
-        if self.is_time:
-            known = values[~np.isnan(values)]
-            low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
-            whole = bool((known == np.round(known)).all())
+        known = values[~np.isnan(values)]
+        whole = bool((known == np.round(known)).all()) if self.is_time else scan.whole
         text = self.format is not None or scan.kind == "text"
-        kind = ("int64" if whole and max(-low, high) < LARGEST_INTEGER else "double") if text else scan.type
+        whole = whole and max(map(abs, self.ends)) < LARGEST_INTEGER
+        kind = ("int64" if whole else "double") if text else scan.type
         wish = None if scan.is_automatic else scan.wish
-        column = inspect_numbers(scan.name, values, kind, scan.role, wish, (low, high))
+        column = inspect_numbers(scan.name, values, kind, scan.role, wish, self.ends)
         column = replace(column, bounds=scan.bounds, unread=tuple(sorted(scan.unread)))
         if self.format is None:
             return column
@@ -301,6 +302,11 @@ class Feature:
         for bound, value, beyond in zip(scan.bounds, (scan.low, scan.high), ("below", "above"), strict=True):
             if bound is not None and (value < bound if beyond == "below" else value > bound):
                 raise DataError(f"column {scan.name!r} holds {value:g}, which is {beyond} its bound {bound:g}")
+
+
+def _ends(values: Array) -> tuple[float, float]:
+    known = values[~np.isnan(values)]
+    return (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
 
 
 def _shown(wish: Any) -> str:

@@ -220,7 +220,8 @@ class Column:
         place = f"column {self.name[:60]!r}"
         if self.kind == "number" and self.categories:
             raise InvalidValueError(f"the categories of {place}", "an empty list", self.categories)
-        least = {"number": 0, "constant": 1, "category": 1 if self.missing else 2}[self.kind]
+        # With cells, a missing value may be the only other one.
+        least = {"number": 0, "constant": 1, "category": 1 if self.rows else 2}[self.kind]
         if len(set(map(repr, self.categories))) < max(least, len(self.categories)):
             expected = f"{least} or more different values"
             raise InvalidValueError(f"the categories of {place}", expected, "repeated or too few")
@@ -248,7 +249,7 @@ class Column:
             raise InvalidValueError(f"the masses of {place}", "probabilities", total)
         if self.kind == "category" and not (self.discrete and self.atoms == tuple(range(len(self.categories)))):
             raise InvalidValueError(f"the atoms of {place}", "one for each category", len(self.atoms))
-        if not self.discrete and not self.low < self.high:
+        if self.role == "feature" and not self.discrete and not self.low < self.high:
             raise InvalidValueError(f"the bounds of {place}", "different", self.low)
         steps = (b - a for values in (self.knots, self.scores) for a, b in pairwise(values))
         if len(self.knots) != len(self.scores) or len(self.knots) == 1 or any(step < 1e-9 for step in steps):

@@ -35,6 +35,8 @@ def find_relations(numbers: Array, names: Sequence[str], categories: Collection[
         total = a + b
         percent = 100 * b / total
     """
+    if not len(names):
+        return []
     evidence = Evidence(numbers, names, categories)
     if not evidence.order:
         return []

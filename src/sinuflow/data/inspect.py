@@ -46,9 +46,11 @@ def inspect_numbers(
         return Column(name, "constant", type_name, role, categories=(value,))
     missing = 1 - len(known) / len(values)
     column = Column(name, "number", type_name, role, low=low, high=high, rows=len(values), missing=missing)
-    if not len(known):
+    if not len(known):  # the few that there are may all be outside of the sample
         ends = np.unique([low, high])
-        return all_atoms(column, ends, np.zeros(len(ends)), len(values))
+        if role == "feature":
+            return all_atoms(column, ends, np.zeros(len(ends)), len(values))
+        return replace(column, centre=low, scale=high - low or 1.0)
     column = _with_grid(column, known)
     rest = known
     if role == "feature":

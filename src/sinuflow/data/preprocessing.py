@@ -6,6 +6,7 @@ import copy
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -17,8 +18,9 @@ from ..bijections.columns import ElementwiseDataBijection, Float64Module
 from ..bijections.whitening import Whitening
 from .cells import Cells, Located, draw_points, fixed_points, log_weight
 from .columns import MAP_NAMES, Column, columns_bijection
+from .levels import Leveled, Levels
 from .numbers import Array
-from .sources import Batch
+from .sources import Batch, seeded
 
 #: Rows whose cells are located at a time.
 _ROWS = 65_536
@@ -53,29 +55,43 @@ class Preprocessor(Float64Module):
     floor: Tensor
     ceiling: Tensor
 
-    def __init__(self, columns: list[Column]) -> None:
+    def __init__(self, columns: list[Column], levels: bool = True) -> None:
         super().__init__()
         self.columns = columns
         self.features = [c for c in columns if c.role == "feature" and c.kind != "constant" and c.relation is None]
         #: The columns that are restored from others.
         self.restored = _in_order([c for c in columns if c.relation is not None])
         self.context_columns = [c for c in columns if c.role == "context" and c.kind != "constant"]
-        #: The size of the flow's context.
+        #: The size of the context that users give.
         self.context_width = sum(c.width for c in self.context_columns)
+        #: Which features have levels, and which a place on an axis of normal scores.
+        self.leveled, self.placed = _divide(self.features, levels)
+        self.levels = Levels([self.features[i] for i in self.leveled]) if self.leveled else None
+        self._axes = [_without_atoms(self.features[i]) if i in self.leveled else self.features[i] for i in self.placed]
         #: The columns' own maps, without whitening.
-        self.maps = columns_bijection(self.features)
-        self.whitening = Whitening(len(self.features))
+        self.maps = columns_bijection(self._axes)
+        self.whitening = Whitening(len(self._axes))
         self.context_maps = columns_bijection(self.context_columns) if self.context_columns else None
-        grid = [[c.step, c.origin, round((c.high - c.origin) / c.step) if c.rounded else 0.0] for c in self.features]
+        grid = [[c.step, c.origin, round((c.high - c.origin) / c.step) if c.rounded else 0.0] for c in self._axes]
         for name, values in zip(("step", "origin", "last"), torch.tensor(grid, dtype=torch.float64).T, strict=True):
             self.register_buffer(name, values, persistent=False)
-        self.register_buffer("on_grid", torch.tensor([c.rounded for c in self.features]), persistent=False)
+        self.register_buffer("on_grid", torch.tensor([c.rounded for c in self._axes]), persistent=False)
         for name in ("floor", "ceiling"):
-            limits = [getattr(c, name) for c in self.features]
+            limits = [getattr(c, name) for c in self._axes]
             self.register_buffer(name, torch.tensor(limits, dtype=torch.float64), persistent=False)
         #: The cells of values; None for a model of format 1, which scores a row at the middle of its cells.
-        self.cells = Cells(self.features, self.curve) if all(c.rows for c in self.features) else None
+        self.cells = Cells(self._axes, self.curve) if all(c.rows for c in self.features) else None
         self._copies: dict[torch.device, Preprocessor] = {}
+
+    @property
+    def sizes(self) -> list[int]:
+        """The number of levels of each leveled feature."""
+        return [] if self.levels is None else self.levels.sizes
+
+    @property
+    def size(self) -> int:
+        """The size of the flow's input: a code for each leveled feature, and a number for each placed one."""
+        return len(self.leveled) + len(self.placed)
 
     def on(self, device: torch.device) -> Preprocessor:
         """The preprocessor, or a copy of it, on a device."""
@@ -86,7 +102,7 @@ class Preprocessor(Float64Module):
         return self._copies[device]
 
     def curve(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The columns' maps of feature-major values, and their log-derivatives."""
+        """The placed columns' maps of feature-major values, and their log-derivatives."""
         ladj = torch.zeros_like(x)
         for layer in cast("Iterable[ElementwiseDataBijection]", self.maps):
             y = layer.value(x)
@@ -94,28 +110,40 @@ class Preprocessor(Float64Module):
             x = y
         return x, ladj
 
-    def locate(self, x: Tensor) -> Located:
-        """The cells of rows (n, features), feature-major: points for models of format 1."""
-        x = x.mT
+    def locate(self, x: Tensor) -> tuple[Leveled, Located]:
+        """The levels of rows (n, features), and the cells of the placed features; points for models of format 1."""
+        if self.levels is None:
+            none = torch.zeros((len(x), 0), dtype=torch.long, device=x.device)
+            leveled = Leveled(none, x.new_zeros(len(x)), none.bool(), none.bool())
+        else:
+            leveled = self.levels.locate(x[:, self.leveled])
+        values = x[:, self.placed].mT
         if self.cells is None:
-            y, ladj = self.curve(x)
-            return Located(y, torch.zeros_like(y), torch.where(y.isfinite(), ladj, 0.0).sum(0))
-        return self.cells.locate(x, self.curve)
+            y, ladj = self.curve(values)
+            return leveled, Located(y, torch.zeros_like(y), torch.where(y.isfinite(), ladj, 0.0).sum(0))
+        if not self.leveled:
+            return leveled, self.cells.locate(values, self.curve)
+        absent = torch.zeros_like(x, dtype=torch.bool)
+        absent[:, self.leveled] = ~leveled.continuous
+        return leveled, self.cells.locate(values, self.curve, absent[:, self.placed].mT)
 
     def prepare(self, x: Tensor) -> Tensor:
-        """The starts and widths of the cells of rows, (n, 2 features), in which :meth:`encode` draws points."""
-        located = [self.locate(part) for part in x.split(_ROWS)] or [self.locate(x)]
-        return torch.cat([torch.cat([part.start, part.width]).mT for part in located])
+        """The levels of rows, and the starts and widths of cells, in which :meth:`encode` draws points."""
+        parts = []
+        for rows in x.split(_ROWS) if len(x) else [x]:
+            leveled, located = self.locate(rows)
+            parts.append(torch.cat([leveled.codes.double(), located.start.mT, located.width.mT], dim=1))
+        return torch.cat(parts)
 
     def initialize(self, x: Tensor, generator: torch.Generator) -> None:
         """Estimate the whitening from points of the cells of rows."""
-        cells, size = self.prepare(x), len(self.features)
-        noise = torch.rand(x.shape, generator=generator, dtype=torch.float64)
-        self.whitening.initialize(draw_points(cells[:, :size], cells[:, size:], noise).mT, None)
+        _, start, width = self._split(self.prepare(x))
+        noise = torch.rand(start.shape, generator=generator, dtype=torch.float64)
+        self.whitening.initialize(draw_points(start, width, noise).mT, None)
 
     @torch.no_grad()
-    def score_points(self, log_prob: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        r"""The log-density of rows in the table's units, for that of the flow's input, (n, features) to (n,).
+    def score_points(self, log_prob: Callable[[Tensor], Tensor], located: Located) -> Tensor:
+        r"""The log-density of rows in the table's units, for that of the placed features, (n, placed) to (n,).
 
         The log-mean over the fixed points :math:`u_k` of the rows' cells,
 
@@ -124,32 +152,39 @@ class Preprocessor(Float64Module):
 
         with the sum over the columns j whose cells are probabilities, so that points were drawn by φ.
         """
-        located = self.locate(x)
         if not bool(located.width.any()):
-            y, offset = self._at(located, torch.zeros_like(located.start))
+            y, offset = self.points(located, torch.zeros_like(located.start))
             return log_prob(y) + offset
         scores = []
-        for noise in fixed_points(len(self.features)).to(x.device):
-            y, offset = self._at(located, noise.unsqueeze(1))
+        for noise in fixed_points(len(self.placed)).to(located.start.device):
+            y, offset = self.points(located, noise.unsqueeze(1))
             scores.append(log_prob(y) + offset)
         return torch.stack(scores).logsumexp(0) - math.log(len(scores))
 
     @torch.no_grad()
     def draw(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The flow's input (n, features) at one random point of each row's cells, and what to add to its log-density.
+        """The flow's input (n, size) at one random point of each row's cells, and what to add to its log-density.
 
-        The sum estimates the row's density without bias, so its expected logarithm is at most :meth:`score_points`.
+        The sum estimates the row's density without bias, so its expected logarithm is at most that of
+        :meth:`score_points`.
         """
-        noise = torch.rand(x.shape, generator=generator, dtype=torch.float64)
+        noise = torch.rand((len(x), len(self.placed)), generator=generator, dtype=torch.float64)
         if self.cells is None:
             x = x + self.step * (noise - 0.5)
-        return self._at(self.locate(x), noise.mT)
+        leveled, located = self.locate(x)
+        y, offset = self.points(located, noise.mT)
+        return torch.cat([leveled.codes.double(), y], dim=1), offset + leveled.within
 
-    def _at(self, located: Located, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """The flow's input at points of cells, and what to add to its log-density for that of the table's units."""
+    def points(self, located: Located, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """The placed features at points of cells, and what to add to their log-density for that of the table."""
         z = draw_points(located.start, located.width, noise)
         step = self.whitening.log_determinant(z, z)
         return self.whitening.value(z).mT, step + located.log_measure - log_weight(located.width, z)
+
+    def _split(self, cells: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The codes, starts and widths of prepared rows."""
+        codes, start, width = cells.split([len(self.leveled), len(self.placed), len(self.placed)], dim=1)
+        return codes, start, width
 
     def log_relations(self, numbers: Mapping[str, Array]) -> Array:
         """The part of a row's log-density that belongs to restored columns, from the numbers of all columns.
@@ -172,11 +207,21 @@ class Preprocessor(Float64Module):
                 values = np.where(np.isnan(values), c.atoms[int(np.argmax(c.masses))] if c.atoms else c.low, values)
             numbers[c.name] = values
 
-    def inverse(self, y: Tensor) -> Tensor:
-        """Rows in the table's units; values of a grid are rounded to it, and a missing value is NaN."""
+    def inverse(self, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Rows in the table's units of the flow's input (n, size); missing values are NaN.
+
+        Values of a grid are rounded to it. The generator draws the values of levels that several of them share.
+        """
+        codes, y = y[:, : len(self.leveled)].long(), y[:, len(self.leveled) :]
         z = self.whitening.inverse_value(y.double().mT)
-        x = self._from_scores(z) if self.cells is None else self.cells.fold(z, self._from_scores)
-        return x.mT
+        placed = (self._from_scores(z) if self.cells is None else self.cells.fold(z, self._from_scores)).mT
+        if self.levels is None:
+            return placed
+        x = placed.new_zeros((len(y), len(self.features)))
+        x[:, self.placed] = placed
+        values, continuous = self.levels.values(codes, seeded(0) if generator is None else generator)
+        x[:, self.leveled] = torch.where(continuous, x[:, self.leveled], values)
+        return x
 
     def _from_scores(self, z: Tensor) -> Tensor:
         x = self.maps.invert(z, None, CERTIFIED).x.mT
@@ -211,11 +256,13 @@ class Preprocessor(Float64Module):
 
         The noise is drawn on the generator's device, so that one of the CPU gives the same noise for any device.
         """
-        own, size = self.on(cells.device), len(self.features)
-        noise = torch.rand((len(cells), size), generator=generator, dtype=cells.dtype, device=generator.device)
-        z = draw_points(cells[:, :size], cells[:, size:], noise.to(cells.device))
-        y = own.whitening.value(z.mT)
-        return Batch(y.mT.float(), None if context is None else own.context(context).float())
+        own = self.on(cells.device)
+        codes, start, width = own._split(cells)
+        noise = torch.rand(start.shape, generator=generator, dtype=cells.dtype, device=generator.device)
+        y = own.whitening.value(draw_points(start, width, noise.to(cells.device)).mT).mT
+        if self.leveled:
+            y = torch.cat([codes, y], dim=1)
+        return Batch(y.float(), None if context is None else own.context(context).float())
 
     @property
     def encoding(self) -> str:
@@ -226,7 +273,8 @@ class Preprocessor(Float64Module):
 
     def as_dict(self) -> dict[str, Any]:
         """Everything but the whitening, as JSON."""
-        return {"columns": [c.as_dict() for c in self.columns]}
+        columns = [c.as_dict() for c in self.columns]
+        return {"columns": columns, "levels": True} if self.leveled else {"columns": columns}
 
     def tensors(self) -> dict[str, Tensor]:
         return {"mean": self.whitening.mean, "factor": self.whitening.factor}
@@ -238,17 +286,30 @@ class Preprocessor(Float64Module):
         names = [column.name for column in columns]
         if len(set(names)) < len(names):
             raise ValueError("two of its columns have the same name")
-        size = sum(c.role == "feature" and c.kind != "constant" and c.relation is None for c in columns)
         mean, factor = tensors["mean"], tensors["factor"]
+        preprocessor = cls(columns, fields.get("levels", False))
+        size = len(preprocessor.placed)
         if not size or mean.shape != (size,) or factor.shape != (size, size):
             raise ValueError("the size of its linear map does not match its columns")
         if {mean.dtype, factor.dtype} != {torch.float64} or not bool(mean.isfinite().all() & factor.isfinite().all()):
             raise ValueError("its linear map must be finite and float64")
         if not bool((factor.diagonal() > 0).all()):
             raise ValueError("its linear map cannot be inverted")
-        preprocessor = cls(columns)
         preprocessor.whitening.mean, preprocessor.whitening.factor = mean, factor
         return preprocessor
+
+
+def _divide(features: list[Column], levels: bool) -> tuple[list[int], list[int]]:
+    """The features that have levels, and those that have a place on an axis: at least one of them."""
+    leveled = [i for i, c in enumerate(features) if levels and c.rows and (c.atoms or c.missing)]
+    if len(leveled) == len(features) and all(c.discrete for c in features):
+        leveled = leveled[:-1]
+    return leveled, [i for i, c in enumerate(features) if i not in leveled or not c.discrete]
+
+
+def _without_atoms(column: Column) -> Column:
+    """The continuous part of a column."""
+    return replace(column, atoms=(), masses=(), missing=0.0)
 
 
 def _in_order(columns: list[Column]) -> list[Column]:

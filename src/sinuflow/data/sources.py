@@ -258,20 +258,23 @@ def fingerprint(source: RowSource, say: Callable[[str], None] = lambda _: None) 
     if source.rows > _MANY:
         say("hashing all rows, so that a resumed run can detect other data")
     raw = getattr(source, "raw", None)
-    return _hash(raw() if raw else (part for batch in source.in_order(_ROWS) for part in batch if part is not None))
+    return hash_tensors(
+        raw() if raw else (part for batch in source.in_order(_ROWS) for part in batch if part is not None)
+    )
 
 
 def fingerprint_of_head(source: RowSource) -> str:
     """The hash by which version 0.1.0 identified its data: that of the first 256 rows, encoded."""
-    return _hash(part for part in source.head(256) if part is not None)[:16]
+    return hash_tensors(part for part in source.head(256) if part is not None)[:16]
 
 
 def content_hash(numbers: np.ndarray) -> str:
     """A hash of a table's first rows, whatever the file is called."""
-    return _hash([torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float64))])[:32]
+    return hash_tensors([torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float64))])[:32]
 
 
-def _hash(pieces: Iterable[Tensor]) -> str:
+def hash_tensors(pieces: Iterable[Tensor]) -> str:
+    """A hash of the values of tensors."""
     digest = hashlib.sha256()
     for piece in pieces:
         for rows in piece.split(_ROWS):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, ClassVar, TypeVar
@@ -15,10 +17,12 @@ from torch import Tensor
 from ..checks import Check, anything, fields, integer, items, number
 from ..data.sources import RowSource
 from ..errors import ArgumentError
+from ..flows.flow import Flow
 from ..flows.sinusoidal import SinusoidalFlow
 from ..flows.storage import Model, write_model
 from ..training import FitResult, fit
 from ..training.history import RECORD
+from ..training.improvement import still_improving
 from .defaults import Recipe
 
 _Self = TypeVar("_Self", bound="FittedModel")
@@ -35,7 +39,7 @@ class FittedModel(ABC):
         facts: provenance: data, seed, steps, seconds, versions.
     """
 
-    flow: SinusoidalFlow
+    flow: Flow
     quantiles: Tensor
     history: list[dict[str, Any]]
     facts: dict[str, Any]
@@ -53,7 +57,7 @@ class FittedModel(ABC):
     @classmethod
     @abstractmethod
     def parse(
-        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: SinusoidalFlow
+        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: Flow
     ) -> tuple[Any, ...]:
         """The constructor's arguments after the flow, from a stored configuration that fits the schema.
 
@@ -88,6 +92,7 @@ class FittedModel(ABC):
 def model_schema(own: dict[str, Check], facts: dict[str, Check], optional_facts: dict[str, Check]) -> Check:
     """The schema of a fitted model's configuration: its own fields and facts besides those of all models."""
     steps = integer()
+    optional_facts = {"more_steps": integer(1), **optional_facts}
     facts = {"seed": integer(0, 2**63), "steps": steps, "best_step": steps, "seconds": number(low=0), **facts}
     flow = fields({}, others=anything)  # checked when it is built
     return fields(
@@ -100,6 +105,7 @@ class Run:
     """A training run with the options of :func:`sinuflow.fit_table` and :func:`sinuflow.fit_images`."""
 
     steps: int | None
+    minutes: float | None
     seed: int
     device: str | torch.device
     checkpoint: str | os.PathLike[str] | None
@@ -113,29 +119,55 @@ class Run:
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
             raise ArgumentError(f"seed must be an integer of at least 0; got {self.seed}")
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise ArgumentError(f"minutes must be a number above 0; got {self.minutes}")
 
     def build(self, kind: type[_Flow], recipe: Recipe, *sizes: Any) -> _Flow:
         """An untrained flow; its initial weights depend on the seed alone."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
+        with self.seeded():
             return kind(*sizes, **{**recipe.flow, **(self.architecture or {})})
 
-    def train(self, flow: SinusoidalFlow, recipe: Recipe, train: RowSource, validation: RowSource) -> FitResult:
-        """Train the flow with the recipe's settings, unless the options say otherwise."""
-        settings = {**recipe.training, "checkpoint_minutes": self.checkpoint_minutes, **(self.training or {})}
+    @contextmanager
+    def seeded(self) -> Iterator[None]:
+        """PyTorch's random numbers by the seed alone."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            yield
+
+    def train(
+        self,
+        flow: Flow,
+        recipe: Recipe,
+        train: RowSource,
+        validation: RowSource,
+        share: float = 1.0,
+        taken: int = 0,
+    ) -> FitResult:
+        """Train the flow with the recipe's settings, unless the options say otherwise.
+
+        ``share`` is that of the minutes, if they are limited; ``taken`` are the steps that the flow was trained for.
+        """
+        settings = {**recipe.training, "checkpoint_minutes": self.checkpoint_minutes}
+        if self.minutes is not None:
+            settings |= {"steps": None, "minutes": share * self.minutes}
+        settings |= {**(self.training or {})}
         settings |= {} if self.steps is None else {"steps": self.steps}
         settings |= {"checkpoint": self.checkpoint, "resume": self.resume, "progress": self.progress}
-        return fit(flow, train, validation, device=self.device, seed=self.seed, **settings)
+        seed = (self.seed + taken) % 2**63  # of another order of the rows than in the steps before
+        return fit(flow, train, validation, device=self.device, seed=seed, initialize=not taken, **settings)
 
-    def refit(self, flow: SinusoidalFlow, recipe: Recipe, train: RowSource, steps: int) -> None:
-        """Train another flow in so many steps, without validation, checkpoints and progress."""
-        settings = {**recipe.training, **(self.training or {}), "steps": max(1, steps), "patience": None}
-        fit(flow, train, device=self.device, seed=self.seed, progress=False, **settings)
+    def refit(self, flow: Flow, recipe: Recipe, train: RowSource, part_steps: Sequence[int], share: float) -> None:
+        """Train the parts of another flow for so many steps, in this share of the minutes, without validation."""
+        settings = {**recipe.training, **(self.training or {}), "steps": max(1, *part_steps), "patience": None}
+        settings |= {} if self.minutes is None else {"minutes": share * self.minutes}
+        fit(flow, train, device=self.device, seed=self.seed, progress=False, part_steps=part_steps, **settings)
 
-    def facts(self, result: FitResult) -> dict[str, Any]:
-        """The provenance of any fitted model."""
+    def facts(self, result: FitResult, continued: bool = False) -> dict[str, Any]:
+        """The provenance of any fitted model; ``more_steps``, if it was still improving."""
         taken = {"steps": result.steps, "best_step": result.best_step, "seconds": round(monotonic() - self.started, 1)}
-        return {"seed": self.seed, **taken, "torch": torch.__version__}
+        improving = not result.stopped_early and still_improving(result.history, continued)
+        more = {"more_steps": 2 * result.steps} if improving else {}
+        return {"seed": self.seed, **taken, **more, "torch": torch.__version__}
 
 
 def quantiles_of(scores: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from ..checks import choice, flag, integer, items, number, optional, text, whole
 from ..data.image_files import as_images, class_indices, listed
 from ..errors import DataError
 from ..flows.distribution import check_temperature
+from ..flows.flow import Flow
 from ..flows.inversion import CERTIFICATES, Certify, Drawn, inverse_with_fallback
 from ..flows.sinusoidal import ImageFlow, SinusoidalFlow
 from ..training import Batch, ImageRows
@@ -193,7 +194,7 @@ class ImageModel(FittedModel):
 
     @classmethod
     def parse(
-        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: SinusoidalFlow
+        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: Flow
     ) -> tuple[PixelMap, list[str] | None, list[int] | None]:
         classes, counts = config["classes"], config["counts"]
         consistent = (classes is None) == (counts is None) and len(classes or []) == len(counts or []) == flow.context

@@ -40,6 +40,7 @@ def fit_images(
     size: Size = "auto",
     conditioning: ImageConditioning | None = None,
     steps: int | None = None,
+    minutes: float | None = None,
     seed: int = 0,
     device: str | torch.device = "auto",
     checkpoint: str | os.PathLike[str] | None = None,
@@ -66,7 +67,7 @@ def fit_images(
 
     The other arguments are those of :func:`~sinuflow.fit_table`; :class:`~sinuflow.ImageModel` has an example.
     """
-    run = Run(steps, seed, device, checkpoint, checkpoint_minutes, resume, progress, architecture, training)
+    run = Run(steps, minutes, seed, device, checkpoint, checkpoint_minutes, resume, progress, architecture, training)
     data = open_pictures(images, labels)
     shape = tuple(data.images.shape[1:])
     counts = None if data.labels is None else class_counts(data.labels)

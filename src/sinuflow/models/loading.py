@@ -11,6 +11,7 @@ import torch
 from ..errors import SinuflowError, StorageError
 from ..flows.flow import Flow
 from ..flows.loading import build_flow
+from ..flows.mixed import MixedFlow
 from ..flows.sinusoidal import SinusoidalFlow
 from ..flows.storage import grouped, read_model
 from .image import ImageModel
@@ -48,8 +49,8 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Fl
         if not increasing or not bool((quantiles[1:] >= quantiles[:-1]).all()):  # False for NaN
             raise ValueError("its quantiles must be float64 and in increasing order")
         flow = build_flow(path, config["flow"], groups.get("flow", {}))
-        if not isinstance(flow, SinusoidalFlow):
-            raise ValueError("its flow must be a SinusoidalFlow")
+        if not isinstance(flow, (SinusoidalFlow, MixedFlow) if fitted is TableModel else SinusoidalFlow):
+            raise ValueError("its flow must be a SinusoidalFlow, or for tables a MixedFlow")
         parts = fitted.parse(config, groups, flow)
     except StorageError:
         raise

@@ -41,10 +41,13 @@ def restored_and_constant(model: TableModel) -> list[str]:
     return [f"{what}: {'; '.join(_first(parts))}" for what, parts in lines.items() if parts]
 
 
-def notices(model: TableModel) -> list[str]:
-    """What is not as a user may expect: columns that are set aside, cells that are not read, rough percentiles."""
+def notices(model: TableModel, command: str) -> list[str]:
+    """What is not as a user may expect: columns that are set aside, cells that are not read, rough percentiles.
+
+    If training was too short, ``command`` is continued.
+    """
     facts = model.facts
-    return [*_set_aside(facts), *_unread(model), *_percentiles(facts)]
+    return [*_set_aside(facts), *_unread(model), *_percentiles(facts), *_training(facts, command)]
 
 
 def _set_aside(facts: dict[str, Any]) -> list[str]:
@@ -79,6 +82,18 @@ def _percentiles(facts: dict[str, Any]) -> list[str]:
         f"anomaly percentiles come from {rows} rows, and are steps of {100 / (rows + 1):.1f}: too few to tell "
         "percentile 99 from 98"
     ]
+
+
+def _training(facts: dict[str, Any], command: str) -> list[str]:
+    lines = []
+    if "more_steps" in facts:
+        lines.append(
+            "the validation NLL was still improving: train longer with "
+            f"{command} --continue --steps {facts['more_steps']}"
+        )
+    if facts["best_step"] <= max(facts.get("continued", []), default=-1):
+        lines.append("continued training did not lower the validation NLL: the weights are those before it")
+    return lines
 
 
 def _first(parts: list[str], most: int = _MOST) -> list[str]:

@@ -10,15 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checks import LONGEST_NAME, anything, choice, fields, integer, items, number, optional, text
+from ..checks import LONGEST_NAME, anything, choice, fields, flag, integer, items, number, one_of, optional, text
 from ..data import Column, Preprocessor, open_table
 from ..data.columns import MAP_NAMES, quoted_list
+from ..data.sources import seeded
 from ..data.split import Split
 from ..data.tables import Rows, read_rows
 from ..data.values import code_of, table_arrays
 from ..errors import DataError, InversionError
 from ..flows.distribution import FlowDistribution
+from ..flows.flow import Flow
 from ..flows.inversion import CERTIFICATES, Certify, Drawn, inverse_with_fallback
+from ..flows.mixed import MixedFlow
 from ..flows.sinusoidal import SinusoidalFlow
 from .calibration import percentile
 from .fitted import FittedModel, model_schema
@@ -32,8 +35,21 @@ _ROWS = 4096
 
 _OBJECT = fields({}, others=anything)
 _ESTIMATOR = fields({"parameters": _OBJECT, "features": integer(1), "names": optional(items(text(LONGEST_NAME)))})
+_NAMES = items(text(LONGEST_NAME))
+#: By which options rows and columns were chosen.
+_CHOICES = fields(
+    {
+        "context": _NAMES,
+        "drop": _NAMES,
+        "missing": one_of("model", "drop", "refuse"),
+        "maps": fields({}, others=one_of(*MAP_NAMES)),
+        "test": flag,
+        "seed": integer(0, 2**63),
+    },
+    {"bounds": fields({}, others=items(optional(number()), length=2))},
+)
 _SCHEMA = model_schema(
-    {"preprocessing": fields({"columns": items(_OBJECT, least=1)})},  # checked by Column
+    {"preprocessing": fields({"columns": items(_OBJECT, least=1)}, {"levels": flag})},  # checked by Column
     {
         **dict.fromkeys(("rows", "used_rows", "train_rows", "parameters"), integer(1)),
         "table": text(),
@@ -47,6 +63,8 @@ _SCHEMA = model_schema(
         "set_aside": fields({}, others=text()),
         "keep": fields({}, others=text(100)),
         "unread": fields({}, others=integer(1)),
+        "choices": _CHOICES,
+        "continued": items(integer()),
     },
 )
 
@@ -63,7 +81,7 @@ class TableModel(FittedModel):
     The other arguments are those of all fitted models.
     """
 
-    flow: SinusoidalFlow
+    flow: SinusoidalFlow | MixedFlow
     preprocessor: Preprocessor
     split: Split
     quantiles: Tensor
@@ -105,8 +123,12 @@ class TableModel(FittedModel):
 
     @property
     def notices(self) -> list[str]:
-        """What is not as a user may expect, such as columns that were set aside, and why."""
-        return notices(self)
+        """What a user should know about the model: columns that were set aside, and whether to train longer."""
+        return self.notices_for("sinuflow fit TABLE -o MODEL")
+
+    def notices_for(self, command: str) -> list[str]:
+        """The notices, one of which may be to train longer by continuing this command."""
+        return notices(self, command)
 
     @property
     def models_missing(self) -> bool:
@@ -144,7 +166,14 @@ class TableModel(FittedModel):
         for start in range(0, len(x), _ROWS):
             rows = slice(start, start + _ROWS)
             side = None if context is None else preprocessor.context(context[rows].to(like.device)).to(like)
-            distribution = self.flow(side, validate_args=False)
+            leveled, located = preprocessor.locate(x[rows].to(like.device))
+            discrete = leveled.within
+            if isinstance(self.flow, MixedFlow):
+                terms = self.flow.categories.log_probs(leveled.codes, side).double()
+                discrete = discrete + terms.masked_fill(leveled.unknown, 0.0).sum(1)
+                distribution = self.flow.given_codes(leveled.codes, side, validate_args=False)
+            else:
+                distribution = self.flow(side, validate_args=False)
 
             def log_prob(y: Tensor, distribution: FlowDistribution = distribution) -> Tensor:
                 # Outside of a logarithm's or logit's range the density is 0.
@@ -152,8 +181,7 @@ class TableModel(FittedModel):
                 score = distribution.log_prob(torch.where(inside.unsqueeze(1), y, 0.0).to(like)).double()
                 return torch.where(inside, score, -torch.inf)
 
-            score = preprocessor.score_points(log_prob, x[rows].to(like.device))
-            parts.append(score.cpu())
+            parts.append((preprocessor.score_points(log_prob, located) + discrete).cpu())
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 
     def anomaly_percentile(self, log_density: Array) -> Array:
@@ -204,11 +232,15 @@ class TableModel(FittedModel):
         fixed |= {c.name: _context_number(c, given[c.name]) for c in self.preprocessor.context_columns}
         generator = torch.Generator(like.device)
         generator.seed() if seed is None else generator.manual_seed(seed)
+        on_cpu = seeded(generator.initial_seed())
         for start in range(0, count, _ROWS):
             size = min(_ROWS, count - start)
-            noise = torch.randn((size, self.flow.features), generator=generator, dtype=like.dtype, device=like.device)
-            y, residual = inverse_with_fallback(self.flow.bijection, noise, context, certify)
-            x = self.preprocessor.inverse(y.cpu()).numpy()
+            codes, inner = self._draw_codes(size, context, generator)
+            noise = torch.randn(
+                (size, self.flow.bijection.features), generator=generator, dtype=like.dtype, device=like.device
+            )
+            y, residual = inverse_with_fallback(self.flow.bijection, noise, inner, certify)
+            x = self.preprocessor.inverse(torch.cat([codes.to(y), y], dim=1).cpu(), on_cpu).numpy()
             if np.isinf(x).any() or not (self.models_missing or np.isfinite(x).all()):
                 raise InversionError(
                     f"{int((~np.isfinite(x)).any(1).sum())} of {size} draws overflow float64 in the units of their "
@@ -219,6 +251,16 @@ class TableModel(FittedModel):
             self.preprocessor.restore(values)
             arrays = table_arrays(self.preprocessor.columns, values)
             yield Drawn(pyarrow.record_batch(arrays, names=self.columns), residual)
+
+    def _draw_codes(
+        self, count: int, context: Tensor | None, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor | None]:
+        """The codes of the leveled features, and the context of the others."""
+        if not isinstance(self.flow, MixedFlow):
+            return self._like.new_empty((count, 0)), context
+        context = None if context is None else context.expand(count, -1)
+        codes = self.flow.categories.sample(count, context, generator)
+        return codes, self.flow.inner_context(codes, context)
 
     def _context(self, given: Mapping[str, Any]) -> Tensor | None:
         """The flow's context for values of the context columns, in one row."""
@@ -250,7 +292,7 @@ class TableModel(FittedModel):
 
     @classmethod
     def parse(
-        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: SinusoidalFlow
+        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: Flow
     ) -> tuple[Preprocessor, Split]:
         preprocessor = Preprocessor.from_dict(config["preprocessing"], groups["preprocessing"])
         rows = groups["split"]
@@ -258,7 +300,8 @@ class TableModel(FittedModel):
             raise ValueError("its split must be lists of row numbers")
         split = Split(config["facts"]["rows"], **{name: t.numpy() for name, t in rows.items()})
         split.check()
-        if (flow.features, flow.context) != (len(preprocessor.features), preprocessor.context_width):
+        sizes = list(flow.categories.sizes) if isinstance(flow, MixedFlow) else []
+        if (flow.features, flow.context, sizes) != (preprocessor.size, preprocessor.context_width, preprocessor.sizes):
             raise ValueError("the size of its flow does not match its columns")
         return preprocessor, split
 

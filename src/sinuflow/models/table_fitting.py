@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,24 @@ from ..data.inspect import Wish
 from ..data.sources import CONTENT_ROWS, MemoryRows, RowSource, content_hash, fingerprint, seeded
 from ..data.split import Ids, Split, folds, split_rows
 from ..data.tables import columns_to_numbers
+from ..flows.categorical import CategoricalMADE
+from ..flows.flow import Flow
+from ..flows.mixed import MixedFlow
 from ..flows.sinusoidal import SinusoidalFlow
+from ..training import FitResult
 from ..training.progress import make_progress
 from .calibration import calibration_quantiles
-from .defaults import Recipe, table_recipe
+from .continuation import (
+    Choices,
+    check_same_columns,
+    check_same_rows,
+    extended_facts,
+    extended_history,
+    hyperparameters,
+    starting_model,
+    trained_flow,
+)
+from .defaults import Recipe, continued, table_recipe
 from .fitted import Run
 from .table import TableModel
 
@@ -41,6 +56,8 @@ def fit_table(
     bounds: Mapping[str, Bounds] | None = None,
     conditioning: str = "full",
     steps: int | None = None,
+    minutes: float | None = None,
+    start: TableModel | str | os.PathLike[str] | None = None,
     seed: int = 0,
     device: str = "auto",
     checkpoint: str | os.PathLike[str] | None = None,
@@ -67,7 +84,11 @@ def fit_table(
         bounds: the least and the largest value that a column may have, such as ``(0, None)``: samples respect them, and
             other values score as values that the column cannot have.
         conditioning: the kind of flow, ``"full"`` or ``"shift"``.
-        steps: the most training steps; by default they depend on the number of rows.
+        steps: the most training steps; by default they depend on the number of rows, or with ``minutes`` on the time.
+        minutes: the most minutes of training, including those before an interruption. For tables under 2,000 rows, that
+            includes cross-fitting, which takes up to four fifths of it. Reading the table takes further time.
+        start: a model of this table, or its file, whose training continues, with its columns, split and flow:
+            arguments that choose these are left out. Weights that are not better on the validation rows are not taken.
         seed: of the split, the weights, and the order of the rows.
         device: ``"auto"`` takes a GPU if there is one.
         checkpoint, checkpoint_minutes, resume: a folder for checkpoints, the minutes between them, and whether to
@@ -79,25 +100,21 @@ def fit_table(
 
     A tenth of the rows is held out for validation, and a tenth for testing (15 % of small tables).
     """
-    run = Run(steps, seed, device, checkpoint, checkpoint_minutes, resume, progress, architecture, training)
-    table = open_table(data)
-    surveyed = survey(table, context or [], drop or [], missing, maps, seed, bounds)
-    split = split_rows(surveyed.usable, surveyed.total, seed, test)
+    run = Run(steps, minutes, seed, device, checkpoint, checkpoint_minutes, resume, progress, architecture, training)
+    if start is not None:
+        given: dict[str, object] = {"context": context, "drop": drop, "maps": maps, "bounds": bounds, "seed": seed}
+        given["missing"] = missing != "model"
+        given |= {"conditioning": conditioning != "full", "test": not test, "architecture": architecture}
+        return _continued(run, data, starting_model(start, given))
+    choices = Choices(list(context or []), list(drop or []), missing, maps or {}, test, seed, bounds or {})
+    table, surveyed, split = _read(data, choices)
     rows = _Rows(table, surveyed, split, seed)
     preprocessor = rows.preprocessor
     recipe = table_recipe(len(split.train), conditioning)
-    flow = run.build(SinusoidalFlow, recipe, len(preprocessor.features), preprocessor.context_width)
-    if checkpoint is not None:
-        shown = make_progress(progress)
-        rows.identify(shown.say)
-        shown.close()
-    validation = rows.source(_some(split.validation, _VALIDATION, seed))
-    result = run.train(flow, recipe, rows.source(split.train), validation)
+    flow = _build(run, recipe, preprocessor)
+    result = _train(run, flow, recipe, rows)
     model = TableModel(flow, preprocessor, split, torch.zeros(0), result.history, {})
-    if len(surveyed.usable) < _SMALL:
-        scores = _cross_fitted_scores(run, table, surveyed, recipe, result.best_step)
-    else:
-        scores = model.score_numbers(*rows.in_memory(_some(split.held_out, _VALIDATION, seed)))
+    scores = _calibration_scores(run, model, recipe, rows, result.part_steps)
     model.quantiles = calibration_quantiles(scores)
     model.facts |= {
         "calibration_rows": len(scores),
@@ -105,6 +122,7 @@ def fit_table(
         "set_aside": {name: reason for name, (reason, _) in surveyed.set_aside.items()},
         "keep": {name: keep for name, (_, keep) in surveyed.set_aside.items() if keep},
         "unread": surveyed.unread,
+        "choices": choices.stored(),
         "rows": surveyed.total,
         "content": rows.content,
         "used_rows": len(surveyed.usable),
@@ -116,16 +134,76 @@ def fit_table(
     return model
 
 
-def _cross_fitted_scores(run: Run, table: Table, surveyed: Survey, recipe: Recipe, steps: int) -> Tensor:
+def _continued(run: Run, data: Any, start: TableModel) -> TableModel:
+    """A model with the weights after further training, if they are better than those of the start."""
+    choices = Choices.of(start)
+    run = replace(run, seed=choices.seed)
+    table, surveyed, split = _read(data, choices)
+    check_same_columns(start, table, surveyed)
+    rows = _Rows(table, surveyed, split, run.seed, start.preprocessor)
+    check_same_rows(start, table, surveyed.total, split, rows.content)
+    flow = trained_flow(start)
+    recipe = table_recipe(len(split.train))
+    recipe = replace(recipe, **hyperparameters(flow))
+    result = _train(run, flow, continued(recipe), rows, start.facts["steps"])
+    model = TableModel(flow, start.preprocessor, split, start.quantiles, extended_history(start, result), {})
+    calibrated = {}
+    if result.best_step:
+        before = start.facts["steps"]
+        scores = _calibration_scores(run, model, recipe, rows, [before + step for step in result.part_steps])
+        model.quantiles, calibrated = calibration_quantiles(scores), {"calibration_rows": len(scores)}
+    new = {"table": Path(table.name).name, "validation_nll": result.best_nll, **calibrated}
+    model.facts |= extended_facts(start, {**new, **run.facts(result, continued=True)})
+    return model
+
+
+def _read(data: Any, choices: Choices) -> tuple[Table, Survey, Split]:
+    """The table, what its columns hold, and the split of its rows."""
+    table = open_table(data)
+    asked = (choices.context, choices.drop, choices.missing, choices.maps, choices.seed, choices.bounds)
+    surveyed = survey(table, *asked)
+    return table, surveyed, split_rows(surveyed.usable, surveyed.total, choices.seed, choices.test)
+
+
+def _train(run: Run, flow: Flow, recipe: Recipe, rows: _Rows, taken: int = 0) -> FitResult:
+    """Train a flow, which was trained for some steps before, on the training rows."""
+    if run.checkpoint is not None:
+        shown = make_progress(run.progress)
+        rows.identify(shown.say)
+        shown.close()
+    validation = rows.source(_some(rows.split.validation, _VALIDATION, run.seed))
+    share = 1 / (1 + _FOLDS) if rows.few else 1.0
+    return run.train(flow, recipe, rows.source(rows.split.train), validation, share, taken)
+
+
+def _calibration_scores(run: Run, model: TableModel, recipe: Recipe, rows: _Rows, steps: list[int]) -> Tensor:
+    """The log-density of held-out rows or, of a small table, of every usable row by cross-fitting."""
+    if rows.few:
+        return _cross_fitted_scores(run, rows.table, rows.survey, recipe, steps)
+    return model.score_numbers(*rows.in_memory(_some(rows.split.held_out, _VALIDATION, run.seed)))
+
+
+def _cross_fitted_scores(run: Run, table: Table, surveyed: Survey, recipe: Recipe, steps: list[int]) -> Tensor:
     """The log-density of every usable row, by a model that was fitted to other rows in as many steps."""
     parts = []
     for split in folds(surveyed.usable, surveyed.total, run.seed, _FOLDS):
         rows = _Rows(table, surveyed, split, run.seed)
-        flow = run.build(SinusoidalFlow, recipe, len(rows.preprocessor.features), rows.preprocessor.context_width)
-        run.refit(flow, recipe, rows.source(split.train), steps)
+        flow = _build(run, recipe, rows.preprocessor)
+        run.refit(flow, recipe, rows.source(split.train), steps, 1 / (1 + _FOLDS))
         model = TableModel(flow, rows.preprocessor, split, torch.zeros(0), [], {})
         parts.append(model.score_numbers(*rows.in_memory(split.validation)))
     return torch.cat(parts)
+
+
+def _build(run: Run, recipe: Recipe, preprocessor: Preprocessor) -> SinusoidalFlow | MixedFlow:
+    """An untrained flow for the preprocessed columns."""
+    side, sizes = preprocessor.context_width, preprocessor.sizes
+    flow = run.build(SinusoidalFlow, recipe, len(preprocessor.placed), side + sum(sizes))
+    if not sizes:
+        return flow
+    options = {"hidden": flow.config["hidden"], "dropout": flow.config["dropout"], **(recipe.categories or {})}
+    with run.seeded():
+        return MixedFlow(CategoricalMADE(sizes, context=side, **options), flow)
 
 
 def _some(ids: Ids, most: int, seed: int) -> Ids:
@@ -138,26 +216,31 @@ def _some(ids: Ids, most: int, seed: int) -> Ids:
 class _Rows:
     """The rows of a surveyed table as sources, in memory or streamed."""
 
-    def __init__(self, table: Table, surveyed: Survey, split: Split, seed: int) -> None:
-        self._table, self._survey = table, surveyed
-        self.preprocessor = Preprocessor(surveyed.columns(split.train))
+    def __init__(
+        self, table: Table, surveyed: Survey, split: Split, seed: int, preprocessor: Preprocessor | None = None
+    ) -> None:
+        self.table, self.survey, self.split = table, surveyed, split
+        #: Whether there are so few rows that scores are cross-fitted for calibration.
+        self.few = len(surveyed.usable) < _SMALL
+        self.preprocessor = Preprocessor(surveyed.columns(split.train)) if preprocessor is None else preprocessor
         self._columns = [*self.preprocessor.features, *self.preprocessor.context_columns]
         self._order = [self.preprocessor.columns.index(c) for c in self._columns]
         #: Training rows and their context, at most as many as statistics need.
         self.sample = self.in_memory(_some(split.train, _ENOUGH, seed))
         self.content = content_hash(surveyed.numbers[:CONTENT_ROWS, self._order])
-        self.preprocessor.initialize(self.sample[0], seeded(0))
+        if preprocessor is None:
+            self.preprocessor.initialize(self.sample[0], seeded(0))
         self.identity = ""
 
     def identify(self, say: Callable[[str], None]) -> None:
         """Hash all rows, including test rows, so that a resumed run can detect another table."""
-        rows = fingerprint(self._source(self._survey.usable, raw=True), say)
+        rows = fingerprint(self._source(self.survey.usable, raw=True), say)
         self.identity = f"{rows} {self.preprocessor.encoding}"
 
     def in_memory(self, ids: Ids) -> tuple[Tensor, Tensor | None]:
         """Those of these rows that the survey holds, and their context."""
-        chosen = np.isin(self._survey.rows, ids, assume_unique=True)
-        rows = torch.from_numpy(self._survey.numbers[chosen][:, self._order])
+        chosen = np.isin(self.survey.rows, ids, assume_unique=True)
+        rows = torch.from_numpy(self.survey.numbers[chosen][:, self._order])
         size = len(self.preprocessor.features)
         return rows[:, :size], rows[:, size:] if len(self._order) > size else None
 
@@ -168,18 +251,18 @@ class _Rows:
     def _source(self, ids: Ids, raw: bool = False) -> RowSource:
         """These rows, as numbers if ``raw``, which are hashed: cells are rounded differently elsewhere."""
         prepare, encode = self.preprocessor.prepare, self.preprocessor.encode
-        if self._survey.complete:
+        if self.survey.complete:
             x, context = self.in_memory(ids)
             return MemoryRows(x if raw else prepare(x), context, encode, identity=self.identity)
-        keep = np.zeros(self._survey.total, dtype=bool)
+        keep = np.zeros(self.survey.total, dtype=bool)
         keep[ids] = True
         return ArrowRows(
-            self._table.dataset,
+            self.table.dataset,
             len(self.preprocessor.features),
             len(self.preprocessor.context_columns),
             columns=list(dict.fromkeys(c.table_column for c in self._columns)),
             encode=lambda x, context, generator: encode(self.preprocessor.on(x.device).prepare(x), context, generator),
             identity=self.identity,
-            to_numbers=lambda batch: columns_to_numbers(self._columns, batch, 0, self._table),
+            to_numbers=lambda batch: columns_to_numbers(self._columns, batch, 0, self.table),
             keep=keep,
         )

@@ -96,7 +96,7 @@ class Plan:
 
     features: int
     context: int
-    outputs: int  # per feature
+    outputs: int  # per feature; 0 if they differ
     hidden: tuple[Layer, ...]
     head: Layer
 
@@ -151,15 +151,28 @@ def hidden_degrees(features: int, context: int, width: int) -> list[int]:
 @lru_cache(maxsize=256)
 def plan(features: int, context: int, outputs: int, hidden: tuple[int, ...]) -> Plan:
     """The layers of a network from (context, features) over ``hidden`` units to features × outputs."""
-    below = [0] * context + list(range(1, features + 1))
+    return grouped_plan((1,) * features, context, (outputs,) * features, hidden)
+
+
+def grouped_plan(inputs: tuple[int, ...], context: int, outputs: tuple[int, ...], hidden: tuple[int, ...]) -> Plan:
+    """The layers of a network in which feature i has ``inputs[i]`` columns and ``outputs[i]`` rows.
+
+    Example:
+        >>> grouped = grouped_plan((2, 3), context=0, outputs=(2, 3), hidden=(4,))
+        >>> grouped.hidden[0].reach, grouped.head.reach
+        ((2, 2, 2, 2), (0, 0, 4, 4, 4))
+    """
+    features = len(inputs)
+    below = [0] * context + [i + 1 for i, size in enumerate(inputs) for _ in range(size)]
     columns = tuple(bisect_right(below, m) for m in range(features + 1))
     layers = []
     for degrees in (
         *(hidden_degrees(features, context, width) for width in hidden),
-        [i for i in range(features) for _ in range(outputs)],
+        [i for i, size in enumerate(outputs) for _ in range(size)],
     ):
         rows = tuple(bisect_right(degrees, m) for m in range(features + 1))
         reach = tuple(columns[degree] for degree in degrees)
         layers.append(Layer(rows, columns, reach, staircase(reach, columns[-1])))
         columns = rows
-    return Plan(features, context, outputs, tuple(layers[:-1]), layers[-1])
+    per_feature = outputs[0] if len(set(outputs)) == 1 else 0
+    return Plan(features, context, per_feature, tuple(layers[:-1]), layers[-1])

@@ -28,18 +28,31 @@ def incremental(network: MaskedNetwork, like: Tensor, context: Tensor | None) ->
 
     The parameters of a step are valid until the next one.
     """
+    outputs = network.plan.outputs
+    for m, (parameters, inputs) in enumerate(incremental_groups(network, like, context)):
+        step = Step(slice(m, m + 1), parameters.view(1, outputs, -1))
+        yield step
+        inputs[0] = squash(step.solution[0], network.squash)
+
+
+def incremental_groups(
+    network: MaskedNetwork, like: Tensor, context: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The outputs for one feature after the other, (P, B), and the rows of inputs to be written before the next one.
+
+    ``like`` is any tensor whose last dimension is B. The outputs are valid until the next feature.
+    """
+    first, head = network.plan.layers[0], network.plan.head
     slots = [f"layer {i}" for i in range(len(network.biases))]
-    seen = like.new_empty((network.plan.context + network.plan.features, like.shape[-1]))
+    seen = like.new_empty((first.columns[-1], like.shape[-1]))
     # Other iterators may run between two steps, and need other buffers.
     buffers = [
         WORKSPACE.remove(slot, (len(b), like.shape[-1]), like) for slot, b in zip(slots, network.biases, strict=True)
     ]
-    outputs, inputs = network.plan.outputs, seen[network.plan.context :]
     try:
         for m in _advance(network, context, [b.unsqueeze(-1) for b in network.biases], buffers, seen):
-            step = Step(slice(m, m + 1), buffers[-1][outputs * m : outputs * (m + 1)].unsqueeze(0))
-            yield step
-            inputs[m] = squash(step.solution[0], network.squash)
+            rows, columns = slice(below(head.rows, m), head.rows[m]), slice(first.columns[m], first.columns[m + 1])
+            yield buffers[-1][rows], seen[columns]
     finally:
         for slot, buffer in zip(slots, buffers, strict=True):
             WORKSPACE.put(slot, buffer)

@@ -19,8 +19,8 @@ from ..flows.storage import Model, grouped, read_model, write_model
 from .history import RECORD
 
 _KIND = "checkpoint"
-#: The hashes of the data in a fingerprint, and what differs if they do.
-_DATA = {"train": "other data", "val": "other validation data"}
+#: The hashes in a fingerprint, and what differs if they do.
+_DATA = {"train": "other data", "val": "other validation data", "start": "another starting model"}
 
 
 class Checkpoint(NamedTuple):
@@ -84,6 +84,11 @@ class CheckpointFolder:
                 raise ValueError(f"step {state['step']} is not in a run of {fingerprint['steps']} steps")
             if (state["best_nll"] is None) != ("best" not in groups):
                 raise ValueError("it must have both the best weights and their score, or neither")
+            count = len(getattr(flow, "parts", [flow]))
+            if any(len(of_parts) != count for of_parts in state.get("parts", {}).values()) or (
+                count > 1 and "parts" not in state
+            ):
+                raise ValueError(f"it must have the scores of {count} parts of the flow")
             _check_tensors(groups, flow, ema)
         except (ValueError, RuntimeError) as error:
             raise StorageError(f"{self.file} is not a checkpoint of this run: {error}") from error
@@ -146,6 +151,9 @@ def _demand_equal(group: str, actual: Mapping[str, Any], expected: Mapping[str, 
         raise ValueError(f"{len(different)} tensors in {group!r} do not fit the flow, such as {min(different)[:200]!r}")
 
 
+_PARTS = fields(
+    {"scores": items(optional(number()), least=1), **dict.fromkeys(("steps", "waited"), items(integer(), least=1))}
+)
 #: The schema of a checkpoint's configuration.
 _STATE = fields(
     {
@@ -167,5 +175,5 @@ _STATE = fields(
         ),
         "history": items(RECORD),
     },
-    {"best_score": optional(number())},
+    {"best_score": optional(number()), "parts": _PARTS},
 )

@@ -17,7 +17,7 @@ from ..flows.flow import Flow
 from ..ops import adam as flat_adam
 from ..ops.adam import Flat, Rules, Slot
 from . import guard as guarding
-from .engine import Advance, EagerEngine, Engine, Snapshot, Weights, average_weight
+from .engine import Advance, EagerEngine, Engine, Snapshot, Weights, average_weight, no_limit
 from .guard import Guard
 from .settings import Settings
 from .stability import clip_factor
@@ -28,14 +28,21 @@ _MOST_STEPS, _MOST_SECONDS = 256, 0.5
 _WARMUP_STEPS = 3
 
 
-def make_engine(flow: Flow, batches: Batches, settings: Settings, guard: Guard, rate: Callable[[int], float]) -> Engine:
+def make_engine(
+    flow: Flow,
+    batches: Batches,
+    settings: Settings,
+    guard: Guard,
+    rate: Callable[[int], float],
+    elapsed: Callable[[], float] = no_limit,
+) -> Engine:
     """The engine for the flow's device."""
     parameters = list(flow.parameters())
     requested = os.environ.get("SINUFLOW_ENGINE", "").lower() != "plain"
     uniform = len({p.dtype for p in parameters}) == 1 and all(p.requires_grad for p in parameters)
     if parameters[0].is_cuda and requested and uniform:
-        return DeviceEngine(flow, batches, settings, guard, rate, capture=True)
-    return EagerEngine(flow, batches, settings, guard, rate)
+        return DeviceEngine(flow, batches, settings, guard, rate, capture=True, elapsed=elapsed)
+    return EagerEngine(flow, batches, settings, guard, rate, elapsed=elapsed)
 
 
 @dataclass(eq=False)

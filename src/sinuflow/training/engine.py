@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -42,6 +42,11 @@ class Snapshot(NamedTuple):
     average: Weights | None
 
 
+def no_limit() -> float:
+    """The share of the time that is over in a run whose time is not limited."""
+    return 0.0
+
+
 @dataclass(eq=False)
 class Engine(ABC):
     """Takes optimization steps on a flow."""
@@ -51,6 +56,7 @@ class Engine(ABC):
     settings: Settings
     guard: Guard
     rate: Callable[[int], float]  # the learning rate of a step
+    elapsed: Callable[[], float] = field(default=no_limit, kw_only=True)  # the share of a limited time that is over
 
     def __post_init__(self) -> None:
         weight, clip = self.settings.stability, self.settings.clip
@@ -63,7 +69,7 @@ class Engine(ABC):
         The final weights are what counts, and a flow learns better with a smaller penalty: in short runs on MNIST, a
         weight that grew to 200 cost less likelihood than a constant one of 100 for equally small errors.
         """
-        return ((step + 1) / self.settings.steps) ** 2
+        return max((step + 1) / self.settings.steps, self.elapsed()) ** 2
 
     @property
     @abstractmethod

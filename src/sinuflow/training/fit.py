@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..checks import whole
-from ..data.sources import as_source, fingerprint, fingerprint_of_head
+from ..data.sources import as_source, fingerprint, fingerprint_of_head, hash_tensors
 from ..errors import ArgumentError, StorageError
 from ..flows.flow import Flow
 from ..flows.storage import check_separate
@@ -27,6 +28,8 @@ from .trainer import Trainer
 
 #: Rows from which data-dependent parameters are initialized.
 _INITIAL_ROWS = 10_000
+#: The number of steps, if neither it nor the time is limited.
+_STEPS = 5000
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class FitResult:
     best_step: int  # the step of the returned weights
     best_nll: float | None  # their mean negative log-likelihood on the validation rows, if there are any
     steps: int  # how many were taken
+    stopped_early: bool  # by the patience, before the steps or the time ran out
+    part_steps: list[int]  # the step of the returned weights of each part of the flow
 
 
 def fit(
@@ -45,7 +50,8 @@ def fit(
     train: Any,
     val: Any = None,
     *,
-    steps: int = 5000,
+    steps: int | None = None,
+    minutes: float | None = None,
     batch_size: int = 512,
     learning_rate: float = 1e-3,
     optimizer: OptimizerName = "adam",
@@ -67,6 +73,8 @@ def fit(
     progress: bool = True,
     device: str | torch.device = "auto",
     seed: int = 0,
+    initialize: bool = True,
+    part_steps: Sequence[int] | None = None,
 ) -> FitResult:
     """Train a flow by maximum likelihood.
 
@@ -75,14 +83,18 @@ def fit(
         train: rows, or a pair of rows and context: tensors, arrays or frames of numbers, or an Arrow
             dataset (features first, then context), which is streamed. Columns should be standardized.
         val: validation rows. With them, the weights with the best validation score are returned.
-        steps: the maximum number of steps.
+        steps: the maximum number of steps; by default 5000, or with ``minutes`` as many as there is time for.
+        minutes: the maximum training time, including that before an interruption. The learning rate follows the larger
+            one of the shares of steps and of time that are over, so that it is annealed at either limit. None for no
+            limit, so that the result does not depend on the machine's speed.
         batch_size: rows per step.
         learning_rate: the largest learning rate.
         optimizer: ``"adam"`` or ``"adamw"``.
         schedule: of the learning rate: ``"cosine"``, ``"exponential"``, ``"plateau"`` or ``"constant"``.
         decay: of the exponential schedule, the factor per epoch, such as 0.99; by default the learning rate falls to a
             hundredth over all steps.
-        warmup: steps of linear warm-up; by default a twentieth of all steps, at most 500.
+        warmup: steps of linear warm-up; by default a twentieth of all steps, at most 500. It takes a twentieth of
+            ``minutes`` at most.
         weight_decay: of the optimizer.
         clip: the maximum norm of the likelihood's gradient; None for no limit. The gradient of the ``stability``
             penalty is multiplied by the same factor.
@@ -105,6 +117,9 @@ def fit(
         progress: whether to show progress: a bar in a terminal, lines elsewhere.
         device: ``"auto"`` takes a GPU if there is one.
         seed: of the order of the rows, of dropout, and of the stability penalty.
+        initialize: whether to initialize data-dependent parameters from the first rows. False continues the training of
+            a trained flow, whose weights are returned if none are better on ``val``.
+        part_steps: of a :class:`~sinuflow.flows.mixed.MixedFlow`, the step at which the training of each part ends.
 
     A step is skipped if its loss is not finite or an outlier. If that persists, training restarts from the last good
     weights with a lower learning rate; after three restarts it raises a :class:`~sinuflow.TrainingError`. On SIGINT
@@ -123,6 +138,8 @@ def fit(
     home, dtype = first.device, first.dtype
     rows = as_source(train, flow.features, flow.context, dtype, "train")
     val_rows = None if val is None else as_source(val, flow.features, flow.context, dtype, "val")
+    unlimited = steps is None and minutes is not None
+    steps = _STEPS if steps is None else steps
     if validate_every is None:
         per_epoch = max(1, rows.rows // batch_size) if isinstance(batch_size, int) and batch_size > 0 else 1
         fewest = -(-steps // MOST_RECORDS) if isinstance(steps, int) else 1
@@ -142,7 +159,10 @@ def fit(
         seed=seed,
         decay=decay,
         stability=stability,
+        minutes=minutes,
     )
+    if unlimited:
+        settings = replace(settings, steps=MOST_RECORDS * settings.validate_every)
     if checkpoint is not None:
         check_separate(checkpoint, flow.state_dict())
     try:
@@ -167,6 +187,7 @@ def fit(
         sources = {"train": rows, "val": val_rows}
         hashes = {k: None if source is None else fingerprint(source, shown.say) for k, source in sources.items()}
         identity = {**asdict(settings), "flow": flow.config, "rows": rows.rows, **hashes}
+        identity |= {} if initialize else {"start": hash_tensors(flow.state_dict().values())}
     cuda = [torch.cuda.current_device() if place.index is None else place.index] if place.type == "cuda" else []
     current = torch.cuda.device(cuda[0]) if cuda else contextlib.nullcontext()
     locked = contextlib.nullcontext() if folder is None else folder.locked()
@@ -175,9 +196,9 @@ def fit(
         flow.to(place)
         rows, val_rows = rows.to(place), None if val_rows is None else val_rows.to(place)
         resumed = folder is not None and folder.exists()
-        if not resumed:
+        if initialize and not resumed:
             flow.initialize(*rows.head(_INITIAL_ROWS))
-        trainer = Trainer(flow, rows, val_rows, settings, log, shown)
+        trainer = Trainer(flow, rows, val_rows, settings, log, shown, part_steps)
         if folder is not None and resumed:
             trainer.restore(folder.read(identity, lambda: fingerprint_of_head(rows), flow, ema is not None))
             shown.say(f"resuming at step {trainer.step}")
@@ -200,7 +221,9 @@ def fit(
             shown.close()
             log.close()
     flow.to(home)
-    return FitResult(flow, log.records, trainer.best_step, None if val is None else trainer.best_nll, trainer.step)
+    best_nll = None if val is None else trainer.best_nll
+    stopped_early, part_steps = not trainer.used_up, trainer.parts.steps
+    return FitResult(flow, log.records, trainer.best_step, best_nll, trainer.step, stopped_early, part_steps)
 
 
 def find_device(device: str | torch.device) -> torch.device:

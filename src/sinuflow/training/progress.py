@@ -12,17 +12,30 @@ from ..printable import printable
 
 #: Seconds between lines, and between updates of the bar.
 _LINE_SECONDS, _BAR_SECONDS = 10.0, 0.2
+#: The length of a bar.
+_BAR_UNITS = 10_000
 
 
 class Status(NamedTuple):
     """The state of a run."""
 
     step: int
-    steps: int
+    steps: int | None  # None if only the time is limited
     loss: float
     best: float | None
     rows_per_second: float
     unit: str = ""
+    elapsed: float = 0.0  # the share of a limited time that is over
+
+    @property
+    def share(self) -> float:
+        """The share of the run that is over."""
+        return max(self.elapsed, 0.0 if self.steps is None else self.step / self.steps)
+
+    @property
+    def position(self) -> str:
+        """The number of steps so far, and of all if it is known."""
+        return str(self.step) if self.steps is None else f"{self.step}/{self.steps}"
 
 
 class Progress:
@@ -64,11 +77,12 @@ class Lines(Progress):
             self._write(self._last)
 
     def _write(self, status: Status) -> None:
-        seconds = (time.monotonic() - self._started) / (status.step - self._first + 1) * (status.steps - status.step)
-        left = f"  {timedelta(seconds=min(round(seconds), 10**9))} left" if status.step < status.steps else ""
+        here = status.share * (status.step - self._first + 1) / max(1, status.step)  # not before the run was resumed
+        seconds = (time.monotonic() - self._started) * (1 - status.share) / max(1e-9, here)
+        left = f"  {timedelta(seconds=min(round(seconds), 10**9))} left" if status.share < 1 else ""
         best = "" if status.best is None else f"  best validation {status.best:.4f}{status.unit}"
         speed = f"{status.rows_per_second:,.0f} rows/s"
-        self.say(f"step {status.step}/{status.steps}  loss {status.loss:.4f}{best}  {speed}{left}")
+        self.say(f"step {status.position}  loss {status.loss:.4f}{best}  {speed}{left}")
 
 
 class Bar(Progress):
@@ -76,11 +90,11 @@ class Bar(Progress):
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._progress = Progress(
             BarColumn(bar_width=16),  # so that all of it fits 80 columns
-            MofNCompleteColumn(),
+            TextColumn("{task.fields[position]}"),
             TimeRemainingColumn(),
             TextColumn("{task.description}"),
             console=Console(stderr=True),
@@ -90,15 +104,15 @@ class Bar(Progress):
         self._shown = 0.0
 
     def show(self, status: Status) -> None:
-        now = time.monotonic()
+        now, done = time.monotonic(), int(_BAR_UNITS * status.share)
         if self._task is None:
             self._progress.start()
-            self._task = self._progress.add_task("", total=status.steps, completed=status.step)
-        if now - self._shown >= _BAR_SECONDS or status.step == status.steps:
+            self._task = self._progress.add_task("", total=_BAR_UNITS, completed=done, position=status.position)
+        if now - self._shown >= _BAR_SECONDS or status.share >= 1:
             self._shown = now
             best = "" if status.best is None else f" best {status.best:.3f}{status.unit}"
             text = f"loss {status.loss:.3f}{best} {status.rows_per_second:,.0f} rows/s"
-            self._progress.update(self._task, completed=status.step, description=text)
+            self._progress.update(self._task, completed=done, position=status.position, description=text)
 
     def say(self, message: str) -> None:
         self._progress.console.print(printable(message), markup=False, highlight=False)

@@ -13,6 +13,8 @@ Name = Literal["constant", "cosine", "exponential", "plateau"]
 
 #: The fraction of the learning rate at the end of the exponential schedule, and the smallest one of a plateau.
 _FLOOR = 0.01
+#: The largest share of a limited time for the warm-up.
+_WARMUP = 0.05
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,15 @@ class Schedule:
     the power of the completed epochs; ``"plateau"`` is multiplied by a factor whenever several consecutive validations
     bring no improvement (:class:`Plateau`).
 
+    If the time is limited, s is the larger one of the fractions of steps and of time, so that either limit ends an
+    annealed run, and the warm-up takes a twentieth of the time at most.
+
     Example:
         >>> schedule = Schedule("cosine", steps=100, warmup=10)
         >>> round(schedule.factor(0), 3), schedule.factor(10), round(schedule.factor(100), 3)
         (0.091, 1.0, 0.0)
+        >>> round(schedule.factor(10, elapsed=0.525), 3), schedule.factor(10, elapsed=1.0)
+        (0.5, 0.0)
     """
 
     def __init__(
@@ -68,12 +75,14 @@ class Schedule:
         self.plateau = 1.0
         self.waited = 0
 
-    def factor(self, step: int) -> float:
-        if step < self._warmup:
-            return (step + 1) / (self._warmup + 1)
+    def factor(self, step: int, elapsed: float = 0.0) -> float:
+        """The fraction for a step, when the share ``elapsed`` of the time is over."""
+        if step < self._warmup and elapsed < _WARMUP:
+            return max((step + 1) / (self._warmup + 1), elapsed / _WARMUP)
         done = (step - self._warmup) / max(1, self._steps - self._warmup)
+        done = min(1.0, max(done, (elapsed - _WARMUP) / (1 - _WARMUP), 0.0))
         if self._name == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+            return 0.5 * (1 + math.cos(math.pi * done))
         if self._name == "exponential":
             return float(_FLOOR**done if self._decay is None else self._decay ** (step // self._per_epoch))
         return self.plateau

@@ -35,6 +35,7 @@ class Settings:
     seed: int
     decay: float | None = None
     stability: float | None = None
+    minutes: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -56,6 +57,12 @@ class Settings:
             raise ArgumentError('decay belongs to schedule="exponential"')
         choice("optimizer", self.optimizer, get_args(OptimizerName))
 
+    @property
+    def limited_steps(self) -> int | None:
+        """The number of steps, unless time alone limits the run: then ``steps`` is the most a history can hold."""
+        most = MOST_RECORDS * self.validate_every
+        return None if self.minutes is not None and self.steps == most else self.steps
+
 
 #: For each numeric setting its type, further conditions, and both in words.
 _RULES: dict[str, tuple[Callable[[Any], bool], Callable[[float], bool], str]] = {
@@ -71,4 +78,5 @@ _RULES: dict[str, tuple[Callable[[Any], bool], Callable[[float], bool], str]] = 
     "ema": (is_number, lambda v: 0 < v < 1, "between 0 and 1, or None"),
     "decay": (is_number, lambda v: 0 < v <= 1, "above 0 and at most 1, or None"),
     "stability": (is_number, lambda v: v > 0, "above 0, or None"),
+    "minutes": (is_number, lambda v: v > 0, "above 0, or None"),
 }

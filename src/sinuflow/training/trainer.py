@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,10 @@ from ..errors import TrainingError
 from ..flows.flow import Flow
 from .checkpoint import Checkpoint
 from .device_engine import make_engine
-from .engine import Snapshot, Weights, copied
+from .engine import EagerEngine, Snapshot, Weights, copied
 from .guard import Guard
 from .history import History, Record
+from .parts import Parts
 from .progress import Progress, Status
 from .schedules import Schedule
 from .settings import Settings
@@ -47,6 +48,7 @@ class Trainer:
     settings: Settings
     history: History
     progress: Progress
+    part_steps: Sequence[int] | None = None  # after which each part of the flow is frozen
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -55,8 +57,8 @@ class Trainer:
         per_epoch = max(1, self.train.rows // settings.batch_size)
         self._schedule = Schedule(settings.schedule, settings.steps, settings.warmup, settings.decay, per_epoch)
         self._guard = Guard(slack=float(self.flow.features))
-        self._engine = make_engine(self.flow, self._batches, settings, self._guard, self._learning_rate)
-        self._best: Weights | None = None
+        self._engine = make_engine(self.flow, self._batches, settings, self._guard, self._learning_rate, self._elapsed)
+        self.parts = Parts(self.flow)
         self._good = self._engine.snapshot()
         self._loss_sum, self._loss_count = 0.0, 0
         self.step = self.best_step = self.returns = self.waited = 0
@@ -71,7 +73,8 @@ class Trainer:
         rows, earlier, started = 0, self.seconds, time.monotonic()
         if self.step == 0 and not self.history.records and self.validation is not None:
             self._validate(0.0)  # the initial weights may remain the best
-        while self.step < settings.steps and not self.finished:
+        self._freeze()
+        while not self.used_up and not self.finished:
             periods = [period for period in (settings.validate_every, checkpoint_steps) if period is not None]
             to_next_event = min(settings.steps - self.step, *(period - self.step % period for period in periods))
             taken = self._engine.advance(self.step, to_next_event)
@@ -84,23 +87,35 @@ class Trainer:
             rows_per_second = rows / max(1e-9, elapsed)
             if self._guard.diverged:
                 self._restart_from_good()
-            if self.step % settings.validate_every == 0 or self.step == settings.steps:
+            if self.step % settings.validate_every == 0 or self.used_up:
                 self._validate(rows_per_second)
             self._show(taken.loss, rows_per_second)
             after_step()
         self.finished = True
 
+    def _elapsed(self) -> float:
+        """The share of the limited time that is over; 0 without a limit."""
+        minutes = self.settings.minutes
+        return 0.0 if minutes is None else min(1.0, self.seconds / (60 * minutes))
+
+    @property
+    def used_up(self) -> bool:
+        """Whether all steps, or all of the time, are used."""
+        return self.step >= self.settings.steps or self._elapsed() >= 1
+
     def _learning_rate(self, step: int) -> float:
-        return self.settings.learning_rate * self.rate_factor * self._schedule.factor(step)
+        return self.settings.learning_rate * self.rate_factor * self._schedule.factor(step, self._elapsed())
 
     def _show(self, loss: float, rows_per_second: float) -> None:
         best, unit = self.best_nll if math.isfinite(self.best_nll) else None, ""
         if self._bits is not None:  # of the batch an estimate, with the Jacobian of the validation images
             loss, best, unit = self._bits(loss), None if best is None else self._bits(best), " bits/dim"
-        self.progress.show(Status(self.step, self.settings.steps, loss, best, rows_per_second, unit))
+        status = Status(self.step, self.settings.limited_steps, loss, best, rows_per_second, unit, self._elapsed())
+        self.progress.show(status)
 
     def _validate(self, rows_per_second: float) -> None:
-        nll, penalty = (None, 0.0) if self.validation is None else self._validation_scores(self.validation)
+        nlls, penalty = ([], 0.0) if self.validation is None else self._validation_scores(self.validation)
+        nll = sum(nlls) if nlls else None
         record: Record = {
             "step": self.step,
             "train_nll": self._loss_sum / self._loss_count if self._loss_count else math.nan,
@@ -124,26 +139,34 @@ class Trainer:
         if nll is None:
             self.best_step = self.step
             return
-        improved = nll + penalty < self.best_score
+        improved = self.parts.update([score + penalty for score in nlls], self.step, self._weights())
         self._schedule.validated(improved)
         if improved:
-            self.best_nll, self.best_score, self.best_step, self.waited = nll, nll + penalty, self.step, 0
-            self._best = copied(self._weights())
-        else:
-            self.waited += 1
+            self.best_score = sum(self.parts.scores)
+            self.best_nll, self.best_step = self.best_score - penalty, self.step
+        self.waited = min(self.parts.waited)
         # The stability penalty reaches its full weight at the last step, so there is no early stopping with it.
         patience = self.settings.patience
         self.finished = patience is not None and self.waited >= patience and self._engine.stability is None
+        self._freeze()
 
-    def _validation_scores(self, rows: RowSource) -> tuple[float, float]:
-        """The mean negative log-likelihood of the validation rows, and the stability penalty at its full weight."""
+    def _freeze(self) -> None:
+        """Freeze the parts that have not improved for long, or that have had their steps."""
+        if self.parts.count == 1 or not isinstance(self._engine, EagerEngine):
+            return
+        patience, ends = self.settings.patience, self.part_steps or [self.settings.steps] * self.parts.count
+        stale = [patience is not None and waited >= patience for waited in self.parts.waited]
+        self.parts.freeze([old or self.step >= end for old, end in zip(stale, ends, strict=True)])
+
+    def _validation_scores(self, rows: RowSource) -> tuple[list[float], float]:
+        """The mean negative log-likelihood of the validation rows by part, and the stability penalty at full weight."""
         current = copied(self.flow.state_dict())
         self.flow.load_state_dict(self._weights())
         self.flow.eval()
         with torch.no_grad():
             sums, count = [], 0
             for batch in rows.in_order(_VALIDATION_ROWS):
-                sums.append(self.flow(batch.context, validate_args=False).log_prob(batch.x).double().sum())
+                sums.append(self.parts.log_probs(*batch).double().sum(0))
                 count += len(batch.x)
         penalty = 0.0
         if self._engine.stability is not None:
@@ -151,8 +174,8 @@ class Trainer:
             penalty = self._engine.stability.evaluate(*few.map(lambda t: t.mT))
         self.flow.load_state_dict(current)
         self.flow.train()
-        total: float = sum(torch.stack(sums).tolist())
-        return -total / count, penalty
+        totals = [math.fsum(terms) for terms in torch.stack(sums).mT.tolist()]
+        return [-total / count for total in totals], penalty
 
     def _restart_from_good(self) -> None:
         """After divergence, restore the last good weights and lower the learning rate."""
@@ -180,8 +203,9 @@ class Trainer:
 
     def finish(self) -> None:
         """Load the best weights into the flow, in evaluation mode."""
-        weights = self._weights() if self._best is None else self._best
+        weights = self._weights() if self.parts.best is None else self.parts.best
         self.flow.load_state_dict(weights)
+        self.parts.freeze([False] * self.parts.count)
         self.flow.eval()
         if not all(bool(t.isfinite().all()) for t in weights.values()):
             raise TrainingError(
@@ -195,7 +219,7 @@ class Trainer:
     def state(self, fingerprint: dict[str, Any]) -> Checkpoint:
         """Everything that the next step depends on."""
         current = self.flow.state_dict(), self._engine.optimizer_state(), self._engine.average
-        groups = zip(_GROUPS, (*current, *self._good, self._best), strict=True)
+        groups = zip(_GROUPS, (*current, *self._good, self.parts.best), strict=True)
         tensors = {name: group for name, group in groups if group is not None}
         tensors["random"] = {"cpu": torch.get_rng_state()}
         if torch.cuda.is_available():
@@ -208,13 +232,13 @@ class Trainer:
             "plateau": [self._schedule.plateau, self._schedule.waited],
             "guard": self._guard.state(),
             "history": self.history.records,
+            "parts": self.parts.state(),
         }
         return Checkpoint(numbers, tensors)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from what :meth:`state` returned."""
         numbers, tensors = checkpoint
-        self._best = tensors.get("best")
         self._good = Snapshot(tensors["good"], tensors.get("good_optimizer", {}), tensors.get("good_average"))
         self._engine.restore(Snapshot(tensors["weights"], tensors.get("optimizer", {}), tensors.get("average")))
         torch.set_rng_state(tensors["random"]["cpu"])
@@ -223,6 +247,8 @@ class Trainer:
         numbers = {"best_score": numbers["best_nll"]} | numbers  # 0.1.0 had no best_score
         for name in _STORED:
             setattr(self, name, math.inf if numbers[name] is None else numbers[name])
+        single = {"scores": [numbers["best_score"]], "steps": [self.best_step], "waited": [self.waited]}  # as in 0.1.0
+        self.parts.restore(numbers.get("parts", single), tensors.get("best"))
         self._batches.position = tuple(numbers["position"])
         self._loss_sum, self._loss_count = numbers["loss"]
         self._schedule.plateau, self._schedule.waited = numbers["plateau"]

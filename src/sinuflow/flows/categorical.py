@@ -1,0 +1,121 @@
+"""CategoricalMADE: a density of discrete variables by a masked autoregressive network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..checks import choice
+from ..conditioners.made import MaskedLinear
+from ..errors import ArgumentError
+from ..ops.activations import ACTIVATIONS
+from ..ops.degrees import grouped_plan
+from ..ops.masked_mlp import MaskedNetwork, masked_network
+from ..ops.masked_mlp_inverse import incremental_groups
+from ..registry import Component, register
+
+
+@register
+class CategoricalMADE(Component, nn.Module):
+    r"""The density :math:`p(k \mid \text{context}) = \prod_i \operatorname{softmax}(c_i(k_{<i}, \text{context}))_{k_i}`.
+
+    c is the masked autoregressive network of Germain et al. (2015) on one-hot inputs, which enter it feature-major. The
+    head starts at zero, so that all values of a variable are equally likely.
+
+    Args:
+        sizes: the number of values of each variable; each is a code 0, 1, ...
+        hidden: the widths of the network's hidden layers.
+        context: the size of the context.
+        activation: of the hidden layers.
+        dropout: the probability of dropping a hidden unit in training.
+
+    Example:
+        >>> model = CategoricalMADE([2, 3], hidden=(16,))
+        >>> model.log_prob(torch.tensor([[0, 2], [1, 1]])).exp()  # 1 / 2 x 1 / 3
+        tensor([0.1667, 0.1667], grad_fn=<ExpBackward0>)
+    """
+
+    groups: Tensor
+    offsets: Tensor
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        hidden: Sequence[int] = (256, 256),
+        context: int = 0,
+        activation: str = "relu",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.sizes, self.context, self.dropout = tuple(sizes), context, dropout
+        if not self.sizes or min(self.sizes) < 1:
+            raise ArgumentError(f"sizes must be one or more positive integers; got {list(self.sizes)[:20]}")
+        self.activation = choice("activation", activation, ACTIVATIONS)
+        self.plan = grouped_plan(self.sizes, context, self.sizes, tuple(hidden))
+        self.layers = nn.ModuleList(MaskedLinear(layer) for layer in self.plan.hidden)
+        self.head = MaskedLinear(self.plan.head, zero=True)
+        sizes_ = torch.tensor(self.sizes)
+        self.register_buffer("offsets", sizes_.cumsum(0) - sizes_, persistent=False)
+        self.register_buffer("groups", torch.repeat_interleave(torch.arange(len(sizes_)), sizes_), persistent=False)
+
+    @property
+    def width(self) -> int:
+        """The number of one-hot inputs."""
+        return sum(self.sizes)
+
+    def one_hot(self, codes: Tensor) -> Tensor:
+        """The one-hot inputs (width, B) of codes (B, variables)."""
+        hot = torch.zeros((self.width, len(codes)), dtype=self.head.weight.dtype, device=codes.device)
+        return hot.scatter_(0, (codes + self.offsets).mT, 1.0)
+
+    def log_probs(self, codes: Tensor, context: Tensor | None = None) -> Tensor:
+        """The terms :math:`\\log p(k_i | k_{<i}, context)`, (B, variables), of codes (B, variables)."""
+        network, hot = self._network(), self.one_hot(codes)
+        logits = masked_network(
+            network, network.first_input(hot, None if context is None else context.mT), self._masks()
+        )
+        groups = self.groups.unsqueeze(-1).expand_as(logits)
+        largest = logits.new_full((len(self.sizes), len(codes)), -torch.inf)
+        largest = largest.scatter_reduce(0, groups, logits.detach(), "amax")
+        total = torch.zeros_like(largest).index_add(0, self.groups, (logits - largest[self.groups]).exp())
+        chosen = logits.gather(0, (codes + self.offsets).mT)
+        return (chosen - largest - total.log()).mT
+
+    def log_prob(self, codes: Tensor, context: Tensor | None = None) -> Tensor:
+        """The log-probability (B,) of codes (B, variables), given a context (B, context) if there is one."""
+        return self.log_probs(codes, context).sum(-1)
+
+    @torch.no_grad()
+    def sample(self, count: int, context: Tensor | None, generator: torch.Generator | None = None) -> Tensor:
+        """Draw codes (count, variables), given a context (count, context) if there is one."""
+        like = self.head.weight.new_empty((0, count))
+        codes = []
+        context = None if context is None else context.mT
+        for logits, inputs in incremental_groups(self._network(), like, context):
+            probabilities = logits.double().softmax(0).cumsum(0)
+            u = torch.rand(count, generator=generator, dtype=torch.float64, device=like.device)
+            drawn = (u * probabilities[-1] >= probabilities[:-1]).sum(0)
+            codes.append(drawn)
+            inputs.zero_().scatter_(0, drawn.unsqueeze(0), 1.0)
+        return torch.stack(codes, dim=1)
+
+    def set_frequencies(self, codes: Tensor) -> None:
+        """Start at the independent density in which every variable has the frequencies of these codes.
+
+        Half a row is added to each value's.
+        """
+        counts = torch.bincount((codes + self.offsets).flatten(), minlength=self.width) + 0.5
+        with torch.no_grad():
+            self.head.bias.copy_(counts.log() - (len(codes) + 0.5 * counts.new_tensor(self.sizes)).log()[self.groups])
+
+    def _masks(self) -> list[Tensor]:
+        return [layer.mask for layer in (*self.layers, self.head)]
+
+    def _network(self) -> MaskedNetwork:
+        layers = [*self.layers, self.head]
+        skips = (False,) * len(self.layers)
+        dropout = self.dropout if self.training else 0.0
+        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+        return MaskedNetwork(self.plan, weights, biases, skips, self.activation, None, dropout)

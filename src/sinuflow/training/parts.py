@@ -1,0 +1,65 @@
+"""Parts of a flow that are trained side by side: factors of its density with parameters of their own."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .engine import Weights
+
+
+class Parts:
+    """The validation scores of a flow's parts, and the best weights of each.
+
+    Parts are factors of the density with separate parameters, so that each has its own best step. A part that no longer
+    improves is frozen, which saves the time of its gradients. A flow without ``parts`` is a single one.
+    """
+
+    def __init__(self, flow: nn.Module) -> None:
+        self._flow = flow
+        modules: tuple[tuple[nn.Module, ...], ...] = getattr(flow, "parts", ((flow,),))
+        self._modules = modules
+        owners = {id(t): i for i, part in enumerate(modules) for m in part for t in (*m.parameters(), *m.buffers())}
+        self._part_of = {name: owners.get(id(t), 0) for name, t in flow.state_dict(keep_vars=True).items()}
+        self.count = len(modules)
+        #: The lowest score of each part, the step that reached it, and the validations since.
+        self.scores, self.steps, self.waited = [math.inf] * self.count, [0] * self.count, [0] * self.count
+        self.best: Weights | None = None
+
+    def log_probs(self, x: Tensor, context: Tensor | None) -> Tensor:
+        """The log-density of rows by part, (n, parts)."""
+        distribution = self._flow(context, validate_args=False)
+        terms: Tensor = distribution.log_prob(x).unsqueeze(-1) if self.count == 1 else distribution.log_probs(x)
+        return terms
+
+    def update(self, scores: list[float], step: int, weights: Weights) -> bool:
+        """Take the weights of the parts whose score is lower than before; returns whether there are any."""
+        better = [new < old for new, old in zip(scores, self.scores, strict=True)]
+        for i, (score, improved) in enumerate(zip(scores, better, strict=True)):
+            self.waited[i] = 0 if improved else self.waited[i] + 1
+            if improved:
+                self.scores[i], self.steps[i] = score, step
+        if any(better):
+            best = weights if self.best is None else self.best
+            chosen = {name: weights[name] if better[i] else best[name] for name, i in self._part_of.items()}
+            self.best = {name: t.detach().clone() for name, t in chosen.items()}
+        return any(better)
+
+    def freeze(self, which: list[bool]) -> None:
+        """Train these parts no further; the others are trained."""
+        for part, frozen in zip(self._modules, which, strict=True):
+            for module in part:
+                module.requires_grad_(not frozen)
+
+    def state(self) -> dict[str, Any]:
+        """Everything but the weights, as JSON."""
+        scores = [None if math.isinf(score) else score for score in self.scores]
+        return {"scores": scores, "steps": self.steps, "waited": self.waited}
+
+    def restore(self, state: dict[str, Any], best: Weights | None) -> None:
+        """Return to what :meth:`state` returned."""
+        self.scores = [math.inf if score is None else score for score in state["scores"]]
+        self.steps, self.waited, self.best = list(state["steps"]), list(state["waited"]), best
