@@ -40,7 +40,7 @@ def test_columns_may_begin_late_and_types_are_those_of_all_rows(tmp_path, monkey
     for file in (path, tmp_path / "t.jsonl.gz"):
         assert open_table(file).columns == ["a", "yes", "late"]
         with pytest.raises(DataError, match="12 in 'a', 20 in 'late'"):
-            survey_of(file)
+            survey_of(file, missing="refuse")
         a, yes = columns_of(file, drop=["late"], missing="drop")
         assert (a.type, a.kind, yes.categories) == ("double", "number", ("false", "true"))
         np.testing.assert_array_equal(survey_of(file, drop=["late"], missing="drop").numbers[:3, 0], [0, 1, 2])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -44,12 +44,8 @@ class Survey:
     def columns(self, train: Ids) -> list[Column]:
         """The columns, with maps chosen by the values of these rows; bounds and categories come from all rows."""
         chosen = self.numbers[np.isin(self.rows, train, assume_unique=True)]
-        refusals, columns = Refusals(self.name), []
-        for i, feature in enumerate(self.features):
-            try:
-                columns.append(feature.column(chosen[:, i]))
-            except DataError as error:
-                refusals.add(str(error), keep=None if feature.scan.is_automatic else (feature.scan.name, "auto"))
+        refusals = Refusals(self.name)
+        columns = _columns(zip(self.features, chosen.T, strict=True), refusals)
         refusals.check()
         targets = {relation.target: relation for relation in self.relations}
         columns = [replace(c, relation=targets.get(c.name)) for c in columns]
@@ -89,7 +85,7 @@ def survey(
         raise DataError(f"{table.name} has no rows")
     for scan in scans:
         scan.finish(total)
-    _check_set_aside(table.name, scans)
+    refusals = _loss(table.name, scans)
     kept = np.array([scan.set_aside is None for scan in scans])
     aside = {scan.name: scan.set_aside for scan in scans if scan.set_aside is not None}
     scans = [scan for scan in scans if scan.set_aside is None]
@@ -102,6 +98,9 @@ def survey(
         categories = list(scans[i].categories)
         scans[i].renumber(numbers[:, i], [categories[code] for code in codes])
     found = [part for i, scan in enumerate(scans) for part in scan.features(numbers[:, i])]
+    if refusals.problems:
+        _columns(found, refusals)
+        refusals.check()
     features, numbers = [feature for feature, _ in found], np.stack([values for _, values in found], axis=1)
     own = [i for i, f in enumerate(features) if f.scan.role == "feature" and f.scan.wish in (None, "auto")]
     relations = find_relations(
@@ -158,8 +157,19 @@ def _hint(name: str, columns: list[str]) -> str:
     return f": did you mean {close[0]!r}?" if close else f"; there are {quoted_list(columns)}"
 
 
-def _check_set_aside(table: str, scans: list[ColumnScan]) -> None:
-    """Refuse to leave out columns that the user has named, or all of them."""
+def _columns(features: Iterable[tuple[Feature, Array]], refusals: Refusals) -> list[Column]:
+    """The columns with maps chosen by these values; problems are added to the refusals."""
+    columns = []
+    for feature, values in features:
+        try:
+            columns.append(feature.column(values))
+        except DataError as error:
+            refusals.add(str(error), keep=None if feature.scan.is_automatic else (feature.scan.name, "auto"))
+    return columns
+
+
+def _loss(table: str, scans: list[ColumnScan]) -> Refusals:
+    """The problems that columns are set aside which the user has named; raised at once if no others are left."""
     none_left = not any(scan.role == "feature" and scan.set_aside is None for scan in scans)
     refusals = Refusals(table)
     for scan in scans:
@@ -170,9 +180,9 @@ def _check_set_aside(table: str, scans: list[ColumnScan]) -> None:
                 refusals.add(problem, keep=(scan.name, keep))
             else:
                 refusals.add(problem, drop=None if none_left else scan.name)
-    refusals.check(
-        "columns cannot be used, and there are no others to model" if none_left else "columns cannot be used"
-    )
+    if none_left:
+        refusals.check("columns cannot be used, and there are no others to model")
+    return refusals
 
 
 def _check_rows(name: str, scans: list[ColumnScan], usable: int, missing: str) -> None:

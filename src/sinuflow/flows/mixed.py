@@ -115,11 +115,13 @@ class MixedDistribution(Distribution):
         return self.log_probs(value).sum(-1)
 
     def log_probs(self, value: Tensor) -> Tensor:
-        """The terms log p(k | context) and log p(x | k, context) of rows, (n, 2)."""
-        codes, rest = value[:, : self._flow.discrete].long(), value[:, self._flow.discrete :]
-        context = self._rows(len(value))
+        """The terms log p(k | context) and log p(x | k, context) of rows (..., features), as (..., 2)."""
+        rows = value.reshape(-1, self._flow.features)
+        codes, rest = rows[:, : self._flow.discrete].long(), rows[:, self._flow.discrete :]
+        context = self._rows(len(rows))
         continuous = self._flow.given_codes(codes, context, self._validate).log_prob(rest)
-        return torch.stack([self._flow.categories.log_prob(codes, context), continuous], dim=-1)
+        terms = torch.stack([self._flow.categories.log_prob(codes, context), continuous], dim=-1)
+        return terms.view(*value.shape[:-1], 2)
 
     @torch.no_grad()
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
