@@ -86,7 +86,9 @@ class ColumnScan:
         self._distinct: set[float] = set()  # some of them
         self._is_time = wish != "category" and is_time(table.dataset.schema.field(name).type)
         if kind is None and not self._is_time:
-            self.set_aside = SetAside(f"holds {self.type}, which is neither number nor text")
+            nothing = self.type == "null"
+            what = "no values" if nothing else f"{self.type}, which is neither number nor text"
+            self.set_aside = SetAside(f"holds {what}")
 
     def add(self, array: Any, first_row: int) -> Array:
         """The piece as numbers, or as codes once a string is not a number."""

@@ -12,8 +12,8 @@ from .numbers import Array
 
 #: Values with more significant digits than this count as unrounded.
 _MOST_DIGITS = 14
-#: The most values whose digits are written out.
-_WRITTEN = 10_000
+#: The most values whose digits are written out, and the digits that sums of rounded numbers keep.
+_WRITTEN, _COMPUTED = 10_000, 13
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ class Rounding:
             single = values.astype(np.float32)
         if bool((np.abs(single - values) <= 2e-15 * np.abs(values)).all()):
             return replace(cls.of(np.array([float(str(value)) for value in single])), single=True)
-        return cls.of(np.array([float(f"{value:.15g}") for value in values]))
+        found = cls.of(np.array([float(f"{value:.{_COMPUTED}g}") for value in values]))
+        return cls() if found.digits is not None and found.digits >= _COMPUTED - 1 else found
 
     def apply(self, values: Array) -> Array:
         """The values, rounded."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from ..checks import LARGEST_INTEGER
 from ..errors import DataError
-from .column_format import unreadable
+from .column_format import ColumnFormat, unreadable
 from .columns import Column, quoted_list
 from .numbers import Array, parse_number
 
@@ -92,8 +93,8 @@ def numbers_of(column: Column, array: Any, first_row: int, table: str) -> Array:
         return _codes_of(column, array, first_row, table)
     array = _without_unread(column, array)
     if column.format is not None:
-        numbers = column.format.read(array)[:, column.part]
-        at = unreadable(array, numbers)
+        numbers, at = _formatted_numbers(column.format, array)
+        numbers = numbers[:, column.part]
         if at is not None:
             raise DataError(
                 f"{table}, row {first_row + at + 1}: column {column.table_column!r} holds {array[at].as_py()!r}, which "
@@ -106,6 +107,22 @@ def numbers_of(column: Column, array: Any, first_row: int, table: str) -> Array:
     outside |= False if low is None else numbers < low
     outside |= False if high is None else numbers > high
     return np.where(outside, np.inf, numbers)
+
+
+def _formatted_numbers(column_format: ColumnFormat, array: Any) -> tuple[Array, int | None]:
+    """The numbers (n, parts) of cells, and the first cell that has none although it is not missing."""
+    from pyarrow import ArrowException
+
+    try:
+        numbers = column_format.read(array)
+        return numbers, unreadable(array, numbers[:, 0])
+    except ArrowException:  # another type, which does not become a time
+        for at in range(len(array)):
+            with suppress(ArrowException):
+                column_format.read(array.slice(at, 1))
+                continue
+            return np.full((len(array), len(column_format.parts)), np.nan), at
+        raise
 
 
 def _plain_numbers(column: Column, array: Any, first_row: int, table: str) -> Array:
