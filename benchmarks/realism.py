@@ -40,7 +40,7 @@ NOT_FEATURES = {"adult": ["split"]}
 #: The most rows of each kind for the random forest.
 MOST = 5_000
 METHODS = {"sinuflow": "Sinuflow", "copula": "GaussianCopula", "cart": "CART"}
-_MISSING = ("", "NA", "NaN", "nan", "null", "None", "<NA>", "N/A")
+_MISSING = ("", "?", "NA", "NaN", "nan", "null", "None", "<NA>", "N/A")
 
 
 def read(path: Path) -> pd.DataFrame:

@@ -12,7 +12,9 @@ import torch
 
 from looks_trained import look_trained
 from sinuflow import DataError, SinusoidalFlow, fit_table
+from sinuflow.data import Preprocessor
 from sinuflow.data.sources import seeded
+from sinuflow.flows.mixed import MixedFlow
 from sinuflow.models.loading import load
 from sinuflow.report.baselines import gaussian_log_density
 from sinuflow.report.collect import collect
@@ -44,11 +46,14 @@ def test_the_scores_are_those_of_the_test_rows_and_the_lead_is_paired(model):
     frame = make_frame()
     content = collect(model, frame)
     test, train = (torch.from_numpy(frame.to_numpy(float)[ids]) for ids in (model.split.test, model.split.train))
-    y, offset = model.preprocessor.draw(test, seeded(0, 1))
-    ours = (model.flow().log_prob(y.float()).double() + offset).detach().numpy()
+    ours = model.score_numbers(test, None).numpy()
     assert content.model.nll == pytest.approx(-ours.mean())
-    train_y, _ = model.preprocessor.draw(train, seeded(0, 2))
-    gaussian = gaussian_log_density(train_y.numpy(), y.numpy()) + offset.numpy()
+    axes = Preprocessor(model.preprocessor.columns, levels=False)
+    axes.initialize(train, seeded(0, 2))
+    points = axes.draw(train, seeded(0, 2))[0].numpy()
+    draws = [axes.draw(test, seeded(0, 3, i)) for i in range(4)]
+    terms = [np.exp(gaussian_log_density(points, y.numpy()) + offset.numpy()) for y, offset in draws]
+    gaussian = np.log(np.mean(terms, axis=0))
     baseline = content.baselines[0]
     assert baseline.nll == pytest.approx(-gaussian.mean())
     lead, error = baseline.lead_of(content.model)
@@ -122,8 +127,10 @@ def test_a_conditional_model_is_reported_without_baselines():
 
 def test_the_errors_of_an_ill_conditioned_flow_are_reported(model):
     steep = copy.deepcopy(model)
-    steep.flow = SinusoidalFlow(3, blocks=4, hidden=(16, 16)).eval()
-    look_trained(steep.flow, gain=3.0)
+    categories, inner = steep.flow.categories, sum(steep.preprocessor.sizes)
+    chain = SinusoidalFlow(len(steep.preprocessor.placed), context=inner, blocks=4, hidden=(16, 16))
+    look_trained(chain, gain=5.0)
+    steep.flow = MixedFlow(categories, chain).eval()
     content = collect(steep, make_frame())
     assert content.round_trip > 1e-2
     assert not content.accuracy.good

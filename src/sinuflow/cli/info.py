@@ -13,6 +13,7 @@ from .. import __version__
 from ..data.image_files import listed
 from ..errors import ArgumentError
 from ..flows.flow import Flow
+from ..flows.mixed import MixedFlow
 from ..flows.sinusoidal import SinusoidalFlow
 from ..models.image import ImageModel
 from ..models.loading import load
@@ -62,8 +63,9 @@ def _show_model(path: Path) -> None:
         echo(f"{path}: a flow over {model.features} features")
     flow = model if isinstance(model, Flow) else model.flow
     parameters = sum(p.numel() for p in flow.parameters())
-    options = ", ".join(f"{k}={v}" for k, v in flow.config.items() if k not in ("features", "context"))
-    options = options if isinstance(flow, SinusoidalFlow) else str(flow.spec())
+    config = flow.flow_config if isinstance(flow, MixedFlow) else flow.config
+    options = ", ".join(f"{k}={v}" for k, v in config.items() if k not in ("features", "context"))
+    options = options if isinstance(flow, (SinusoidalFlow, MixedFlow)) else str(flow.spec())
     echo(f"flow: {parameters:,} parameters; {options}")
 
 

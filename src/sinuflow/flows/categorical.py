@@ -19,7 +19,9 @@ from ..registry import Component, register
 
 @register
 class CategoricalMADE(Component, nn.Module):
-    r"""The density :math:`p(k \mid \text{context}) = \prod_i \operatorname{softmax}(c_i(k_{<i}, \text{context}))_{k_i}`.
+    r"""A density of discrete variables: a softmax for each, given those before it.
+
+    .. math:: p(k \mid \text{context}) = \prod_i \operatorname{softmax}\big(c_i(k_{<i}, \text{context})\big)_{k_i}
 
     c is the masked autoregressive network of Germain et al. (2015) on one-hot inputs, which enter it feature-major. The
     head starts at zero, so that all values of a variable are equally likely.
@@ -71,7 +73,7 @@ class CategoricalMADE(Component, nn.Module):
         return hot.scatter_(0, (codes + self.offsets).mT, 1.0)
 
     def log_probs(self, codes: Tensor, context: Tensor | None = None) -> Tensor:
-        """The terms :math:`\\log p(k_i | k_{<i}, context)`, (B, variables), of codes (B, variables)."""
+        """The terms log p(kᵢ | k₁, …, kᵢ₋₁, context), (B, variables), of codes (B, variables)."""
         network, hot = self._network(), self.one_hot(codes)
         logits = masked_network(
             network, network.first_input(hot, None if context is None else context.mT), self._masks()

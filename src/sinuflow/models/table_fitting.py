@@ -201,9 +201,8 @@ def _build(run: Run, recipe: Recipe, preprocessor: Preprocessor) -> SinusoidalFl
     flow = run.build(SinusoidalFlow, recipe, len(preprocessor.placed), side + sum(sizes))
     if not sizes:
         return flow
-    options = {"hidden": flow.config["hidden"], "dropout": flow.config["dropout"], **(recipe.categories or {})}
     with run.seeded():
-        return MixedFlow(CategoricalMADE(sizes, context=side, **options), flow)
+        return MixedFlow(CategoricalMADE(sizes, context=side, **(recipe.categories or {})), flow)
 
 
 def _some(ids: Ids, most: int, seed: int) -> Ids:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..data import Table, open_table
+from ..data import Preprocessor, Table, open_table
 from ..data.columns import quoted_list
 from ..data.sources import CONTENT_ROWS, content_hash, seeded
 from ..data.tables import read_rows
 from ..errors import DataError
+from ..flows.mixed import MixedFlow
 from ..models.table import TableModel
 from .baselines import gaussian_log_density, kde_log_density, subsample
 from .content import Anomaly, ReportContent, Score
@@ -20,6 +22,8 @@ from .views import view
 
 #: Rows that figures and baselines are computed from, at most; rows that are inverted at a time; unlikely rows listed.
 _ROWS, _BATCH, _ANOMALIES = 20_000, 4_096, 10
+#: Points of a row's cells over which the density of a baseline is averaged.
+_DRAWS = 4
 
 
 def collect(model: TableModel, data: Any) -> ReportContent:
@@ -32,8 +36,8 @@ def collect(model: TableModel, data: Any) -> ReportContent:
     preprocessor = model.preprocessor
     like = next(model.flow.parameters())
     context = None if rows.context is None else preprocessor.context(rows.context).to(like)
-    y, offset = preprocessor.draw(rows.x, seeded(0, 1))
-    z, log_density, round_trip, residual = _round_trip(model, y.to(like), context)
+    y, _ = preprocessor.draw(rows.x, seeded(0, 1))
+    z, round_trip, residual = _round_trip(model, y.to(like), context)
     samples = _sample(model, context, min(_ROWS, max(1_000, len(y))))
     return ReportContent(
         title=f"Density of {model.facts['table']}",
@@ -42,12 +46,13 @@ def collect(model: TableModel, data: Any) -> ReportContent:
         history=model.history,
         best_step=int(model.facts["best_step"]),
         z=z.numpy(),
-        model=Score("Sinuflow", (log_density.double() + offset).numpy()),
-        baselines=_baselines(model, rows, y, offset),
+        model=Score("Sinuflow", model.score_numbers(rows.x, rows.context).numpy()),
+        baselines=_baselines(model, rows),
         round_trip=round_trip,
         residual=residual,
         anomalies=_anomalies(model, rows),
         notes=_notes(model, rows),
+        continuous=[preprocessor.features[i].name for i in preprocessor.placed],
     )
 
 
@@ -97,37 +102,46 @@ def _fingerprints(model: TableModel, table: Table) -> set[str]:
 
 
 @torch.no_grad()
-def _round_trip(model: TableModel, y: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor, float, float]:
-    """The noise of the flow's inputs, their log-density, and the largest error and residual of the inverse."""
-    noise, densities, errors = [], [], []
+def _round_trip(model: TableModel, y: Tensor, context: Tensor | None) -> tuple[Tensor, float, float]:
+    """The noise of the flow's inputs, and the largest error and residual of the inverse."""
+    noise, errors = [], []
     for start in range(0, len(y), _BATCH):
-        rows = slice(start, start + _BATCH)
-        side = None if context is None else context[rows]
-        z, ladj = model.flow.bijection(y[rows], side)
+        part, side = y[start : start + _BATCH], None if context is None else context[start : start + _BATCH]
+        if isinstance(model.flow, MixedFlow):
+            codes, part = part[:, : model.flow.discrete].long(), part[:, model.flow.discrete :]
+            side = model.flow.inner_context(codes, side)
+        z, _ = model.flow.bijection(part, side)
         inverse = model.flow.invert(z, side, on_failure="return")
         noise.append(z.cpu())
-        densities.append((model.flow.base.log_prob(z) + ladj).cpu())
-        errors.append(torch.stack([(inverse.x - y[rows]).abs().amax(), inverse.residual.amax()]))
+        errors.append(torch.stack([(inverse.x - part).abs().amax(), inverse.residual.amax()]))
     # amax propagates NaN.
     error, residual = torch.stack(errors).amax(0).nan_to_num(nan=torch.inf, posinf=torch.inf).tolist()
-    return torch.cat(noise), torch.cat(densities), error, residual
+    return torch.cat(noise), error, residual
 
 
 def _sample(model: TableModel, context: Tensor | None, count: int) -> Tensor:
     """Samples; those of a conditional model have contexts of random rows."""
     generator = torch.Generator(next(model.flow.parameters()).device).manual_seed(0)
-    if context is None:
-        return model.preprocessor.inverse(model.flow().sample((count,), generator=generator).cpu())
-    context = context[torch.randint(len(context), (count,), generator=seeded(0))]
-    return model.preprocessor.inverse(model.flow(context).sample(generator=generator).cpu())
+    if context is not None:
+        context = context[torch.randint(len(context), (count,), generator=seeded(0))]
+    shape = (count,) if context is None or isinstance(model.flow, MixedFlow) else ()
+    return model.preprocessor.inverse(model.flow(context).sample(shape, generator=generator).cpu())
 
 
-def _baselines(model: TableModel, rows: _HeldOut, y: Tensor, offset: Tensor) -> list[Score]:
+def _baselines(model: TableModel, rows: _HeldOut) -> list[Score]:
+    """Densities of the columns' normal scores, on whose axes repeated and missing values own cells."""
     if model.preprocessor.context_columns or len(rows.train) < 2:
         return []
-    train, _ = model.preprocessor.draw(rows.train, seeded(0, 2))
+    axes = Preprocessor(model.preprocessor.columns, levels=False)
+    axes.initialize(rows.train, seeded(0, 2))
+    train, _ = axes.draw(rows.train, seeded(0, 2))
+    draws = [axes.draw(rows.x, seeded(0, 3, i)) for i in range(_DRAWS)]
     densities = {"Gaussian, full covariance": gaussian_log_density, "kernel density": kde_log_density}
-    return [Score(name, log_p(train.numpy(), y.numpy()) + offset.numpy()) for name, log_p in densities.items()]
+    scores = []
+    for name, log_p in densities.items():
+        points = [torch.from_numpy(log_p(train.numpy(), y.numpy())) + offset for y, offset in draws]
+        scores.append(Score(name, (torch.stack(points).logsumexp(0) - math.log(_DRAWS)).numpy()))
+    return scores
 
 
 def _anomalies(model: TableModel, rows: _HeldOut) -> list[Anomaly]:
@@ -140,7 +154,8 @@ def _anomalies(model: TableModel, rows: _HeldOut) -> list[Anomaly]:
 
 
 def _facts(model: TableModel, rows: _HeldOut) -> dict[str, str]:
-    facts, flow = model.facts, model.flow.config
+    facts = model.facts
+    flow = model.flow.flow_config if isinstance(model.flow, MixedFlow) else model.flow.config
     shown = {
         "table": str(facts["table"]),
         "rows": f"{facts['used_rows']:,} used of {facts['rows']:,}",
@@ -176,8 +191,8 @@ def _notes(model: TableModel, rows: _HeldOut) -> list[str]:
         )
     if any(c.step or c.atoms for c in model.preprocessor.features):
         notes.append(
-            "All densities are compared at one random point of the cells that integers, categories, repeated and "
-            "missing values own. Scores of single rows, as in the list of unlikely rows, average over points."
+            "The densities of the baselines average over four random points of the cells that integers, categories, "
+            "repeated and missing values own on the axes of the columns."
         )
     restored = [c.name for c in model.preprocessor.restored]
     if restored:

@@ -86,17 +86,23 @@ class ReportContent:
     columns: list[ColumnView]  # those that are modelled, with the same rows in the same order
     history: list[dict[str, float | None]]  # of the training; values may be missing, None or NaN
     best_step: int
-    z: Floats  # the noise of the rows, one column for each of ``columns``
+    z: Floats  # the noise of the rows, one column for each of ``noise_names``
     model: Score
     baselines: list[Score]
     round_trip: float  # the largest |x − T⁻¹(T(x))| of prepared columns (standardised, uncorrelated)
     residual: float  # the largest |z − T(T⁻¹(z))|
     anomalies: list[Anomaly]  # the most unlikely first
     notes: list[str]
+    continuous: list[str] | None = None  # the columns with a continuous part, if not all have one
+
+    @property
+    def noise_names(self) -> list[str]:
+        """The columns to which the columns of ``z`` belong."""
+        return [column.name for column in self.columns] if self.continuous is None else self.continuous
 
     def __post_init__(self) -> None:
         lengths = {(len(column.data), len(column.samples)) for column in self.columns}
-        if len(lengths) != 1 or self.z.shape != (len(self.columns[0].data), len(self.columns)):
+        if len(lengths) != 1 or self.z.shape != (len(self.columns[0].data), len(self.noise_names)):
             raise ArgumentError(
                 "a report needs columns of equal length, and the noise of each cell: their values and samples have "
                 f"lengths {sorted(lengths)}, and z has shape {self.z.shape}"

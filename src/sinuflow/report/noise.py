@@ -29,7 +29,7 @@ def normality(content: ReportContent) -> tuple[Gallery, str]:
     order = sorted(range(len(tests)), key=lambda i: (-tests[i][0], i))
     pictures = []
     for i in order[:MAX_QUANTILE_PLOTS]:
-        (statistic, p), name = tests[i], shorten(content.columns[i].name, 60)
+        (statistic, p), name = tests[i], shorten(content.noise_names[i], 60)
         beyond = int((~(np.abs(z[:, i]) <= REACH)).sum())
         note = f"KS {number(statistic)}, p {f'= {small(p)}' if p > 1e-12 else f'< {small(1e-12)}'}"
         note += f"; {beyond} beyond \N{PLUS-MINUS SIGN}{REACH:g}" if beyond else ""
@@ -70,7 +70,7 @@ def _quantile_plot(key: str, name: str, z: Floats) -> str:
 
 def correlation(content: ReportContent) -> Picture | None:
     """Correlations off the diagonal: opaque where strong, and one colour for each sign."""
-    names = [column.name for column in content.columns]
+    names = content.noise_names
     if len(names) < 2:
         return None
     r = np.nan_to_num(correlations(content.z))
