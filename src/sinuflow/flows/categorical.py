@@ -90,13 +90,26 @@ class CategoricalMADE(Component, nn.Module):
         return self.log_probs(codes, context).sum(-1)
 
     @torch.no_grad()
-    def sample(self, count: int, context: Tensor | None, generator: torch.Generator | None = None) -> Tensor:
-        """Draw codes (count, variables), given a context (count, context) if there is one."""
+    def sample(
+        self,
+        count: int,
+        context: Tensor | None,
+        generator: torch.Generator | None = None,
+        excluded: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Draw codes (count, variables), given a context (count, context) if there is one.
+
+        ``excluded`` is a code of each variable that is not drawn, or -1: each variable is then drawn given those before
+        it and that it is another one.
+        """
         like = self.head.weight.new_empty((0, count))
         codes = []
         context = None if context is None else context.mT
-        for logits, inputs in incremental_groups(self._network(), like, context):
-            probabilities = logits.double().softmax(0).cumsum(0)
+        for i, (logits, inputs) in enumerate(incremental_groups(self._network(), like, context)):
+            logits = logits.double()
+            if excluded is not None and excluded[i] >= 0:
+                logits[excluded[i]] = -torch.inf
+            probabilities = logits.softmax(0).cumsum(0)
             u = torch.rand(count, generator=generator, dtype=torch.float64, device=like.device)
             drawn = (u * probabilities[-1] >= probabilities[:-1]).sum(0)
             codes.append(drawn)
