@@ -31,8 +31,8 @@ class Levels(Float64Module):
 
     A column with m atoms has a level for each, one for missing values if it has any, and one for its continuous part.
     Of more than 128 atoms, neighbouring rare ones share a level; within it, atom j has its share of the level's
-    probability, :math:`p_j / \sum_{i \in \text{level}} p_i`. A value that the column cannot have gets the code 0, which
-    stands for nothing.
+    probability, :math:`p_j / \sum_{i \in \text{level}} p_i`. A value that the column cannot have has the probability
+    1 / (n + 2) after n rows, by the rule of succession, and the code 0, which stands for nothing.
 
     Example:
         >>> rain = Column("rain", "number", "double", rows=99, high=9.0, atoms=(0.0,), masses=(0.6,), missing=0.1)
@@ -68,7 +68,8 @@ class Levels(Float64Module):
         rest = [-1 if c.discrete else size for c, size in zip(columns, sizes, strict=True)]
         #: The number of levels of each column.
         self.sizes = [size + (not c.discrete) for c, size in zip(columns, sizes, strict=True)]
-        surprise = [-math.log(c.rows + 2.0) - c.log_spread for c in columns]
+        # Columns with a continuous part can have any number: what they cannot have is a missing value, a probability.
+        surprise = [-math.log(c.rows + 2.0) for c in columns]
         buffers: dict[str, Any] = {"atoms": atoms, "share": shares, "below": below, "surprise": surprise}
         for name, values in buffers.items():
             self.register_buffer(name, torch.as_tensor(np.asarray(values), dtype=torch.float64))
