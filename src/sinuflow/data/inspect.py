@@ -16,6 +16,7 @@ from ..errors import ArgumentError, DataError
 from .atoms import all_atoms, with_atoms
 from .columns import Column, Role, columns_bijection
 from .numbers import Array
+from .rounding import Rounding
 
 #: What users may ask for a column: a name, or a class or instance of their own.
 Wish = str | type[ColumnMap] | ColumnMap
@@ -45,12 +46,20 @@ def inspect_numbers(
         return Column(name, "constant", type_name, role, categories=(value,))
     missing = 1 - len(known) / len(values)
     column = Column(name, "number", type_name, role, low=low, high=high, rows=len(values), missing=missing)
+    if not len(known):  # the few that there are may all be outside of the sample
+        ends = np.unique([low, high])
+        if role == "feature":
+            return all_atoms(column, ends, np.zeros(len(ends)), len(values))
+        return replace(column, centre=low, scale=high - low or 1.0)
     column = _with_grid(column, known)
     rest = known
     if role == "feature":
+        column = replace(column, rounding=_rounding(column, known))
         column, rest = with_atoms(column, known)
         if column.discrete:
             return column
+    if not column.step and not column.atoms:
+        column = _with_gap(column, known)
     column = _with_map(column, rest, wish)
     if wish is not None and not isinstance(wish, str):
         _refuse_wrong(column, rest)
@@ -96,7 +105,7 @@ def _refuse_wrong(column: Column, values: Array) -> None:
 
 
 def _with_grid(column: Column, values: Array) -> Column:
-    """The column with the step of integers, of decimals, or of other repeated values."""
+    """The column with the step of integers or decimals."""
     distinct = np.unique(values)
     repeated = 1 - len(distinct) / len(values)
     whole = bool((distinct == np.round(distinct)).all())
@@ -109,10 +118,25 @@ def _with_grid(column: Column, values: Array) -> Column:
             if units.max() < LARGEST_INTEGER:
                 step = float(np.gcd.reduce(units[units > 0].astype(np.int64))) / 10.0**digits
                 return replace(column, step=step, cell=step, origin=column.low, rounded=True, digits=digits)
+    return column
+
+
+def _with_gap(column: Column, values: Array) -> Column:
+    """The column with cells as wide as the gaps between repeated values, none of which is an atom."""
+    distinct = np.unique(values)
+    repeated = 1 - len(distinct) / len(values)
     if len(distinct) > 1 and repeated >= _REPEATED:
         gap = float(np.median(np.diff(distinct)))
         return replace(column, step=gap, cell=gap, origin=float(distinct[0]))
     return column
+
+
+def _rounding(column: Column, values: Array) -> Rounding | None:
+    """How samples are rounded; None for integers, and for values with all digits of float64."""
+    if "int" in column.type:
+        return None
+    rounding = Rounding.as_written(np.append(values, [column.low, column.high]))
+    return None if rounding == Rounding() else rounding
 
 
 def _digits(distinct: Array) -> int | None:

@@ -56,9 +56,7 @@ class FittedModel(ABC):
 
     @classmethod
     @abstractmethod
-    def parse(
-        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: Flow
-    ) -> tuple[Any, ...]:
+    def parse(cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: Flow) -> tuple[Any, ...]:
         """The constructor's arguments after the flow, from a stored configuration that fits the schema.
 
         A ValueError says why they do not fit each other, or the flow.
@@ -158,7 +156,8 @@ class Run:
 
     def refit(self, flow: Flow, recipe: Recipe, train: RowSource, part_steps: Sequence[int], share: float) -> None:
         """Train the parts of another flow for so many steps, in this share of the minutes, without validation."""
-        settings = {**recipe.training, **(self.training or {}), "steps": max(1, *part_steps), "patience": None}
+        part_steps = part_steps if any(part_steps) else [1] * len(part_steps)  # the initial weights were the best
+        settings = {**recipe.training, **(self.training or {}), "steps": max(part_steps), "patience": None}
         settings |= {} if self.minutes is None else {"minutes": share * self.minutes}
         fit(flow, train, device=self.device, seed=self.seed, progress=False, part_steps=part_steps, **settings)
 
