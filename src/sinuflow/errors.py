@@ -31,5 +31,9 @@ class DataError(SinuflowError, ValueError):
     """Data cannot be used; the message names the column and row, and the remedy."""
 
 
+class ColumnsError(DataError):
+    """Several columns of a table cannot be used: one line for each, and options of a run without them."""
+
+
 class KernelWarning(UserWarning):
     """Fused kernels cannot be compiled or stored; the reference implementation is slower."""

@@ -223,3 +223,9 @@ def test_relations_have_no_cycles_and_vanish_when_columns_are_shuffled(seed: int
 
 def test_without_columns_there_are_no_relations() -> None:
     assert find_relations(np.empty((50, 0)), []) == []
+
+
+def test_indicators_are_restored_from_the_column_that_determines_them(random: np.random.Generator) -> None:
+    year = random.integers(93, 98, ROWS)
+    table = {f"y{y}": (year == y).astype(int) for y in range(93, 98)} | {"year": year, "size": random.normal(size=ROWS)}
+    assert told(table) == [f"y{y} is determined by year" for y in range(97, 92, -1)]

@@ -40,7 +40,7 @@ def test_columns_may_begin_late_and_types_are_those_of_all_rows(tmp_path, monkey
     for file in (path, tmp_path / "t.jsonl.gz"):
         assert open_table(file).columns == ["a", "yes", "late"]
         with pytest.raises(DataError, match="12 in 'a', 20 in 'late'"):
-            survey_of(file)
+            survey_of(file, missing="refuse")
         a, yes = columns_of(file, drop=["late"], missing="drop")
         assert (a.type, a.kind, yes.categories) == ("double", "number", ("false", "true"))
         np.testing.assert_array_equal(survey_of(file, drop=["late"], missing="drop").numbers[:3, 0], [0, 1, 2])
@@ -60,14 +60,19 @@ def test_columns_may_begin_late_and_types_are_those_of_all_rows(tmp_path, monkey
         ('{"a": 1, "a": 2}', "line 1 names a column twice"),
         (b'{"a": "\xe9"}', "is not UTF-8 text"),
         (r'{"a": "\ud800"}', "is not UTF-8 text"),
-        ('{"a": 1}\n' * 20 + '{"a": 9007199254740993}', "row 21: .*9007199254740993.*beyond"),
-        ('{"a": 1}\n' * 20 + '{"a": 18446744073709551617}', "row 21: .*18446744073709551617.*beyond"),
-        ('{"a": 1}\n' * 20 + '{"a": Infinity}', "row 21: column 'a' holds an infinity"),
-        ('{"a": 1}\n' * 20 + '{"a": NaN}', "1 in 'a'"),
-        ('{"a": 1}\n' * 20 + '{"a": "x"}', "row 21: column 'a' holds numbers, but here 'x'"),
+        ('{"a": 1}\n' * 20 + '{"a": 9007199254740993}', "integer 9007199254740993 in row 21"),
+        ('{"a": 1}\n' * 20 + '{"a": 18446744073709551617}', "integer 18446744073709551617 in row 21"),
     ],
 )
 def test_unusable_files_are_refused_in_one_line(tmp_path, text, message):
     with pytest.raises(DataError, match=message) as caught:
         columns_of(write_csv(tmp_path, text, "t.jsonl"))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("cell", "unread"), [("Infinity", ("inf",)), ("NaN", ()), ('"x"', ("x",)), ("null", ())])
+def test_cells_without_a_number_count_as_missing(tmp_path, cell, unread):
+    lines = [f'{{"a": {i}}}\n' for i in range(20, 40)]
+    (column,) = columns_of(write_csv(tmp_path, "".join([*lines, f'{{"a": {cell}}}']), "t.jsonl"))
+    assert column.missing > 0
+    assert column.unread == unread

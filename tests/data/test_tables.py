@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet
@@ -53,11 +52,11 @@ def test_all_forms_of_a_table_have_the_same_columns(table):
     assert columns["real"].kind == columns["count"].kind == "number"
     assert columns["city"].kind == columns["yes"].kind == "category"
     assert columns["same"].kind == "constant"
-    assert columns["city"].categories == ("Lima", "Oslo", "Rome")
+    assert set(columns["city"].categories) == {"Lima", "Oslo", "Rome"}  # in an order that the data suggest
     assert [str(c).lower() for c in columns["yes"].categories] == ["false", "true"]
     assert found.total == 40
     np.testing.assert_allclose(found.numbers[:, 0], FRAME["real"])
-    assert found.numbers[:, 2].tolist() == [2, 1, 0, 1] * 10
+    assert [columns["city"].categories[int(code)] for code in found.numbers[:, 2]] == FRAME["city"].tolist()
 
 
 @pytest.mark.parametrize(
@@ -89,8 +88,7 @@ def test_other_refusals(tmp_path):
         survey_of(FRAME, drop=["z"])
     with pytest.raises(DataError, match="no columns left"):
         survey_of(FRAME[["real"]], drop=["real"])
-    with pytest.raises(DataError, match="neither number nor text"):
-        survey_of(FRAME.assign(day=pd.Timestamp("2020-01-01")))
+    assert "neither number nor text" in survey_of(FRAME.assign(parts=[[1, 2]] * 40)).set_aside["parts"].reason
 
 
 def test_invalid_paths_are_refused(tmp_path):

@@ -36,6 +36,12 @@ def test_a_few_hundred_steps_beat_independent_pixels(striped):
     assert 0 < model.facts["round_trip"] < 1e-4
 
 
+def test_minutes_limit_the_steps():
+    model = quick_model(gradients(), steps=None, minutes=1e-4)
+    assert 1 <= model.facts["steps"] < 100
+    assert "more_steps" not in quick_model(gradients(), steps=1).facts
+
+
 def test_the_true_class_has_fewer_bits(striped):
     model, _, (test, labels) = striped
     right, wrong = (model.bits_per_dimension(test, which) for which in (labels, 1 - labels))

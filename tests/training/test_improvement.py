@@ -30,6 +30,12 @@ def test_noise_does_not_count(seed):
     assert not still_improving(history(lambda step: 4.0 if step == 1000 else 5 + chance.uniform(-0.2, 0.2)))
 
 
+def test_a_decrease_that_is_no_larger_than_the_increases_around_it_is_noise():
+    curve = {300: 5.3, 350: 4.8, 400: 5.3, 450: 5.0, 1000: 4.0}
+    assert not still_improving(history(lambda step: curve.get(step, 5.0)))
+    assert still_improving(history(lambda step: 5.0 if step < 350 else 4.8 if step < 1000 else 4.0))
+
+
 def test_small_gains_do_not_count():
     assert not still_improving(history(lambda step: 5 - step / 10_000))
 

@@ -7,10 +7,13 @@ import sys
 import pytest
 
 from sinuflow import TrainingError
+from sinuflow.data.sources import Batches, MemoryRows
 from sinuflow.training import trainer
 from sinuflow.training.engine import EagerEngine
+from sinuflow.training.guard import Guard
 from sinuflow.training.schedules import Schedule
-from tests.training.small import quick, small_flow, weights_of
+from tests.training.small import banana, quick, small_flow, weights_of
+from tests.training.test_device_engine import settings
 
 
 class Clock:
@@ -98,3 +101,13 @@ def test_warm_up_takes_a_twentieth_of_the_time_at_most():
     assert schedule.factor(20, elapsed=0.05) == pytest.approx(1)
     assert schedule.factor(499, elapsed=0.01) > 0.99
     assert schedule.factor(600, elapsed=0.04) > 0.999
+
+
+@pytest.mark.parametrize(("elapsed", "share"), [(0.0, 0.05), (0.5, 0.5), (1.0, 1.0)])
+def test_the_stability_penalty_has_its_full_weight_at_either_limit(elapsed, share):
+    batches = Batches(MemoryRows(banana(64)), 32, 0)
+    engine = EagerEngine(
+        small_flow(), batches, settings(steps=200), Guard(1.0), lambda step: 1e-3, elapsed=lambda: elapsed
+    )
+    assert engine._emphasis(9) == pytest.approx(share**2)
+    assert engine._emphasis(199) == 1

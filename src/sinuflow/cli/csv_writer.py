@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import pyarrow
@@ -47,7 +48,7 @@ class CsvWriter:
 
     def _cells(self, field: Any, array: Any) -> Any:
         try:
-            texts = array.cast(pyarrow.string())
+            texts = _without_exponents(array)
             texts.validate(full=True)  # strings in Parquet files may be invalid UTF-8
         except pyarrow.ArrowInvalid:
             raise DataError(f"column {field.name!r} holds bytes that are not UTF-8: write a .parquet file") from None
@@ -70,6 +71,18 @@ def formulas(texts: Any) -> Any:
     """
     formula, number = (compute.match_substring_regex(texts, pattern) for pattern in (_FORMULA, _NUMBER))
     return compute.and_not(formula, number)
+
+
+def _without_exponents(array: Any) -> Any:
+    """The cells as strings: Arrow writes 15000000000.0 as 1.5e+10, which is a table's notation only from 1e16 on."""
+    texts = array.cast(pyarrow.string())
+    if not types.is_floating(array.type):
+        return texts
+    large = compute.match_substring_regex(texts, r"e\+1[0-5]$")
+    if not large.true_count:
+        return texts
+    plain = [text if text is None else f"{Decimal(text):f}" for text in texts.filter(large).to_pylist()]
+    return compute.replace_with_mask(texts, large, pyarrow.array(plain, pyarrow.string()))
 
 
 def _quoted(texts: Any, pattern: str) -> Any:

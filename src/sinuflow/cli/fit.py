@@ -16,6 +16,7 @@ from ..data.image_files import holds_pictures
 from ..errors import ArgumentError, DataError, StorageError
 from ..models.image import ImageModel
 from ..models.image_fitting import fit_images
+from ..models.summary import restored_and_constant, usage
 from ..models.table import TableModel
 from ..models.table_fitting import fit_table
 from ..signals import shielded
@@ -182,15 +183,9 @@ def _print_summary(model: Model, command: str) -> None:
     """Say what was trained; ``command`` is the one that trains it further."""
     facts = model.facts
     if isinstance(model, TableModel):
-        columns = f"{len(model.preprocessor.features)} columns modelled"
-        if model.preprocessor.context_columns:
-            columns += f", {len(model.preprocessor.context_columns)} as context"
-        rows = f"{facts['used_rows']:,} rows"
-        if facts["used_rows"] < facts["rows"]:
-            rows = f"{facts['used_rows']:,} of {facts['rows']:,} rows (the others have missing values)"
-        echo(f"{facts['table']}: {rows}, {columns}; trained {training(facts)}")
-        for notice in model.notices_for(command):
-            echo(notice)
+        echo(f"{facts['table']}: {usage(model)}; trained {training(facts)}")
+        for line in [*restored_and_constant(model), *model.notices_for(command)]:
+            echo(line)
     else:
         count = facts["train_images"] + facts["validation_images"]
         echo(f"{facts['images']}: {count:,} images of {model.describe()}; trained {training(facts)}")

@@ -41,7 +41,7 @@ def _run() -> int:
 
 def _in_one_line(app: Callable[[], object]) -> int:
     """Run the command and return its exit code; errors and Sinuflow's kernel warnings are printed as one line."""
-    from ..errors import KernelWarning, SinuflowError
+    from ..errors import ColumnsError, KernelWarning, SinuflowError
 
     warnings.simplefilter("ignore")
     warnings.simplefilter("default", KernelWarning)
@@ -52,6 +52,11 @@ def _in_one_line(app: Callable[[], object]) -> int:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except Stopped as stop:
         return _stopped(stop)
+    except ColumnsError as error:
+        first, *others = str(error).splitlines()
+        for line in (f"error: {first}", *others):
+            _write(line)
+        return 1
     except SinuflowError as error:
         message = str(error)
     except MemoryError:
@@ -72,5 +77,9 @@ def _stopped(stop: Stopped) -> int:
 
 
 def _print(message: str) -> None:
+    _write(" ".join(message.split()))
+
+
+def _write(line: str) -> None:
     with suppress(OSError):  # the terminal may be closed
-        print(printable(" ".join(message.split())), file=sys.stderr)  # noqa: T201
+        print(printable(line), file=sys.stderr)  # noqa: T201

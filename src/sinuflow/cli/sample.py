@@ -37,6 +37,9 @@ def command(
     certify: Annotated[
         bool, typer.Option("--certify", help="Fail unless all samples map back to their noise.")
     ] = False,
+    complete: Annotated[
+        bool, typer.Option("--complete", help="Tables: draw no missing values, instead of as many as in the table.")
+    ] = False,
     force: Force = False,
     spreadsheet_safe: Annotated[
         bool,
@@ -55,6 +58,8 @@ def command(
     fitted = load_fitted(model)
     residuals: list[float | None] = []
     if isinstance(fitted, ImageModel):
+        if complete:
+            raise DataError("--complete is for tables")
         if context:
             raise DataError("--given is for tables: choose a class of images with --label")
         if spreadsheet_safe:
@@ -74,7 +79,7 @@ def command(
         given = _assignments(context or [], fitted.columns)
 
         def batches() -> Iterator[Any]:
-            for batch, residual in fitted.draw_batches(count, given, seed, mode):
+            for batch, residual in fitted.draw_batches(count, given, seed, mode, complete):
                 residuals.append(residual)
                 yield batch
 

@@ -11,9 +11,8 @@ of the axis of normal scores (:mod:`sinuflow.data.cells`).
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -39,10 +38,12 @@ from ..checks import (
     items,
     number,
     one_of,
+    optional,
     text,
 )
 from .column_format import ColumnFormat
 from .relations import Relation, relation_from_dict
+from .rounding import Rounding, rounding_from_dict
 
 Kind = Literal["number", "category", "constant"]
 Role = Literal["feature", "context"]
@@ -52,8 +53,30 @@ _FORMAT_1: dict[str, dict[str, float]] = {"linear": {}, "log": {"offset": 0.0}, 
 #: The fields of a column with cells, and those of them that are lists.
 _CELLS = {"knots", "scores", "rows", "cell", "atoms", "masses", "missing", "discrete"}
 _LISTS = ("knots", "scores", "atoms", "masses")
+#: What settles how ambiguous texts are read, such as 03/04/2020 and 1,234.
+READINGS: dict[str, dict[str, Any]] = {
+    "day-first": {"day_first": True},
+    "month-first": {"day_first": False},
+    "decimal-point": {"decimal": "."},
+    "decimal-comma": {"decimal": ","},
+}
 #: What users may ask for a column by name.
-MAP_NAMES = ("auto", "linear", *sorted(COLUMN_MAPS), "category")
+MAP_NAMES = ("auto", "linear", *sorted(COLUMN_MAPS), "category", *READINGS)
+
+#: The least and the largest value that a column may have, as far as they are declared.
+Bounds = tuple[float | None, float | None]
+UNBOUNDED: Bounds = (None, None)
+
+#: The fields that few columns have, and what the others have.
+_ABSENT = {
+    "source": "",
+    "part": 0,
+    "format": None,
+    "relation": None,
+    "rounding": None,
+    "bounds": UNBOUNDED,
+    "unread": (),
+}
 
 
 @dataclass(frozen=True)
@@ -74,6 +97,7 @@ class Column:
     origin: float = 0.0  # values are origin + k step
     rounded: bool = False  # whether samples are rounded to the grid
     digits: int = 0  # after the decimal point, of values on the grid
+    rounding: Rounding | None = None  # of samples, which overrides ``digits``
     low: float = 0.0  # the smallest value
     high: float = 1.0  # the largest value
     centre: float = 0.0
@@ -92,6 +116,8 @@ class Column:
     part: int = 0  # its number among the parts
     format: ColumnFormat | None = None  # of the cells, if they are not plain numbers or categories
     relation: Relation | None = None  # by which the column is restored from others
+    bounds: Bounds = UNBOUNDED  # as declared
+    unread: tuple[str, ...] = ()  # texts that are no numbers (or times), and count as missing
 
     @property
     def log_spread(self) -> float:
@@ -110,12 +136,16 @@ class Column:
 
     @property
     def floor(self) -> float:
-        """The least value of samples: the smallest one in the table, if none is negative."""
+        """The least value of samples: as declared, or the smallest one in the table, if none is negative."""
+        if self.bounds[0] is not None:
+            return self.bounds[0]
         return self.low if self.rows and self.low >= 0 else -math.inf
 
     @property
     def ceiling(self) -> float:
-        """The largest value of samples: that of the table, if its values look like shares or percentages."""
+        """The largest value of samples: as declared, or that of the table, if its values look like percentages."""
+        if self.bounds[1] is not None:
+            return self.bounds[1]
         return self.high if self.rows and (self.high <= 0 or (self.low >= 0 and self.high <= 100)) else math.inf
 
     def describe(self) -> str:
@@ -146,9 +176,12 @@ class Column:
     def as_dict(self) -> dict[str, Any]:
         """All fields as JSON."""
         stored = {**vars(self), "categories": list(self.categories)}
-        for name, absent in {"source": "", "part": 0, "format": None, "relation": None}.items():
+        for name, absent in _ABSENT.items():
             if stored[name] == absent:
                 del stored[name]
+        if self.rounding is not None:
+            stored["rounding"] = asdict(self.rounding)
+        stored |= {name: list(stored[name]) for name in ("bounds", "unread") if name in stored}
         if self.format is not None:
             stored["format"] = self.format.as_dict()
         if self.relation is not None:
@@ -171,11 +204,13 @@ class Column:
             own["arguments"] = {name: stored[name] for name in _FORMAT_1[stored["map"]]}
         if "format" in own:
             own["format"] = ColumnFormat.from_dict(own["format"], "the format of a column")
+        if "rounding" in own:
+            own["rounding"] = rounding_from_dict(own["rounding"], "the rounding of a column")
         if "relation" in own:
             own["relation"] = relation_from_dict(own["relation"])
             if own["relation"].target != own["name"]:
                 raise InvalidValueError("the relation of a column", "one for it", own["relation"].target)
-        tuples = {name: tuple(own[name]) for name in ("categories", *_LISTS) if name in own}
+        tuples = {name: tuple(own[name]) for name in ("categories", "bounds", "unread", *_LISTS) if name in own}
         column = cls(**{**own, **tuples})
         column._check_consistency()
         return column
@@ -219,11 +254,6 @@ class Column:
         steps = (b - a for values in (self.knots, self.scores) for a, b in pairwise(values))
         if len(self.knots) != len(self.scores) or len(self.knots) == 1 or any(step < 1e-9 for step in steps):
             raise InvalidValueError(f"the knots of {place}", "increasing, with one score each", len(self.knots))
-
-
-def drop_option(column: str) -> str:
-    """The option that drops a column, quoted for a shell, without control characters."""
-    return f"--drop {shlex.quote(column) if column.isprintable() else repr(column)}"
 
 
 def quoted_list(names: Sequence[object], most: int = 20) -> str:
@@ -291,6 +321,9 @@ _STORED = fields(
         "source": text(LONGEST_NAME),
         "part": integer(0, 2),
         "format": anything,  # checked by ColumnFormat
+        "rounding": anything,  # checked by rounding_from_dict
         "relation": fields({}, others=anything),  # checked by relation_from_dict
+        "bounds": items(optional(number()), length=2),
+        "unread": items(text()),
     },
 )

@@ -14,6 +14,8 @@ from .relations import Relation
 
 #: The most pairs of columns that are tried as sources of a lookup table.
 _MOST_PAIRS = 1000
+#: The most sources of a formula that comes before lookup tables of one source.
+_SHORT = 2
 
 
 def find_relations(numbers: Array, names: Sequence[str], categories: Collection[str] = ()) -> list[Relation]:
@@ -54,15 +56,36 @@ def find_relations(numbers: Array, names: Sequence[str], categories: Collection[
 def _candidates(
     evidence: Evidence, formulas: FormulaSearch, lookups: list[tuple[int, ...]], target: int
 ) -> Iterator[Relation]:
-    """Relations of a target that hold in all rows: formulas first, as these extend to unseen values."""
+    """Relations of a target that hold in all rows: short formulas first, as these extend to unseen values.
+
+    A column that determines all sources of its formula is better kept: the number of a group restores its indicators,
+    but sampled indicators need not add up.
+    """
+    long = []
     for candidate in formulas.candidates(target):
         formula = evidence.formula(candidate)
-        if formula is not None:
+        if formula is None or _determines(evidence, target, formula.sources):
+            continue
+        if len(formula.sources) > _SHORT:
+            long.append(formula)
+        else:
             yield formula
+    yield from _found(evidence, target, [sources for sources in lookups if len(sources) == 1])
+    yield from long
+    yield from _found(evidence, target, [sources for sources in lookups if len(sources) > 1])
+
+
+def _found(evidence: Evidence, target: int, lookups: list[tuple[int, ...]]) -> Iterator[Relation]:
     for sources in lookups:
         lookup = evidence.lookup(target, sources)
         if lookup is not None:
             yield lookup
+
+
+def _determines(evidence: Evidence, target: int, sources: Sequence[str]) -> bool:
+    """Whether a column determines several others."""
+    indices = [evidence.names.index(name) for name in sources]
+    return len(indices) > 1 and all(evidence.lookup(i, (target,)) is not None for i in indices)
 
 
 def _lookup_sources(evidence: Evidence) -> dict[int, list[tuple[int, ...]]]:

@@ -16,6 +16,7 @@ from ..errors import ArgumentError, DataError
 from .atoms import all_atoms, with_atoms
 from .columns import Column, Role, columns_bijection
 from .numbers import Array
+from .rounding import Rounding
 
 #: What users may ask for a column: a name, or a class or instance of their own.
 Wish = str | type[ColumnMap] | ColumnMap
@@ -53,6 +54,7 @@ def inspect_numbers(
     column = _with_grid(column, known)
     rest = known
     if role == "feature":
+        column = replace(column, rounding=_rounding(column, known))
         column, rest = with_atoms(column, known)
         if column.discrete:
             return column
@@ -127,6 +129,14 @@ def _with_gap(column: Column, values: Array) -> Column:
         gap = float(np.median(np.diff(distinct)))
         return replace(column, step=gap, cell=gap, origin=float(distinct[0]))
     return column
+
+
+def _rounding(column: Column, values: Array) -> Rounding | None:
+    """How samples are rounded; None for integers, and for values with all digits of float64."""
+    if "int" in column.type:
+        return None
+    rounding = Rounding.as_written(np.append(values, [column.low, column.high]))
+    return None if rounding == Rounding() else rounding
 
 
 def _digits(distinct: Array) -> int | None:

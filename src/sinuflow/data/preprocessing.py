@@ -67,20 +67,21 @@ class Preprocessor(Float64Module):
         #: Which features have levels, and which a place on an axis of normal scores.
         self.leveled, self.placed = _divide(self.features, levels)
         self.levels = Levels([self.features[i] for i in self.leveled]) if self.leveled else None
-        self._axes = [_without_atoms(self.features[i]) if i in self.leveled else self.features[i] for i in self.placed]
+        #: The columns of the axes: of a leveled one, its continuous part.
+        self.axes = [_without_atoms(self.features[i]) if i in self.leveled else self.features[i] for i in self.placed]
         #: The columns' own maps, without whitening.
-        self.maps = columns_bijection(self._axes)
-        self.whitening = Whitening(len(self._axes))
+        self.maps = columns_bijection(self.axes)
+        self.whitening = Whitening(len(self.axes))
         self.context_maps = columns_bijection(self.context_columns) if self.context_columns else None
-        grid = [[c.step, c.origin, round((c.high - c.origin) / c.step) if c.rounded else 0.0] for c in self._axes]
+        grid = [[c.step, c.origin, round((c.high - c.origin) / c.step) if c.rounded else 0.0] for c in self.axes]
         for name, values in zip(("step", "origin", "last"), torch.tensor(grid, dtype=torch.float64).T, strict=True):
             self.register_buffer(name, values, persistent=False)
-        self.register_buffer("on_grid", torch.tensor([c.rounded for c in self._axes]), persistent=False)
+        self.register_buffer("on_grid", torch.tensor([c.rounded for c in self.axes]), persistent=False)
         for name in ("floor", "ceiling"):
-            limits = [getattr(c, name) for c in self._axes]
+            limits = [getattr(c, name) for c in self.axes]
             self.register_buffer(name, torch.tensor(limits, dtype=torch.float64), persistent=False)
         #: The cells of values; None for a model of format 1, which scores a row at the middle of its cells.
-        self.cells = Cells(self._axes, self.curve) if all(c.rows for c in self.features) else None
+        self.cells = Cells(self.axes, self.curve) if all(c.rows for c in self.features) else None
         self._copies: dict[torch.device, Preprocessor] = {}
 
     @property
@@ -207,6 +208,18 @@ class Preprocessor(Float64Module):
             if not c.missing:  # sources that never occurred together
                 values = np.where(np.isnan(values), c.atoms[int(np.argmax(c.masses))] if c.atoms else c.low, values)
             numbers[c.name] = values
+
+    def impossible(self, numbers: Mapping[str, Array], complete: bool) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Rows whose restored columns have values that they cannot have, or are missing if rows are ``complete``."""
+        wrong = np.zeros(len(next(iter(numbers.values()))), dtype=bool)
+        for c in self.restored:
+            if c.kind == "number":
+                low, high = (c.low, c.high) if c.discrete else (c.floor, c.ceiling)
+                slack = 1e-9 * max(abs(c.low), abs(c.high))
+                wrong |= (numbers[c.name] < low - slack) | (numbers[c.name] > high + slack)
+            if complete:
+                wrong |= np.isnan(numbers[c.name])
+        return wrong
 
     def inverse(self, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Rows in the table's units of the flow's input (n, size); missing values are NaN.

@@ -7,10 +7,10 @@ from typing import Any, Union, get_args
 
 import numpy as np
 
-from ..checks import LONGEST_NAME, InvalidValueError, fields, flag, integer, items, number, one_of, optional, text
+from ..checks import LONGEST_NAME, InvalidValueError, fields, flag, items, number, one_of, optional, text
 from .formulas import READINGS, Formula, Reading, Term
 from .lookups import Lookup, from_json
-from .rounding import Rounding
+from .rounding import CHECK_ROUNDING, Rounding
 
 #: A relation restores its target from its sources.
 Relation = Union[Formula, Lookup]  # noqa: UP007
@@ -60,9 +60,7 @@ _FORMULA = fields(
         ),
         **dict.fromkeys(("constant", "low"), number()),
         "period": number(low=0),
-        "rounding": fields(
-            {"decimals": optional(integer(0, 20)), "digits": optional(integer(1, 20)), "single": flag, "up": flag}
-        ),
+        "rounding": CHECK_ROUNDING,
         "missing_with": optional(_NAME),
     }
 )

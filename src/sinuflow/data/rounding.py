@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from ..checks import fields, flag, integer, optional
 from .numbers import Array
 
 #: Values with more significant digits than this count as unrounded.
 _MOST_DIGITS = 14
+#: The most values whose digits are written out, and the digits that sums of rounded numbers keep.
+_WRITTEN, _COMPUTED = 10_000, 13
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """Rounding to ``decimals``, and to ``digits`` significant digits where these are coarser; or to float32.
+    """Rounding to ``decimals``, to ``digits`` significant digits where these are coarser, and to float32 if ``single``.
 
     Ties are rounded to even, as Python does, or ``up``, away from zero, as spreadsheets do.
 
@@ -51,10 +55,38 @@ class Rounding:
         limited = digits < needed.max() + exponent + 1  # one or two such values may end in zeros by chance
         return cls(int(needed.max()), int(digits) if limited.sum() > 2 else None)
 
+    @classmethod
+    def as_written(cls, values: Array) -> Rounding:
+        """The rounding of values that may have been computed from rounded ones, or stored as float32.
+
+        Example:
+            >>> Rounding.as_written(np.array([0.1 + 0.2, 1.5]))
+            Rounding(decimals=1, digits=None, single=False, up=False)
+            >>> Rounding.as_written(np.array([0.3, 1.5], dtype=np.float32).astype(float))
+            Rounding(decimals=1, digits=None, single=True, up=False)
+        """
+        values = np.unique(values[np.isfinite(values)])
+        values = values[np.linspace(0, len(values) - 1, min(len(values), _WRITTEN)).astype(int)]  # with both ends
+        exact = cls.of(values)
+        if exact.decimals is not None:
+            return exact
+        with np.errstate(over="ignore"):
+            single = values.astype(np.float32)
+        if bool((np.abs(single - values) <= 2e-15 * np.abs(values)).all()):
+            return replace(cls.of(np.array([float(str(value)) for value in single])), single=True)
+        found = cls.of(np.array([float(f"{value:.{_COMPUTED}g}") for value in values]))
+        return cls() if found.digits is not None and found.digits >= _COMPUTED - 1 else found
+
     def apply(self, values: Array) -> Array:
         """The values, rounded."""
+        with np.errstate(over="ignore"):
+            rounded = self._to_digits(values)
+            rounded = rounded.astype(np.float32).astype(float) if self.single else rounded
+        return np.where(np.isinf(rounded), values, rounded) + 0.0  # no minus zero
+
+    def _to_digits(self, values: Array) -> Array:
         if self.decimals is None:
-            return values.astype(np.float32).astype(float) if self.single else values
+            return values
         if self.digits is None:
             return self._round(values, self.decimals)
         rounded, decimals = values.copy(), self._decimals(values)
@@ -91,3 +123,15 @@ class Rounding:
             exponent = np.floor(np.log10(np.abs(values[known])))
             decimals[known] = np.minimum(decimals[known], self.digits - 1 - exponent)
         return decimals
+
+
+#: The schema of a stored rounding.
+CHECK_ROUNDING = fields(
+    {"decimals": optional(integer(0, 400)), "digits": optional(integer(1, 20)), "single": flag, "up": flag}
+)
+
+
+def rounding_from_dict(stored: Any, place: str) -> Rounding:
+    """The rounding with these fields, or an ``InvalidValueError`` if there is none."""
+    CHECK_ROUNDING(stored, place)
+    return Rounding(**stored)

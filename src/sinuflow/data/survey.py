@@ -2,231 +2,28 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 
 from ..bijections.columns import ColumnMap
-from ..checks import LARGEST_INTEGER
 from ..errors import DataError
-from . import values as cells
-from .arrow_times import ArrowTime, is_time
 from .category_order import category_orders
-from .column_format import ColumnFormat, unreadable
-from .columns import MAP_NAMES, Column, Role, drop_option, quoted_list
+from .column_scan import ColumnScan, Feature, Known, SetAside
+from .columns import MAP_NAMES, UNBOUNDED, Bounds, Column, Role, quoted_list
 from .find_relations import find_relations
-from .inspect import Wish, inspect_codes, inspect_numbers
-from .numbers import Array, parse_number
+from .inspect import Wish
+from .numbers import Array
+from .refusals import Refusals
 from .relations import Relation
 from .split import Ids
 from .tables import Table
-from .text_formats import DurationFormat, FormatError, NumberFormat, TimeFormat, recognize
-from .time_parts import choose_parts, split
 
 #: Tables up to this many values are held in memory; of larger ones, a sample of so many rows.
 IN_MEMORY, SAMPLE = 50_000_000, 200_000
-#: The share of numbers from which strings count as numbers with mistakes.
-_MOSTLY_NUMBERS = 0.5
-#: Texts are identifiers or free text if there are more different ones than this, or, from a few on, if more than this
-#: share of the rows have one of their own.
-_MOST_CATEGORIES, _SOME_CATEGORIES, _MOSTLY_DIFFERENT = 5_000, 30, 0.5
-#: The most different texts from which a format is recognized.
-_MOST_TEXTS = 200_000
-#: The fewest rows in which 1, 2, 3, ... are row numbers, and the share of numbers that may be absent.
-_COUNTED, _GAPS = 30, 0.2
-
-
-Reader = NumberFormat | TimeFormat | DurationFormat | ArrowTime
-
-
-@dataclass(frozen=True)
-class Known:
-    """What an earlier reading of a table has found out."""
-
-    texts: frozenset[str] = frozenset()  # columns of categories, although their first values are numbers
-    readers: dict[str, Reader] = field(default_factory=dict)  # the formats of columns
-
-
-class ColumnScan:
-    """The type, range and categories of one column, read piece by piece."""
-
-    def __init__(self, table: Table, name: str, role: Role, wish: Wish | None, known: Known | None = None) -> None:
-        self.name, self.role, self.wish, self._table = name, role, wish, table.name
-        self.type = str(table.dataset.schema.field(name).type)
-        kind = cells.kind_of(self.type)
-        self.kind = "category" if wish == "category" or (known is not None and name in known.texts) else kind
-        self.reader = None if known is None else known.readers.get(name)
-        self._arrow_time: ArrowTime | None = None
-        self.missing = 0
-        self.low, self.high = np.inf, -np.inf
-        self.categories: dict[Any, int] = {}
-        self.began_as_numbers = False
-        #: Why the column is left out of the model, if it is.
-        self.set_aside = ""
-        self._last, self._counts = -np.inf, True
-        self._parsed = self._bad = 0
-        self._first_bad: tuple[int, str] | None = None
-        self._is_time = wish != "category" and is_time(table.dataset.schema.field(name).type)
-        if kind is None and not self._is_time:
-            self.set_aside = f"holds {self.type}, which is neither number nor text"
-
-    def add(self, array: Any, first_row: int) -> Array:
-        """The piece as numbers, or as codes once a string is not a number."""
-        numbers = np.full(len(array), np.nan) if self.set_aside else self._numbers(array, first_row)
-        self.missing += int(np.isnan(numbers).sum())
-        if len(numbers) and not np.isnan(numbers).all():
-            self.low, self.high = min(self.low, np.nanmin(numbers)), max(self.high, np.nanmax(numbers))
-            if self._counts:
-                steps = np.diff(numbers, prepend=self._last)
-                self._counts, self._last = (
-                    bool((steps >= 1).all() and (numbers == np.round(numbers)).all()),
-                    numbers[-1],
-                )
-        return numbers
-
-    def finish(self, total: int) -> None:
-        """After the last piece: whether the column is to be left out, because it identifies rows or holds nothing."""
-        known, kinds = total - self.missing, len(self.categories)
-        if self.set_aside or self.wish is not None:
-            return
-        if not known:
-            self.set_aside = "holds no values"
-        elif kinds > _MOST_CATEGORIES or (kinds > _SOME_CATEGORIES and kinds > _MOSTLY_DIFFERENT * known):
-            self.set_aside = f"identifiers or free text, {kinds:,} different ones in {known:,} rows"
-        elif (
-            not self.categories
-            and self._counts
-            and known >= _COUNTED
-            and self.low in (0, 1)
-            and self.high - self.low + 1 <= known * (1 + _GAPS)
-        ):
-            self.set_aside = "row numbers"
-
-    def _numbers(self, array: Any, first_row: int) -> Array:
-        if self.reader is not None:
-            return self._read(self.reader, array, first_row)
-        if self._is_time:
-            piece = ArrowTime.of(array)
-            self._arrow_time = piece if self._arrow_time is None else self._arrow_time.merged(piece)
-            return np.where(array.is_null(), np.nan, 0.0)
-        if self.kind == "category" or self._bad:
-            return self._codes(array)
-        numbers, bad = cells.to_numbers(array)
-        if bad.any():
-            at = int(bad.argmax())
-            self._first_bad = (first_row + at + 1, str(array[at].as_py()))
-            return self._codes(array)
-        self._parsed += int((~np.isnan(numbers)).sum())
-        self.began_as_numbers = True
-        cells.refuse_unusable(array, numbers, self.name, first_row, self._table)
-        return numbers
-
-    def _read(self, reader: Reader, array: Any, first_row: int) -> Array:
-        numbers = reader.parse(array)
-        at = unreadable(array, numbers)
-        if at is not None:
-            raise DataError(
-                f"{self._table}, row {first_row + at + 1}: column {self.name!r} holds {array[at].as_py()!r}, unlike "
-                f"the cells before it: correct it, or leave the column out with {drop_option(self.name)}"
-            )
-        return numbers
-
-    def recognize(self) -> Reader | None:
-        """The format of the cells that :meth:`add` has seen, if they are times, or texts that represent numbers."""
-        if self._arrow_time is not None or self.kind != "text" or self.wish == "category" or not self.categories:
-            return self._arrow_time
-        try:
-            return recognize([value for value in self.categories if isinstance(value, str)])
-        except FormatError as error:
-            raise DataError(
-                f"column {self.name!r} of {self._table} {error}, or treat them as categories with "
-                f"--map {shlex.quote(f'{self.name}=category')}"
-            ) from error
-
-    def _codes(self, array: Any) -> Array:
-        values, codes = cells.distinct_values(array)
-        if self.kind == "text":
-            counts = np.bincount(codes[~np.isnan(codes)].astype(np.int64), minlength=len(values))
-            numeric = np.array([parse_number(value) is not None for value in values], dtype=np.bool_)
-            self._parsed, self._bad = self._parsed + counts[numeric].sum(), self._bad + counts[~numeric].sum()
-        known = [np.nan if v is None else self.categories.setdefault(v, len(self.categories)) for v in values]
-        if len(self.categories) > _MOST_TEXTS:
-            self.set_aside = f"identifiers or free text, more than {_MOST_TEXTS:,} different ones"
-        return cells.recode(codes, known)
-
-    def refuse_mixed(self) -> None:
-        """Refuse a column of numbers in which some strings are not numbers."""
-        if self._first_bad is not None and self._parsed >= _MOSTLY_NUMBERS * (self._parsed + self._bad):
-            row, value = self._first_bad
-            raise DataError(f"{self._table}, row {row}: column {self.name!r} holds numbers, but here {value!r}")
-
-    def sort_categories(self, values: Array, complete: bool) -> None:
-        """Renumber the categories in a stable order, without those that occur only in rows that are left out."""
-        present = set(np.unique(values[~np.isnan(values)])) if complete else set(self.categories.values())
-        order = sorted((value for value, code in self.categories.items() if code in present), key=str)
-        self.renumber(values, order)
-
-    def renumber(self, values: Array, order: list[Any]) -> None:
-        """Give the categories the codes 0, 1, ... in this order."""
-        codes = np.full(len(self.categories), np.nan)
-        codes[[self.categories[value] for value in order]] = np.arange(len(order))
-        values[:] = cells.recode(values, codes.tolist())
-        self.categories = {value: i for i, value in enumerate(order)}
-
-    def formats(self, values: Array) -> list[tuple[ColumnFormat | None, Array]]:
-        """The format of each part of the column, and its values."""
-        if self.reader is None:
-            return [(None, values)]
-        if isinstance(self.reader, NumberFormat):
-            return [(ColumnFormat(self.reader), values)]
-        parts = ("time",) if self.role == "context" else choose_parts(values, self.reader.axis)
-        chosen = ColumnFormat(self.reader, parts)
-        return [(chosen, part) for part in split(values, parts, self.reader.axis).T]
-
-    def column(self, values: Array) -> Column:
-        """The column, with a map chosen by these values."""
-        if self.categories:
-            if self.wish not in (None, "auto", "category"):
-                raise DataError(f"column {self.name!r} holds categories, and cannot take the map {self.wish!r}")
-            return inspect_codes(self.name, values, tuple(self.categories), self.type, self.role)
-        # Numbers in a text file are integers if all of them are.
-        known = values[~np.isnan(values)]
-        whole = bool((known == np.round(known)).all()) and max(-self.low, self.high) < LARGEST_INTEGER
-        kind = ("int64" if whole else "double") if self.kind == "text" or self._is_time else self.type
-        wish = None if self.wish == "auto" else self.wish
-        bounds = (float(self.low), float(self.high))
-        return inspect_numbers(self.name, values, kind, self.role, wish, bounds)
-
-
-@dataclass(frozen=True)
-class Feature:
-    """A column of a table, or a part of it that is a feature of its own."""
-
-    scan: ColumnScan
-    format: ColumnFormat | None
-    part: int
-    bounds: tuple[float, float]  # of its values in all rows that are held
-
-    @property
-    def name(self) -> str:
-        """The name of the column, and of the part if there are several."""
-        if self.format is None or len(self.format.parts) == 1:
-            return self.scan.name
-        return f"{self.scan.name} [{self.format.parts[self.part]}]"
-
-    def column(self, values: Array) -> Column:
-        """The column, with a map chosen by these values."""
-        if self.format is None:
-            return self.scan.column(values)
-        name = self.scan.name
-        known = values[~np.isnan(values)]
-        wish = None if self.scan.wish == "auto" else self.scan.wish
-        whole = bool((known == np.round(known)).all())
-        column = inspect_numbers(name, values, "int64" if whole else "double", self.scan.role, wish, self.bounds)
-        return replace(column, name=self.name, source=name, part=self.part, format=self.format)
 
 
 @dataclass
@@ -240,12 +37,16 @@ class Survey:
     complete: bool  # whether ``numbers`` holds all usable rows
     features: list[Feature]  # for every column of ``numbers``
     relations: list[Relation]  # by which columns are restored from others, in order
-    set_aside: dict[str, str]  # columns that are left out, and why
+    set_aside: dict[str, SetAside]  # columns that are left out, and why
+    unread: dict[str, int]  # columns with cells that count as missing, as they are no numbers or times, and how many
+    name: str  # of the table
 
     def columns(self, train: Ids) -> list[Column]:
         """The columns, with maps chosen by the values of these rows; bounds and categories come from all rows."""
         chosen = self.numbers[np.isin(self.rows, train, assume_unique=True)]
-        columns = [feature.column(chosen[:, i]) for i, feature in enumerate(self.features)]
+        refusals = Refusals(self.name)
+        columns = _columns(zip(self.features, chosen.T, strict=True), refusals)
+        refusals.check()
         targets = {relation.target: relation for relation in self.relations}
         columns = [replace(c, relation=targets.get(c.name)) for c in columns]
         if not any(c.role == "feature" and c.kind != "constant" for c in columns):
@@ -260,84 +61,128 @@ def survey(
     missing: str = "model",
     maps: Mapping[str, Wish] | None = None,
     seed: int = 0,
-    known: Known | None = None,
+    bounds: Mapping[str, Bounds] | None = None,
 ) -> Survey:
-    """Read every value of a table; refuse what cannot be used, and leave out columns that identify rows.
+    """Read every value of a table, and leave out columns that identify rows or cannot be read.
 
-    ``known`` is what an earlier reading has found out.
+    Refused are tables without columns to model, wishes that their columns do not allow, and the loss of columns that a
+    user has named.
     """
-    known = Known() if known is None else known
-    maps = maps or {}
-    _check_arguments(table, context, drop, missing, maps)
+    maps, bounds = maps or {}, bounds or {}
+    _check_arguments(table, context, drop, missing, maps, bounds)
     left_out, side = set(drop), set(context)
     names = [name for name in table.columns if name not in left_out]
     roles: list[Role] = ["context" if name in side else "feature" for name in names]
-    scans = [ColumnScan(table, name, role, maps.get(name), known) for name, role in zip(names, roles, strict=True)]
-    sample = _Sample(len(names), seed)
-    total = 0
-    for batch in table.batches(names):
-        if len(batch):
-            pieces = [scan.add(table.cells(batch, scan.name), total) for scan in scans]
-            sample.add(np.stack(pieces, axis=1), total)
-            total += len(batch)
-    recognized = {scan.name: scan.recognize() for scan in scans if scan.reader is None}
-    readers = {name: reader for name, reader in recognized.items() if reader is not None}
-    late = [scan.name for scan in scans if scan.categories and scan.began_as_numbers]
-    if late or readers:  # read again, as texts from the start or by their format
-        known = Known(known.texts.union(late).difference(readers), {**known.readers, **readers})
-        return survey(table, context, drop, missing, maps, seed, known)
-    for scan in scans:
-        scan.refuse_mixed()
-        scan.finish(total)
+    known: Known | None = Known()
+    while known is not None:  # twice if texts must be read by a format, or as numbers with exceptions
+        scans = [
+            ColumnScan(table, name, role, maps.get(name), bounds.get(name, UNBOUNDED), known)
+            for name, role in zip(names, roles, strict=True)
+        ]
+        sample, total = _read(table, scans, seed)
+        known = known.extended({scan.name: reading for scan in scans if (reading := scan.reread()) is not None})
     if total == 0:
         raise DataError(f"{table.name} has no rows")
-    kept = np.array([not scan.set_aside for scan in scans])
-    aside = {scan.name: scan.set_aside for scan in scans if scan.set_aside}
-    scans = [scan for scan in scans if not scan.set_aside]
-    if not any(scan.role == "feature" for scan in scans):
-        reasons = "; ".join(f"{name!r}: {reason}" for name, reason in aside.items())
-        raise DataError(f"{table.name} has no column to model ({reasons}): keep one with --map COLUMN=auto")
+    for scan in scans:
+        scan.finish(total)
+    refusals = _loss(table.name, scans)
+    kept = np.array([scan.set_aside is None for scan in scans])
+    aside = {scan.name: scan.set_aside for scan in scans if scan.set_aside is not None}
+    scans = [scan for scan in scans if scan.set_aside is None]
     numbers, rows, usable, complete = sample.result(kept, missing)
     _check_rows(table.name, scans, len(usable), missing)
     for i, scan in enumerate(scans):
         if scan.categories:
             scan.sort_categories(numbers[:, i], complete)
     for i, codes in category_orders(numbers, [len(scan.categories) for scan in scans]).items():
-        names = list(scans[i].categories)
-        scans[i].renumber(numbers[:, i], [names[code] for code in codes])
-    parts = [scan.formats(numbers[:, i]) for i, scan in enumerate(scans)]
-    features = [
-        Feature(scan, form, k, _bounds(values))
-        for scan, own in zip(scans, parts, strict=True)
-        for k, (form, values) in enumerate(own)
-    ]
-    numbers = np.stack([values for own in parts for _, values in own], axis=1)
-    own = [i for i, f in enumerate(features) if f.scan.role == "feature" and f.scan.wish is None]
+        categories = list(scans[i].categories)
+        scans[i].renumber(numbers[:, i], [categories[code] for code in codes])
+    found = [part for i, scan in enumerate(scans) for part in scan.features(numbers[:, i])]
+    if refusals.problems:
+        _columns(found, refusals)
+        refusals.check()
+    features, numbers = [feature for feature, _ in found], np.stack([values for _, values in found], axis=1)
+    own = [i for i, f in enumerate(features) if f.scan.role == "feature" and f.scan.wish in (None, "auto")]
     relations = find_relations(
         numbers[:, own], [features[i].name for i in own], [features[i].name for i in own if features[i].scan.categories]
     )
-    return Survey(numbers, rows, total, usable, complete, features, relations, aside)
+    unread = {scan.name: scan.unread.total() for scan in scans if scan.unread}
+    return Survey(numbers, rows, total, usable, complete, features, relations, aside, unread, table.name)
 
 
-def _bounds(values: Array) -> tuple[float, float]:
-    known = values[~np.isnan(values)]
-    return (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+def _read(table: Table, scans: list[ColumnScan], seed: int) -> tuple[_Sample, int]:
+    """Let every scan see its column; the rows, or a sample of them, and their number."""
+    sample, total = _Sample(len(scans), seed), 0
+    for batch in table.batches([scan.name for scan in scans]):
+        if len(batch):
+            pieces = [scan.add(table.cells(batch, scan.name), total) for scan in scans]
+            sample.add(np.stack(pieces, axis=1), total)
+            total += len(batch)
+    return sample, total
 
 
-def _check_arguments(table: Table, context: list[str], drop: list[str], missing: str, maps: Mapping[str, Wish]) -> None:
+def _check_arguments(
+    table: Table,
+    context: list[str],
+    drop: list[str],
+    missing: str,
+    maps: Mapping[str, Wish],
+    bounds: Mapping[str, Bounds],
+) -> None:
     if missing not in ("model", "drop", "refuse"):
         raise DataError(f"missing must be 'model', 'drop' or 'refuse'; got {missing!r}")
     present = set(table.columns)
-    for name in [*context, *drop, *maps]:
+    refusals = Refusals(table.name)
+    for name in dict.fromkeys([*context, *drop, *maps, *bounds]):
         if name not in present:
-            raise DataError(f"{table.name} has no column {name!r}; it has {quoted_list(table.columns)}")
-    for name, wish in maps.items():
+            refusals.add(f"there is no column {name!r}{_hint(name, table.columns)}")
+    wishes: dict[str, Any] = dict(maps)
+    for name, wish in wishes.items():
         if isinstance(wish, str) and wish not in MAP_NAMES:
-            raise DataError(f"column {name!r} cannot be mapped by {wish!r}: choose {', '.join(MAP_NAMES)}")
-        if not isinstance(wish, (str, ColumnMap)) and not (isinstance(wish, type) and issubclass(wish, ColumnMap)):
-            raise DataError(f"column {name!r} cannot be mapped by {wish!r}: pass a name, or a ColumnMap or its class")
+            refusals.add(f"column {name!r} cannot be mapped by {wish!r}: choose {', '.join(MAP_NAMES)}")
+        elif not isinstance(wish, (str, ColumnMap)) and not (isinstance(wish, type) and issubclass(wish, ColumnMap)):
+            refusals.add(f"column {name!r} cannot be mapped by {wish!r}: pass a name, or a ColumnMap or its class")
+    for name, limits in bounds.items():
+        low, high = (np.nan if limit is None else limit for limit in limits)
+        if low >= high:
+            refusals.add(f"the bounds of column {name!r} must increase; got {low:g} and {high:g}")
+    refusals.check("mistakes")
     if not present.difference(drop, context):
         raise DataError(f"{table.name} has no columns left to model")
+
+
+def _hint(name: str, columns: list[str]) -> str:
+    """The columns of a table that a wrong name may mean."""
+    close = get_close_matches(name, columns, 1) or [c for c in columns if c.strip().lower() == name.strip().lower()]
+    return f": did you mean {close[0]!r}?" if close else f"; there are {quoted_list(columns)}"
+
+
+def _columns(features: Iterable[tuple[Feature, Array]], refusals: Refusals) -> list[Column]:
+    """The columns with maps chosen by these values; problems are added to the refusals."""
+    columns = []
+    for feature, values in features:
+        try:
+            columns.append(feature.column(values))
+        except DataError as error:
+            refusals.add(str(error), keep=None if feature.scan.is_automatic else (feature.scan.name, "auto"))
+    return columns
+
+
+def _loss(table: str, scans: list[ColumnScan]) -> Refusals:
+    """The problems that columns are set aside which the user has named; raised at once if no others are left."""
+    none_left = not any(scan.role == "feature" and scan.set_aside is None for scan in scans)
+    refusals = Refusals(table)
+    for scan in scans:
+        if scan.set_aside is not None and (none_left or scan.role == "context" or scan.wish is not None):
+            reason, keep = scan.set_aside
+            problem = f"column {scan.name!r} cannot be used: {reason}"
+            if keep and keep != scan.wish:
+                refusals.add(problem, keep=(scan.name, keep))
+            else:
+                refusals.add(problem, drop=None if none_left else scan.name)
+    if none_left:
+        refusals.check("columns cannot be used, and there are no others to model")
+    return refusals
 
 
 def _check_rows(name: str, scans: list[ColumnScan], usable: int, missing: str) -> None:

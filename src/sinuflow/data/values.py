@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from ..checks import LARGEST_INTEGER
 from ..errors import DataError
-from .column_format import unreadable
-from .columns import Column, drop_option, quoted_list
+from .column_format import ColumnFormat, unreadable
+from .columns import Column, quoted_list
 from .numbers import Array, parse_number
 
+#: How :attr:`Column.unread` names infinities.
+INFINITE = "inf"
 #: Strings that are integers, and not real numbers such as 1e20.
 _INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
 
@@ -41,22 +44,16 @@ def to_numbers(array: Any) -> tuple[Array, np.ndarray[Any, np.dtype[np.bool_]]]:
         return np.array(numbers, dtype=np.float64), np.array(bad)
 
 
-def refuse_unusable(array: Any, numbers: Array, column: str, first_row: int, table: str) -> None:
-    """Refuse infinities, and integers that float64 would round: identifiers, of which rounding merges different ones.
+def first_large_integer(array: Any, numbers: Array) -> tuple[int, int] | None:
+    """The first integer that float64 would round, which merges different identifiers, and its place in the array.
 
-    ``numbers`` are the values of the Arrow array as float64; its first row is row ``first_row`` of the table, from 0.
+    ``numbers`` are the values of the Arrow array as float64.
     """
     rows = np.flatnonzero(np.abs(numbers) >= LARGEST_INTEGER)
     for row, value in zip(rows, _integers(array.take(rows)) if len(rows) else [], strict=True):
         if value is not None and abs(value) > LARGEST_INTEGER:
-            raise DataError(
-                f"{table}, row {first_row + int(row) + 1}: column {column!r} holds the integer {value}, which float64 "
-                f"would round, as it is beyond 2**53: leave the column out of the model with {drop_option(column)} if "
-                "it is an identifier, or convert it to floating point if it is a quantity"
-            )
-    if np.isinf(numbers).any():
-        at = int(np.isinf(numbers).argmax())
-        raise DataError(f"{table}, row {first_row + at + 1}: column {column!r} holds an infinity")
+            return int(row), value
+    return None
 
 
 def _integers(array: Any) -> list[int | None]:
@@ -88,18 +85,47 @@ def recode(places: Array, codes: list[float]) -> Array:
 
 
 def numbers_of(column: Column, array: Any, first_row: int, table: str) -> Array:
-    """Cells of a known column as numbers or codes, NaN where they are missing; others than it can hold are refused."""
+    """Cells of a known column as numbers or codes: NaN if missing, infinite if the column cannot have such a value.
+
+    Cells of another kind are refused.
+    """
+    if column.kind == "category":
+        return _codes_of(column, array, first_row, table)
+    array = _without_unread(column, array)
     if column.format is not None:
-        numbers = column.format.read(array)[:, column.part]
-        at = unreadable(array, numbers)
+        numbers, at = _formatted_numbers(column.format, array)
+        numbers = numbers[:, column.part]
         if at is not None:
             raise DataError(
                 f"{table}, row {first_row + at + 1}: column {column.table_column!r} holds {array[at].as_py()!r}, which "
                 "is not in the format of the training table"
             )
-        return numbers
-    if column.kind == "category":
-        return _codes_of(column, array, first_row, table)
+    else:
+        numbers = _plain_numbers(column, array, first_row, table)
+    low, high = column.bounds
+    outside = np.zeros(len(numbers), dtype=bool)
+    outside |= False if low is None else numbers < low
+    outside |= False if high is None else numbers > high
+    return np.where(outside, np.inf, numbers)
+
+
+def _formatted_numbers(column_format: ColumnFormat, array: Any) -> tuple[Array, int | None]:
+    """The numbers (n, parts) of cells, and the first cell that has none although it is not missing."""
+    from pyarrow import ArrowException
+
+    try:
+        numbers = column_format.read(array)
+        return numbers, unreadable(array, numbers[:, 0])
+    except ArrowException:  # another type, which does not become a time
+        for at in range(len(array)):
+            with suppress(ArrowException):
+                column_format.read(array.slice(at, 1))
+                continue
+            return np.full((len(array), len(column_format.parts)), np.nan), at
+        raise
+
+
+def _plain_numbers(column: Column, array: Any, first_row: int, table: str) -> Array:
     if kind_of(str(array.type)) not in ("text", "number"):
         raise DataError(f"column {column.name!r} of {table} must hold numbers; it holds {array.type}")
     numbers, bad = to_numbers(array)
@@ -107,8 +133,30 @@ def numbers_of(column: Column, array: Any, first_row: int, table: str) -> Array:
         at = int(bad.argmax())
         place, value = f"{table}, row {first_row + at + 1}", array[at].as_py()
         raise DataError(f"{place}: column {column.name!r} must be a number; it holds {value!r}")
-    refuse_unusable(array, numbers, column.name, first_row, table)
-    return numbers
+    large = first_large_integer(array, numbers)
+    if large is not None:
+        row, value = large
+        raise DataError(
+            f"{table}, row {first_row + row + 1}: column {column.name!r} holds the integer {value}, which float64 "
+            "would round, as it is beyond 2**53: convert the column to floating point"
+        )
+    infinite = np.isinf(numbers)
+    if infinite.any() and INFINITE not in column.unread:
+        raise DataError(
+            f"{table}, row {first_row + int(infinite.argmax()) + 1}: column {column.name!r} holds an infinity"
+        )
+    return np.where(infinite, np.nan, numbers)
+
+
+def _without_unread(column: Column, array: Any) -> Any:
+    """The cells, null where their text counts as missing."""
+    import pyarrow
+    from pyarrow import compute
+
+    if not column.unread or kind_of(str(array.type)) != "text":
+        return array
+    unread = compute.is_in(array, value_set=pyarrow.array(column.unread, array.type))
+    return compute.if_else(unread, pyarrow.scalar(None, array.type), array)
 
 
 def _codes_of(column: Column, array: Any, first_row: int, table: str) -> Array:
@@ -159,7 +207,9 @@ def to_arrow(column: Column, numbers: Array) -> Any:
         return pyarrow.array([column.categories[0]] * len(numbers))
     if "int" in column.type:
         return pyarrow.array(np.round(np.where(missing, 0.0, numbers)).astype(np.int64), mask=missing)
-    if column.rounded:
+    if column.rounding is not None:
+        numbers = np.where(np.isin(numbers, column.atoms), numbers, column.rounding.apply(numbers))
+    elif column.rounded:
         numbers = np.round(numbers, column.digits)  # 0.1 + 0.2 is not 0.3
     return pyarrow.array(
         numbers.astype(np.float32 if column.type in ("float", "halffloat") else np.float64), mask=missing

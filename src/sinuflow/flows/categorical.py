@@ -19,7 +19,9 @@ from ..registry import Component, register
 
 @register
 class CategoricalMADE(Component, nn.Module):
-    r"""The density :math:`p(k \mid \text{context}) = \prod_i \operatorname{softmax}(c_i(k_{<i}, \text{context}))_{k_i}`.
+    r"""A density of discrete variables: a softmax for each, given those before it.
+
+    .. math:: p(k \mid \text{context}) = \prod_i \operatorname{softmax}\big(c_i(k_{<i}, \text{context})\big)_{k_i}
 
     c is the masked autoregressive network of Germain et al. (2015) on one-hot inputs, which enter it feature-major. The
     head starts at zero, so that all values of a variable are equally likely.
@@ -71,7 +73,7 @@ class CategoricalMADE(Component, nn.Module):
         return hot.scatter_(0, (codes + self.offsets).mT, 1.0)
 
     def log_probs(self, codes: Tensor, context: Tensor | None = None) -> Tensor:
-        """The terms :math:`\\log p(k_i | k_{<i}, context)`, (B, variables), of codes (B, variables)."""
+        """The terms log p(kᵢ | k₁, …, kᵢ₋₁, context), (B, variables), of codes (B, variables)."""
         network, hot = self._network(), self.one_hot(codes)
         logits = masked_network(
             network, network.first_input(hot, None if context is None else context.mT), self._masks()
@@ -88,13 +90,26 @@ class CategoricalMADE(Component, nn.Module):
         return self.log_probs(codes, context).sum(-1)
 
     @torch.no_grad()
-    def sample(self, count: int, context: Tensor | None, generator: torch.Generator | None = None) -> Tensor:
-        """Draw codes (count, variables), given a context (count, context) if there is one."""
+    def sample(
+        self,
+        count: int,
+        context: Tensor | None,
+        generator: torch.Generator | None = None,
+        excluded: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Draw codes (count, variables), given a context (count, context) if there is one.
+
+        ``excluded`` is a code of each variable that is not drawn, or -1: each variable is then drawn given those before
+        it and that it is another one.
+        """
         like = self.head.weight.new_empty((0, count))
         codes = []
         context = None if context is None else context.mT
-        for logits, inputs in incremental_groups(self._network(), like, context):
-            probabilities = logits.double().softmax(0).cumsum(0)
+        for i, (logits, inputs) in enumerate(incremental_groups(self._network(), like, context)):
+            logits = logits.double()
+            if excluded is not None and excluded[i] >= 0:
+                logits[excluded[i]] = -torch.inf
+            probabilities = logits.softmax(0).cumsum(0)
             u = torch.rand(count, generator=generator, dtype=torch.float64, device=like.device)
             drawn = (u * probabilities[-1] >= probabilities[:-1]).sum(0)
             codes.append(drawn)

@@ -78,9 +78,7 @@ class MixedFlow(Flow):
         hot = self.categories.one_hot(codes).mT
         return hot if context is None else torch.cat([context, hot], dim=1)
 
-    def given_codes(
-        self, codes: Tensor, context: Tensor | None, validate_args: bool | None = None
-    ) -> FlowDistribution:
+    def given_codes(self, codes: Tensor, context: Tensor | None, validate_args: bool | None = None) -> FlowDistribution:
         """The density of the continuous features for each row of codes."""
         inner = self.inner_context(codes, context)
         return FlowDistribution(self.bijection, self.base, inner, validate_args=validate_args)

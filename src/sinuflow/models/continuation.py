@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ..bijections.columns import make_column_map
 from ..data import Survey, Table
-from ..data.columns import MAP_NAMES
+from ..data.columns import MAP_NAMES, Bounds
 from ..data.inspect import Wish
 from ..data.split import Split
 from ..errors import ArgumentError, DataError
@@ -36,10 +36,12 @@ class Choices:
     maps: Mapping[str, Wish]
     test: bool
     seed: int
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)
 
     def stored(self) -> dict[str, Any]:
         """The choices as JSON; a user's own maps are in the columns."""
-        return vars(self) | {"maps": {name: wish for name, wish in self.maps.items() if isinstance(wish, str)}}
+        maps = {name: wish for name, wish in self.maps.items() if isinstance(wish, str)}
+        return vars(self) | {"maps": maps, "bounds": {name: list(limits) for name, limits in self.bounds.items()}}
 
     @staticmethod
     def of(model: TableModel) -> Choices:

@@ -56,9 +56,7 @@ class FittedModel(ABC):
 
     @classmethod
     @abstractmethod
-    def parse(
-        cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: Flow
-    ) -> tuple[Any, ...]:
+    def parse(cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: Flow) -> tuple[Any, ...]:
         """The constructor's arguments after the flow, from a stored configuration that fits the schema.
 
         A ValueError says why they do not fit each other, or the flow.

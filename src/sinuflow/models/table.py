@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,18 +13,19 @@ from torch import Tensor
 from ..checks import LONGEST_NAME, anything, choice, fields, flag, integer, items, number, one_of, optional, text
 from ..data import Column, Preprocessor, open_table
 from ..data.columns import MAP_NAMES, quoted_list
-from ..data.sources import seeded
 from ..data.split import Split
 from ..data.tables import Rows, read_rows
 from ..data.values import code_of, table_arrays
-from ..errors import DataError, InversionError
+from ..errors import DataError
 from ..flows.distribution import FlowDistribution
 from ..flows.flow import Flow
-from ..flows.inversion import CERTIFICATES, Certify, Drawn, inverse_with_fallback
+from ..flows.inversion import CERTIFICATES, Certify, Drawn
 from ..flows.mixed import MixedFlow
 from ..flows.sinusoidal import SinusoidalFlow
-from .calibration import ENOUGH, percentile
+from .calibration import percentile
+from .draws import Draws
 from .fitted import FittedModel, model_schema
+from .summary import notices
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -45,7 +45,8 @@ _CHOICES = fields(
         "maps": fields({}, others=one_of(*MAP_NAMES)),
         "test": flag,
         "seed": integer(0, 2**63),
-    }
+    },
+    {"bounds": fields({}, others=items(optional(number()), length=2))},
 )
 _SCHEMA = model_schema(
     {"preprocessing": fields({"columns": items(_OBJECT, least=1)}, {"levels": flag})},  # checked by Column
@@ -60,6 +61,8 @@ _SCHEMA = model_schema(
         "estimator": _ESTIMATOR,
         "calibration_rows": integer(1),
         "set_aside": fields({}, others=text()),
+        "keep": fields({}, others=text(100)),
+        "unread": fields({}, others=integer(1)),
         "choices": _CHOICES,
         "continued": items(integer()),
     },
@@ -125,24 +128,7 @@ class TableModel(FittedModel):
 
     def notices_for(self, command: str) -> list[str]:
         """The notices, one of which may be to train longer by continuing this command."""
-        notices = [
-            f"column {name!r} is set aside: {reason}; to model it, fit with --map {shlex.quote(f'{name}=auto')}"
-            for name, reason in self.facts.get("set_aside", {}).items()
-        ]
-        rows = self.facts.get("calibration_rows", ENOUGH)
-        if rows < ENOUGH:
-            notices.append(
-                f"anomaly percentiles come from {rows} rows, and are steps of {100 / (rows + 1):.1f}: too few to tell "
-                "percentile 99 from 98"
-            )
-        if "more_steps" in self.facts:
-            notices.append(
-                "the validation NLL was still improving: train longer with "
-                f"{command} --continue --steps {self.facts['more_steps']}"
-            )
-        if self.facts["best_step"] <= max(self.facts.get("continued", []), default=-1):
-            notices.append("continued training did not lower the validation NLL: the weights are those before it")
-        return notices
+        return notices(self, command)
 
     @property
     def models_missing(self) -> bool:
@@ -212,9 +198,18 @@ class TableModel(FittedModel):
         return np.where(np.isnan(log_density), np.nan, 100 * (1 - shares))
 
     def sample(
-        self, count: int, given: Mapping[str, Any] | None = None, seed: int | None = None, certify: Certify = "layers"
+        self,
+        count: int,
+        given: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        certify: Certify = "layers",
+        complete: bool = False,
     ) -> Any:
         """Draw rows, as an Arrow table with the columns of the training table.
+
+        Values are missing as often as in the training table or, with ``complete``, never: each value is then drawn
+        given those before it and that it is not missing. Rows whose restored columns would have values that these
+        columns cannot have, such as a share above 1, are drawn again.
 
         Guarantee: that of :meth:`FlowDistribution.sample <sinuflow.flows.distribution.FlowDistribution.sample>`, before
         integers, categories and repeated values are rounded. Where float32 is not enough, float64 is used.
@@ -224,57 +219,40 @@ class TableModel(FittedModel):
             given: the values of the context columns.
             seed: the same seed gives the same rows.
             certify: ``"layers"``, or ``"end-to-end"`` at the cost of one forward pass.
+            complete: whether no value is missing.
         """
         import pyarrow
 
-        batches = [drawn.values for drawn in self.draw_batches(count, given, seed, certify)]
+        batches = [drawn.values for drawn in self.draw_batches(count, given, seed, certify, complete)]
         if not batches:  # the types are those of a row
             context = {c.name: c.categories[0] if c.categories else c.low for c in self.preprocessor.context_columns}
             return self.sample(1, context, 0).slice(0, 0)
         return pyarrow.Table.from_batches(batches)
 
     def draw_batches(
-        self, count: int, given: Mapping[str, Any] | None, seed: int | None, certify: Certify = "layers"
+        self,
+        count: int,
+        given: Mapping[str, Any] | None,
+        seed: int | None,
+        certify: Certify = "layers",
+        complete: bool = False,
     ) -> Iterator[Drawn]:
         """The record batches of :meth:`sample`, each with its largest end-to-end residual if that is certified."""
         import pyarrow
 
         choice("certify", certify, CERTIFICATES)
-        given, like = given or {}, self._like
-        context = self._context(given)
-        fixed = {c.name: 0.0 for c in self.preprocessor.columns if c.kind == "constant"}
-        fixed |= {c.name: _context_number(c, given[c.name]) for c in self.preprocessor.context_columns}
-        generator = torch.Generator(like.device)
-        generator.seed() if seed is None else generator.manual_seed(seed)
-        on_cpu = seeded(generator.initial_seed())
+        context = self._context(given or {})
+        draws = Draws(self, self._fixed(given or {}), context, seed, certify, complete)
         for start in range(0, count, _ROWS):
-            size = min(_ROWS, count - start)
-            codes, inner = self._draw_codes(size, context, generator)
-            noise = torch.randn(
-                (size, self.flow.bijection.features), generator=generator, dtype=like.dtype, device=like.device
-            )
-            y, residual = inverse_with_fallback(self.flow.bijection, noise, inner, certify)
-            x = self.preprocessor.inverse(torch.cat([codes.to(y), y], dim=1).cpu(), on_cpu).numpy()
-            if np.isinf(x).any() or not (self.models_missing or np.isfinite(x).all()):
-                raise InversionError(
-                    f"{int((~np.isfinite(x)).any(1).sum())} of {size} draws overflow float64 in the units of their "
-                    "columns: the flow is not trained well enough to be sampled"
-                )
-            values = {name: np.full(size, number) for name, number in fixed.items()}
-            values |= {c.name: x[:, i] for i, c in enumerate(self.preprocessor.features)}
-            self.preprocessor.restore(values)
+            values, residual = draws.possible_rows(min(_ROWS, count - start))
             arrays = table_arrays(self.preprocessor.columns, values)
             yield Drawn(pyarrow.record_batch(arrays, names=self.columns), residual)
 
-    def _draw_codes(
-        self, count: int, context: Tensor | None, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor | None]:
-        """The codes of the leveled features, and the context of the others."""
-        if not isinstance(self.flow, MixedFlow):
-            return self._like.new_empty((count, 0)), context
-        context = None if context is None else context.expand(count, -1)
-        codes = self.flow.categories.sample(count, context, generator)
-        return codes, self.flow.inner_context(codes, context)
+    def _fixed(self, given: Mapping[str, Any]) -> dict[str, float]:
+        """The numbers of constant and context columns."""
+        fixed = {c.name: 0.0 for c in self.preprocessor.columns if c.kind == "constant"}
+        columns = [c for c in self.preprocessor.context_columns if c.name in given]
+        return fixed | {c.name: _context_number(c, given[c.name]) for c in columns}
 
     def _context(self, given: Mapping[str, Any]) -> Tensor | None:
         """The flow's context for values of the context columns, in one row."""

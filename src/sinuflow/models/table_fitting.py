@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..data import Preprocessor, Survey, Table, open_table, survey
 from ..data.arrow_rows import ArrowRows
+from ..data.columns import Bounds
 from ..data.inspect import Wish
 from ..data.sources import CONTENT_ROWS, MemoryRows, RowSource, content_hash, fingerprint, seeded
 from ..data.split import Ids, Split, folds, split_rows
@@ -52,6 +53,7 @@ def fit_table(
     drop: list[str] | None = None,
     missing: str = "model",
     maps: Mapping[str, Wish] | None = None,
+    bounds: Mapping[str, Bounds] | None = None,
     conditioning: str = "full",
     steps: int | None = None,
     minutes: float | None = None,
@@ -75,9 +77,12 @@ def fit_table(
         missing: ``"model"`` missing values as values of their own, ``"drop"`` rows that have some, or ``"refuse"``
             such a table.
         maps: a map for a column, instead of the one that its values suggest: ``"linear"``, ``"log"``,
-            ``"logit"``, ``"category"``, ``"auto"`` to keep a column that looks like row numbers or identifiers, or a
+            ``"logit"``, ``"category"``, ``"auto"`` to keep a column that looks like row numbers or identifiers,
+            ``"day-first"``, ``"month-first"``, ``"decimal-point"`` or ``"decimal-comma"`` for ambiguous texts, or a
             registered :class:`~sinuflow.bijections.columns.ColumnMap` of your own, as an instance or as a class with a
             ``fit``.
+        bounds: the least and the largest value that a column may have, such as ``(0, None)``: samples respect them, and
+            other values score as values that the column cannot have.
         conditioning: the kind of flow, ``"full"`` or ``"shift"``.
         steps: the most training steps; by default they depend on the number of rows, or with ``minutes`` on the time.
         minutes: the most minutes of training, including those before an interruption. For tables under 2,000 rows, that
@@ -97,10 +102,11 @@ def fit_table(
     """
     run = Run(steps, minutes, seed, device, checkpoint, checkpoint_minutes, resume, progress, architecture, training)
     if start is not None:
-        given = {"context": context, "drop": drop, "missing": missing != "model", "maps": maps, "seed": seed != 0}
+        given: dict[str, object] = {"context": context, "drop": drop, "maps": maps, "bounds": bounds, "seed": seed}
+        given["missing"] = missing != "model"
         given |= {"conditioning": conditioning != "full", "test": not test, "architecture": architecture}
         return _continued(run, data, starting_model(start, given))
-    choices = Choices(list(context or []), list(drop or []), missing, maps or {}, test, seed)
+    choices = Choices(list(context or []), list(drop or []), missing, maps or {}, test, seed, bounds or {})
     table, surveyed, split = _read(data, choices)
     rows = _Rows(table, surveyed, split, seed)
     preprocessor = rows.preprocessor
@@ -113,7 +119,9 @@ def fit_table(
     model.facts |= {
         "calibration_rows": len(scores),
         "table": Path(table.name).name,
-        "set_aside": surveyed.set_aside,
+        "set_aside": {name: reason for name, (reason, _) in surveyed.set_aside.items()},
+        "keep": {name: keep for name, (_, keep) in surveyed.set_aside.items() if keep},
+        "unread": surveyed.unread,
         "choices": choices.stored(),
         "rows": surveyed.total,
         "content": rows.content,
@@ -152,7 +160,8 @@ def _continued(run: Run, data: Any, start: TableModel) -> TableModel:
 def _read(data: Any, choices: Choices) -> tuple[Table, Survey, Split]:
     """The table, what its columns hold, and the split of its rows."""
     table = open_table(data)
-    surveyed = survey(table, choices.context, choices.drop, choices.missing, choices.maps, choices.seed)
+    asked = (choices.context, choices.drop, choices.missing, choices.maps, choices.seed, choices.bounds)
+    surveyed = survey(table, *asked)
     return table, surveyed, split_rows(surveyed.usable, surveyed.total, choices.seed, choices.test)
 
 
@@ -192,9 +201,8 @@ def _build(run: Run, recipe: Recipe, preprocessor: Preprocessor) -> SinusoidalFl
     flow = run.build(SinusoidalFlow, recipe, len(preprocessor.placed), side + sum(sizes))
     if not sizes:
         return flow
-    options = {"hidden": flow.config["hidden"], "dropout": flow.config["dropout"], **(recipe.categories or {})}
     with run.seeded():
-        return MixedFlow(CategoricalMADE(sizes, context=side, **options), flow)
+        return MixedFlow(CategoricalMADE(sizes, context=side, **(recipe.categories or {})), flow)
 
 
 def _some(ids: Ids, most: int, seed: int) -> Ids:

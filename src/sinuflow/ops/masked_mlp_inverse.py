@@ -35,9 +35,7 @@ def incremental(network: MaskedNetwork, like: Tensor, context: Tensor | None) ->
         inputs[0] = squash(step.solution[0], network.squash)
 
 
-def incremental_groups(
-    network: MaskedNetwork, like: Tensor, context: Tensor | None
-) -> Iterator[tuple[Tensor, Tensor]]:
+def incremental_groups(network: MaskedNetwork, like: Tensor, context: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
     """The outputs for one feature after the other, (P, B), and the rows of inputs to be written before the next one.
 
     ``like`` is any tensor whose last dimension is B. The outputs are valid until the next feature.

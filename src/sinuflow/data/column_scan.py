@@ -1,0 +1,315 @@
+"""What one column of a table holds, found out piece by piece."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..checks import LARGEST_INTEGER
+from ..errors import DataError
+from . import values as cells
+from .arrow_times import ArrowTime, is_time
+from .column_format import ColumnFormat
+from .columns import READINGS, UNBOUNDED, Bounds, Column, Role
+from .inspect import Wish, inspect_codes, inspect_numbers
+from .numbers import Array, parse_number
+from .tables import Table
+from .text_formats import DurationFormat, FormatError, NumberFormat, TimeFormat, recognize
+from .time_parts import choose_parts, split
+
+#: The share of cells that are numbers (or times) from which the column is one of numbers, with some exceptions; the
+#: most different exceptions; and the most different numbers beside which the exceptions are categories instead.
+_MOSTLY, _MOST_UNREAD, _FEW_NUMBERS = 0.5, 20, 10
+#: Texts are identifiers or free text if there are more different ones than this, or, from a few on, if more than this
+#: share of the rows have one of their own.
+_MOST_CATEGORIES, _SOME_CATEGORIES, _MOSTLY_DIFFERENT = 5_000, 30, 0.5
+#: The most different texts from which a format is recognized.
+_MOST_TEXTS = 200_000
+#: The fewest rows in which 1, 2, 3, ... are row numbers, and the share of numbers that may be absent.
+_COUNTED, _GAPS = 30, 0.2
+#: A column with fewer values than this is set aside if most are missing.
+_FEWEST = 10
+
+Reader = NumberFormat | TimeFormat | DurationFormat | ArrowTime
+
+
+@dataclass(frozen=True)
+class Known:
+    """What an earlier reading of a table has found out."""
+
+    texts: frozenset[str] = frozenset()  # columns of categories, although their first values are numbers
+    numbers: frozenset[str] = frozenset()  # columns of numbers, although some texts are not
+    readers: dict[str, Reader] = field(default_factory=dict)  # the formats of columns
+
+    def extended(self, found: dict[str, Reader | str]) -> Known | None:
+        """With how to read further columns: by a format, as "texts" or as "numbers"; None if there are none."""
+        if not found:
+            return None
+        texts, numbers = ({name for name, how in found.items() if how == kind} for kind in ("texts", "numbers"))
+        readers = {name: how for name, how in found.items() if not isinstance(how, str)}
+        return Known(self.texts | texts, self.numbers | numbers, {**self.readers, **readers})
+
+
+class SetAside(NamedTuple):
+    """Why a column is left out of the model, and the map that keeps it, if there is one."""
+
+    reason: str
+    keep: str = ""
+
+
+class ColumnScan:
+    """The type, range and categories of one column, read piece by piece."""
+
+    def __init__(self, table: Table, name: str, role: Role, wish: Wish | None, bounds: Bounds, known: Known) -> None:
+        self.name, self.role, self.wish, self.bounds = name, role, wish, bounds
+        self.type = str(table.dataset.schema.field(name).type)
+        kind = cells.kind_of(self.type)
+        self.kind = "category" if wish == "category" or name in known.texts else kind
+        self.reader = known.readers.get(name)
+        self._reread_as_numbers = name in known.numbers
+        self._arrow_time: ArrowTime | None = None
+        self.missing = 0
+        self.low, self.high, self.whole = np.inf, -np.inf, True
+        self.categories: dict[Any, int] = {}
+        self.set_aside: SetAside | None = None
+        #: Cells that are no numbers (or times) in a column of such, by their text: they count as missing.
+        self.unread: Counter[str] = Counter()
+        self._last, self._counts = -np.inf, True
+        self._began_as_numbers = False
+        self._frequencies: Counter[Any] = Counter()  # of the categories
+        self._numeric = 0  # cells before the first category
+        self._distinct: set[float] = set()  # some of them
+        self._is_time = wish != "category" and is_time(table.dataset.schema.field(name).type)
+        if kind is None and not self._is_time:
+            nothing = self.type == "null"
+            what = "no values" if nothing else f"{self.type}, which is neither number nor text"
+            self.set_aside = SetAside(f"holds {what}")
+
+    def add(self, array: Any, first_row: int) -> Array:
+        """The piece as numbers, or as codes once a string is not a number."""
+        numbers = np.full(len(array), np.nan) if self.set_aside else self._numbers(array, first_row)
+        self.missing += int(np.isnan(numbers).sum())
+        if len(numbers) and not np.isnan(numbers).all():
+            self.low, self.high = min(self.low, np.nanmin(numbers)), max(self.high, np.nanmax(numbers))
+            self.whole = self.whole and bool((np.isnan(numbers) | (numbers == np.round(numbers))).all())
+            if self._counts:
+                steps = np.diff(numbers, prepend=self._last)
+                self._counts, self._last = (
+                    bool((steps >= 1).all() and (numbers == np.round(numbers)).all()),
+                    numbers[-1],
+                )
+        return numbers
+
+    def _numbers(self, array: Any, first_row: int) -> Array:
+        if self.reader is not None:
+            numbers = self.reader.parse(array)
+            self._count_unread(array, np.isnan(numbers) & ~np.asarray(array.is_null()))
+            return numbers
+        if self._is_time:
+            piece = ArrowTime.of(array)
+            self._arrow_time = piece if self._arrow_time is None else self._arrow_time.merged(piece)
+            return np.where(array.is_null(), np.nan, 0.0)
+        if self.kind == "category" or self.categories:
+            return self._codes(array)
+        numbers, bad = cells.to_numbers(array)
+        if bad.any() and not self._reread_as_numbers:
+            return self._codes(array)
+        self._count_unread(array, bad)
+        known = numbers[~np.isnan(numbers)]
+        self._numeric += len(known)
+        self._began_as_numbers = True
+        if len(self._distinct) <= _FEW_NUMBERS:
+            self._distinct.update(np.unique(known)[: _FEW_NUMBERS + 1].tolist())
+        large = cells.first_large_integer(array, numbers)
+        if large is not None:
+            row, value = large
+            self.set_aside = SetAside(
+                f"holds the integer {value} in row {first_row + row + 1}, which float64 would round: an identifier, or "
+                "a quantity to convert to floating point",
+                "category",
+            )
+            return np.full(len(array), np.nan)
+        infinite = np.isinf(numbers)
+        if infinite.any():
+            self.unread[cells.INFINITE] += int(infinite.sum())
+            numbers = np.where(infinite, np.nan, numbers)
+        return numbers
+
+    def _count_unread(self, array: Any, bad: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+        if bad.any():
+            self.unread.update(str(array[at].as_py()) for at in np.flatnonzero(bad).tolist())
+            if len(self.unread) > _MOST_UNREAD:
+                self.set_aside = SetAside(f"holds texts such as {next(iter(self.unread))!r} among numbers or times")
+
+    def _codes(self, array: Any) -> Array:
+        values, codes = cells.distinct_values(array)
+        counts = np.bincount(codes[~np.isnan(codes)].astype(np.int64), minlength=len(values))
+        self._frequencies.update({value: int(n) for value, n in zip(values, counts, strict=True) if value is not None})
+        known = [np.nan if v is None else self.categories.setdefault(v, len(self.categories)) for v in values]
+        if len(self.categories) > _MOST_TEXTS:
+            self.set_aside = SetAside(f"identifiers or free text, more than {_MOST_TEXTS:,} different ones")
+        return cells.recode(codes, known)
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether the kind of the column is chosen by its values."""
+        return self.wish is None or (isinstance(self.wish, str) and self.wish in ("auto", *READINGS))
+
+    def reread(self) -> Reader | str | None:
+        """How to read the column again, after the last piece: by a format, as "texts" or "numbers", or not at all."""
+        if self.reader is not None or self._arrow_time is not None:
+            return self._arrow_time if self.reader is None else None
+        if self.kind != "text" or not self.categories:
+            return None
+        texts = [value for value in self.categories if isinstance(value, str)]
+        try:
+            reader = self._recognize(texts, READINGS.get(self.wish, {}) if isinstance(self.wish, str) else {})
+        except FormatError as error:
+            self.set_aside = SetAside(str(error), self._settled_by(texts))
+            return None
+        if reader is not None:
+            return reader
+        if self._are_numbers(texts):
+            return "numbers"
+        return "texts" if self._began_as_numbers else None
+
+    def _recognize(self, texts: list[str], hints: dict[str, Any]) -> Reader | None:
+        """The format of all these texts, or of all but a few without digits, such as "unknown"."""
+        reader = recognize(texts, **hints)
+        with_digits = [text for text in texts if any(c.isdigit() for c in text)]
+        if reader is None and 0 < len(texts) - len(with_digits) <= _MOST_UNREAD and self._share(with_digits) >= _MOSTLY:
+            reader = recognize(with_digits, **hints)
+        return reader
+
+    def _settled_by(self, texts: list[str]) -> str:
+        """The first name of a map that settles an ambiguous format."""
+        for name, hints in READINGS.items():
+            with suppress(FormatError):
+                if self._recognize(texts, hints) is not None:
+                    return name
+        return ""
+
+    def _are_numbers(self, texts: list[str]) -> bool:
+        """Whether these texts are numbers but for a few exceptions, which do not look like further categories."""
+        numbers = {text: number for text in texts if (number := parse_number(text)) is not None}
+        exceptions = len(texts) - len(numbers)
+        few = self.is_automatic and len(self._distinct.union(numbers.values())) <= _FEW_NUMBERS
+        return exceptions <= _MOST_UNREAD and not few and self._share(numbers) >= _MOSTLY
+
+    def _share(self, texts: Iterable[str]) -> float:
+        """The share of cells with these texts, or with numbers before the first text."""
+        total = self._numeric + sum(self._frequencies.values())
+        return (self._numeric + sum(self._frequencies[text] for text in texts)) / total
+
+    def finish(self, total: int) -> None:
+        """After the last reading: leave the column out if it identifies rows, or holds hardly anything."""
+        known, kinds = total - self.missing, len(self.categories)
+        if self.set_aside or self.wish is not None:
+            return
+        if not known:
+            self.set_aside = SetAside("holds no values")
+        elif known < _FEWEST and known < self.missing:
+            self.set_aside = SetAside(f"holds only {known} value{'s'[: known - 1]} in {total:,} rows", "auto")
+        elif kinds > _MOST_CATEGORIES or (kinds > _SOME_CATEGORIES and kinds > _MOSTLY_DIFFERENT * known):
+            self.set_aside = SetAside(f"identifiers or free text, {kinds:,} different ones in {known:,} rows", "auto")
+        elif (
+            not self.categories
+            and self._counts
+            and known >= _COUNTED
+            and self.low in (0, 1)
+            and self.high - self.low + 1 <= known * (1 + _GAPS)
+        ):
+            self.set_aside = SetAside("row numbers", "auto")
+
+    def sort_categories(self, values: Array, complete: bool) -> None:
+        """Renumber the categories in a stable order, without those that occur only in rows that are left out."""
+        present = set(np.unique(values[~np.isnan(values)])) if complete else set(self.categories.values())
+        order = sorted((value for value, code in self.categories.items() if code in present), key=str)
+        self.renumber(values, order)
+
+    def renumber(self, values: Array, order: list[Any]) -> None:
+        """Give the categories the codes 0, 1, ... in this order."""
+        codes = np.full(len(self.categories), np.nan)
+        codes[[self.categories[value] for value in order]] = np.arange(len(order))
+        values[:] = cells.recode(values, codes.tolist())
+        self.categories = {value: i for i, value in enumerate(order)}
+
+    def features(self, values: Array) -> list[tuple[Feature, Array]]:
+        """The features of the column, and their values."""
+        if self.reader is None or isinstance(self.reader, NumberFormat):
+            ends = (float(self.low), float(self.high))
+            return [(Feature(self, None if self.reader is None else ColumnFormat(self.reader), 0, ends), values)]
+        parts = ("time",) if self.role == "context" else choose_parts(values, self.reader.axis)
+        chosen = ColumnFormat(self.reader, parts)
+        found = split(values, parts, self.reader.axis).T
+        return [(Feature(self, chosen, k, _ends(part)), part) for k, part in enumerate(found)]
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A column of a table, or a part of it that is a feature of its own."""
+
+    scan: ColumnScan
+    format: ColumnFormat | None
+    part: int
+    ends: tuple[float, float]  # the least and the largest value in the table
+
+    @property
+    def name(self) -> str:
+        """The name of the column, and of the part if there are several."""
+        if self.format is None or len(self.format.parts) == 1:
+            return self.scan.name
+        return f"{self.scan.name} [{self.format.parts[self.part]}]"
+
+    def column(self, values: Array) -> Column:
+        """The column, with a map chosen by these values; a :class:`DataError` if it cannot have the wished one."""
+        scan = self.scan
+        self._check_bounds()
+        if scan.categories:
+            if scan.wish not in (None, "auto", "category"):
+                raise DataError(f"column {scan.name!r} holds categories, and cannot take the map {_shown(scan.wish)}")
+            return inspect_codes(scan.name, values, tuple(scan.categories), scan.type, scan.role)
+        if self.format is None and isinstance(scan.wish, str) and scan.wish in READINGS:
+            raise DataError(f"column {scan.name!r} holds plain numbers, and cannot be read by {scan.wish!r}")
+        known = values[~np.isnan(values)]
+        whole = bool((known == np.round(known)).all()) if self.is_time else scan.whole
+        text = self.format is not None or scan.kind == "text"
+        whole = whole and max(map(abs, self.ends)) < LARGEST_INTEGER
+        kind = ("int64" if whole else "double") if text else scan.type
+        wish = None if scan.is_automatic else scan.wish
+        column = inspect_numbers(scan.name, values, kind, scan.role, wish, self.ends)
+        column = replace(column, bounds=scan.bounds, unread=tuple(sorted(scan.unread)))
+        if self.format is None:
+            return column
+        return replace(column, name=self.name, source=scan.name, part=self.part, format=self.format)
+
+    @property
+    def is_time(self) -> bool:
+        """Whether the feature is a time or a part of it."""
+        return self.format is not None and not isinstance(self.format.reader, NumberFormat)
+
+    def _check_bounds(self) -> None:
+        """Refuse bounds of a column without numbers, and values outside of them."""
+        scan = self.scan
+        if scan.bounds == UNBOUNDED:
+            return
+        if scan.categories or self.is_time or scan.role == "context":
+            what = "is a context column" if scan.role == "context" else "does not hold numbers"
+            raise DataError(f"column {scan.name!r} {what}, and cannot have bounds")
+        for bound, value, beyond in zip(scan.bounds, (scan.low, scan.high), ("below", "above"), strict=True):
+            if bound is not None and (value < bound if beyond == "below" else value > bound):
+                raise DataError(f"column {scan.name!r} holds {value:g}, which is {beyond} its bound {bound:g}")
+
+
+def _ends(values: Array) -> tuple[float, float]:
+    known = values[~np.isnan(values)]
+    return (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+
+
+def _shown(wish: Any) -> str:
+    return repr(wish) if isinstance(wish, str) else str(wish)

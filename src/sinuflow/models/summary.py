@@ -1,0 +1,100 @@
+"""What a user should know about a fitted table: the rows and columns that it uses, and why not others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..checks import shortened
+from ..data.refusals import options
+from .calibration import ENOUGH
+
+if TYPE_CHECKING:
+    from .table import TableModel
+
+#: The most columns that are described one by one.
+_MOST = 10
+#: The most columns whose options are written out.
+_FEW = 5
+
+
+def usage(model: TableModel) -> str:
+    """The numbers of rows and columns that are used and not used, on one line."""
+    facts, preprocessor = model.facts, model.preprocessor
+    rows = f"{facts['used_rows']:,} rows"
+    if facts["used_rows"] < facts["rows"]:
+        rows = f"{facts['used_rows']:,} of {facts['rows']:,} rows (the others have missing values)"
+    counts = {
+        "as context": len(preprocessor.context_columns),
+        "restored": len({c.table_column for c in preprocessor.restored}),
+        "constant": sum(c.kind == "constant" for c in preprocessor.columns),
+        "set aside": len(facts.get("set_aside", {})),
+    }
+    modelled = len({c.table_column for c in preprocessor.features})
+    return ", ".join([rows, f"{modelled} columns modelled", *(f"{n} {what}" for what, n in counts.items() if n)])
+
+
+def restored_and_constant(model: TableModel) -> list[str]:
+    """The columns that samples restore, with the relations and values."""
+    relations = [c.relation.describe() for c in model.preprocessor.restored if c.relation is not None]
+    constants = [f"{c.name} = {shortened(c.categories[0])}" for c in model.preprocessor.columns if c.kind == "constant"]
+    lines = {"restored from other columns": relations, "constant": constants}
+    return [f"{what}: {'; '.join(_first(parts))}" for what, parts in lines.items() if parts]
+
+
+def notices(model: TableModel, command: str) -> list[str]:
+    """What is not as a user may expect: columns that are set aside, cells that are not read, rough percentiles.
+
+    If training was too short, ``command`` is continued.
+    """
+    facts = model.facts
+    return [*_set_aside(facts), *_unread(model), *_percentiles(facts), *_training(facts, command)]
+
+
+def _set_aside(facts: dict[str, Any]) -> list[str]:
+    reasons: dict[str, str] = facts.get("set_aside", {})
+    keep: dict[str, str] = facts.get("keep", dict.fromkeys(reasons, "auto"))
+    lines = [f"column {name!r} is set aside: {reason}" for name, reason in list(reasons.items())[:_MOST]]
+    if len(reasons) > _MOST:
+        lines.append(f"further columns are set aside: {', '.join(_first(list(map(repr, reasons))[_MOST:]))}")
+    if len(keep) > _FEW and set(keep.values()) == {"auto"}:
+        keep = {"COLUMN": "auto"}
+    if keep:
+        lines.append(f"to model {'it' if len(reasons) == 1 else 'them'}, fit with {options([], keep)}")
+    return lines
+
+
+def _unread(model: TableModel) -> list[str]:
+    counts: dict[str, int] = model.facts.get("unread", {})
+    texts = {c.table_column: c.unread for c in model.preprocessor.columns}
+    lines = []
+    for name, count in counts.items():
+        cells = "1 cell counts" if count == 1 else f"{count:,} cells count"
+        shown = ", ".join(_first([shortened(text) for text in texts.get(name, ())], 3))
+        lines.append(f"column {name!r}: {cells} as missing, for want of a number or time: {shown}")
+    return _first(lines)
+
+
+def _percentiles(facts: dict[str, Any]) -> list[str]:
+    rows = facts.get("calibration_rows", ENOUGH)
+    if rows >= ENOUGH:
+        return []
+    return [
+        f"anomaly percentiles come from {rows} rows, and are steps of {100 / (rows + 1):.1f}: too few to tell "
+        "percentile 99 from 98"
+    ]
+
+
+def _training(facts: dict[str, Any], command: str) -> list[str]:
+    lines = []
+    if "more_steps" in facts:
+        lines.append(
+            "the validation NLL was still improving: train longer with "
+            f"{command} --continue --steps {facts['more_steps']}"
+        )
+    if facts["best_step"] <= max(facts.get("continued", []), default=-1):
+        lines.append("continued training did not lower the validation NLL: the weights are those before it")
+    return lines
+
+
+def _first(parts: list[str], most: int = _MOST) -> list[str]:
+    return parts[:most] + ([f"and {len(parts) - most:,} more"] if len(parts) > most else [])
