@@ -180,7 +180,7 @@ def _calibration_scores(run: Run, model: TableModel, recipe: Recipe, rows: _Rows
     """The log-density of held-out rows or, of a small table, of every usable row by cross-fitting."""
     if rows.few:
         return _cross_fitted_scores(run, rows.table, rows.survey, recipe, steps)
-    return model.score_numbers(*rows.in_memory(_some(rows.split.held_out, _VALIDATION, run.seed)))
+    return rows.scores(model, _some(rows.split.held_out, _VALIDATION, run.seed))
 
 
 def _cross_fitted_scores(run: Run, table: Table, surveyed: Survey, recipe: Recipe, steps: list[int]) -> Tensor:
@@ -191,7 +191,7 @@ def _cross_fitted_scores(run: Run, table: Table, surveyed: Survey, recipe: Recip
         flow = _build(run, recipe, rows.preprocessor)
         run.refit(flow, recipe, rows.source(split.train), steps, 1 / (1 + _FOLDS))
         model = TableModel(flow, rows.preprocessor, split, torch.zeros(0), [], {})
-        parts.append(model.score_numbers(*rows.in_memory(split.validation)))
+        parts.append(rows.scores(model, split.validation))
     return torch.cat(parts)
 
 
@@ -242,6 +242,12 @@ class _Rows:
         rows = torch.from_numpy(self.survey.numbers[chosen][:, self._order])
         size = len(self.preprocessor.features)
         return rows[:, :size], rows[:, size:] if len(self._order) > size else None
+
+    def scores(self, model: TableModel, ids: Ids) -> Tensor:
+        """The log-density of those of these rows that the survey holds, with that of restored columns."""
+        chosen = np.isin(self.survey.rows, ids, assume_unique=True)
+        numbers = {c.name: self.survey.numbers[chosen, i] for i, c in enumerate(self.preprocessor.columns)}
+        return model.score_numbers(*self.in_memory(ids)) + torch.from_numpy(self.preprocessor.log_relations(numbers))
 
     def source(self, ids: Ids) -> RowSource:
         """These rows, for training or validation."""
