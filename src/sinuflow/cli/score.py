@@ -71,7 +71,8 @@ def scored(model: TableModel, table: Table, missing: Missing) -> Iterator[Any]:
         score = model.score_rows(rows)
         score[~scored] = np.nan
         batch = rows.batch
-        for name, values in zip(_ADDED, (score, model.anomaly_percentile(score)), strict=True):
+        percentile = model.percentile_of(score - model.common_terms(rows))
+        for name, values in zip(_ADDED, (score, percentile), strict=True):
             batch = batch.append_column(name, pyarrow.array(values, mask=np.isnan(values)))
         yield batch
 
