@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from sinuflow import DataError
 from sinuflow.data import Column, Preprocessor
+from sinuflow.data.formulas import Formula, Term
 from sinuflow.data.inspect import inspect_codes, inspect_numbers
+from sinuflow.data.lookups import Lookup
 from sinuflow.data.sources import MemoryRows, seeded
 from sinuflow.data.values import to_arrow
 
@@ -249,6 +251,78 @@ def test_context_is_standardised_or_one_hot():
     assert preprocessor.context_width == 4
     context = preprocessor.context(torch.tensor([[5.0, 2.0]], dtype=torch.float64))
     assert context.tolist() == [[2.0, 0.0, 0.0, 1.0]]
+
+
+def test_missing_context_has_a_flag():
+    columns = [
+        Column("x", "number", "double"),
+        Column("a", "number", "double", "context", centre=1.0, scale=2.0, rows=50, missing=0.2),
+        Column("b", "category", "string", "context", step=1.0, high=1.0, categories=("u", "v"), rows=50, missing=0.1,
+               atoms=(0.0, 1.0), masses=(0.4, 0.5), discrete=True),
+        Column("c", "number", "double", "context", rows=50),
+    ]  # fmt: skip
+    preprocessor = Preprocessor(columns)
+    assert preprocessor.context_width == 5
+    rows = torch.tensor([[5.0, 1.0, 0.3], [math.nan, math.nan, 0.0], [3.0, math.inf, -0.2]], dtype=torch.float64)
+    assert preprocessor.context(rows).tolist() == [
+        [2.0, 0.0, 0.0, 1.0, 0.3],
+        [0.0, 1.0, 0.0, 0.0, 0.0],  # a missing category is none of them
+        [1.0, 0.0, 0.0, 0.0, -0.2],  # and so is one that was never seen
+    ]
+
+
+# ---------------------------------------------------------------- restored columns
+
+TOTAL = Formula("total", (Term(1.0, ("a",)), Term(1.0, ("b",))))
+LABEL = Lookup("label", ("total",), (False,), ((0.0, 3.0, 5.0),), (1.0, 0.0, 1.0))
+
+
+def with_restored():
+    """Numbers a and b, their sum, and a label of the sum: each is restored after what it comes from."""
+    number = Column("a", "number", "double", low=0.0, high=9.0, rows=98)
+    label = inspect_codes("label", np.arange(98.0) % 2, ("odd", "even"), "string", "feature")
+    return Preprocessor([
+        replace(label, relation=LABEL), replace(number, name="total", relation=TOTAL, high=20.0), number,
+        replace(number, name="b"),
+    ])  # fmt: skip
+
+
+def test_columns_are_restored_in_the_order_of_their_relations():
+    preprocessor = with_restored()
+    assert [c.name for c in preprocessor.features] == ["a", "b"]
+    assert [c.name for c in preprocessor.restored] == ["total", "label"]
+    numbers = {"a": np.array([1.0, 2.0, 0.0, 4.0]), "b": np.array([2.0, 3.0, 0.0, 4.0])}
+    preprocessor.restore(numbers)
+    assert numbers["total"].tolist() == [3.0, 5.0, 0.0, 8.0]
+    # 8 never occurred: without missing values, its label is the most frequent one.
+    frequent = preprocessor.columns[0].masses.index(max(preprocessor.columns[0].masses))
+    assert numbers["label"].tolist() == [0.0, 1.0, 1.0, frequent]
+
+
+def test_rows_that_contradict_a_relation_are_surprising():
+    numbers = {
+        "a": np.array([1.0, 1.0, 1.0, 4.0]), "b": np.array([2.0, 2.0, 2.0, 4.0]),
+        "total": np.array([3.0, 4.0, 3.0, 8.0]), "label": np.array([0.0, 1.0, 1.0, 0.0]),
+    }  # fmt: skip
+    usual, rare = math.log1p(-1 / 100), -math.log(100)
+    expected = [
+        2 * usual,
+        rare
+        - math.log(20)
+        + usual,  # the total, spread over its range; a label of an unknown total contradicts nothing
+        usual + rare,  # the label
+        2 * usual,
+    ]
+    np.testing.assert_allclose(with_restored().log_relations(numbers), expected)
+    plain = Preprocessor([Column("a", "number", "double", rows=98)])
+    assert plain.log_relations({"a": np.zeros(3)}).tolist() == [0.0] * 3
+
+
+def test_relations_in_a_circle_are_refused():
+    a = Column("a", "number", "double", rows=98, relation=Formula("a", (Term(1.0, ("b",)),)))
+    b = Column("b", "number", "double", rows=98, relation=Formula("b", (Term(1.0, ("a",)),)))
+    with pytest.raises(ValueError, match="restored from each other"):
+        Preprocessor([a, b, Column("x", "number", "double", rows=98)])
 
 
 def test_it_survives_json():
