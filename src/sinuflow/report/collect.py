@@ -126,7 +126,7 @@ def _sample(model: TableModel, context: Tensor | None, count: int) -> Tensor:
     generator = torch.Generator(next(model.flow.parameters()).device).manual_seed(0)
     if context is not None:
         context = context[torch.randint(len(context), (count,), generator=seeded(0))]
-    shape = (count,) if context is None or isinstance(model.flow, MixedFlow) else ()
+    shape = (count,) if context is None else ()
     return model.preprocessor.inverse(model.flow(context).sample(shape, generator=generator).cpu())
 
 
