@@ -22,7 +22,7 @@ def usage(model: TableModel) -> str:
     facts, preprocessor = model.facts, model.preprocessor
     rows = f"{facts['used_rows']:,} rows"
     if facts["used_rows"] < facts["rows"]:
-        rows = f"{facts['used_rows']:,} of {facts['rows']:,} rows (the others have missing values)"
+        rows = f"{facts['used_rows']:,} of {facts['rows']:,} rows (the others have missing values, which --missing model would use)"
     counts = {
         "as context": len(preprocessor.context_columns),
         "restored": len({c.table_column for c in preprocessor.restored}),
