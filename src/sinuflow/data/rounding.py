@@ -72,7 +72,7 @@ class Rounding:
             return exact
         with np.errstate(over="ignore"):
             single = values.astype(np.float32)
-        if bool((np.abs(single - values) <= 2e-15 * np.abs(values)).all()):
+        if bool((np.abs(single - values) <= 5e-15 * np.abs(values)).all()):
             return replace(cls.of(np.array([float(str(value)) for value in single])), single=True)
         found = cls.of(np.array([float(f"{value:.{_COMPUTED}g}") for value in values]))
         return cls() if found.digits is not None and found.digits >= _COMPUTED - 1 else found

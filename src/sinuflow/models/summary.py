@@ -22,7 +22,8 @@ def usage(model: TableModel) -> str:
     facts, preprocessor = model.facts, model.preprocessor
     rows = f"{facts['used_rows']:,} rows"
     if facts["used_rows"] < facts["rows"]:
-        rows = f"{facts['used_rows']:,} of {facts['rows']:,} rows (the others have missing values, which --missing model would use)"
+        why = "the others have missing values, and --missing model would use them"
+        rows = f"{facts['used_rows']:,} of {facts['rows']:,} rows ({why})"
     counts = {
         "as context": len(preprocessor.context_columns),
         "restored": len({c.table_column for c in preprocessor.restored}),
