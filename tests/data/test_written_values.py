@@ -27,14 +27,28 @@ DRAWN = np.array([48.123456789, -0.00001, 12345.6789012])
         ([float(f"{v:.6g}") for v in np.exp(VALUES / 5 - 10)], [48.1235, -0.00001, 12345.7]),
         (VALUES.round(2) + 1e-15 * VALUES, [48.12, 0.0, 12345.68]),
         ([*VALUES.round(2)[1:], 1.23456], [48.1235, -0.00001, 12345.7]),
+        ([float(f"{v:.15g}") for v in VALUES], [48.123456789, -0.00001, 12345.6789012]),
         (VALUES, DRAWN.tolist()),
     ],
-    ids=["decimals", "float32", "large and small", "computed", "more decimals", "all digits"],
+    ids=["decimals", "float32", "large and small", "computed", "more decimals", "15 digits", "all digits"],
 )
 def test_drawn_numbers_have_the_digits_of_the_column(values, expected):
     column = inspect_numbers("x", np.asarray(values), "double")
     assert to_arrow(column, DRAWN).to_pylist() == expected
     assert Column.from_dict(column.as_dict()) == column
+
+
+def test_numbers_of_15_digits_are_drawn_with_15_digits():
+    column = inspect_numbers("x", np.array([float(f"{v:.15g}") for v in VALUES]), "double")
+    drawn = to_arrow(column, RANDOM.normal(50, 10, 300) / 3).to_pylist()
+    assert max(len(str(value).replace(".", "").strip("-0")) for value in drawn) == 15
+
+
+def test_a_few_values_without_a_grid_come_back_exactly():
+    months = 2000 + RANDOM.integers(0, 187, 8000) / 12
+    column = inspect_numbers("date", months, "double")
+    assert column.discrete
+    assert column.atoms == tuple(np.unique(months))
 
 
 def test_atoms_and_restored_values_keep_all_digits():

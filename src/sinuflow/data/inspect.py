@@ -116,10 +116,16 @@ def _with_grid(column: Column, values: Array) -> Column:
             if units.max() < LARGEST_INTEGER:
                 step = float(np.gcd.reduce(units[units > 0].astype(np.int64))) / 10.0**digits
                 return replace(column, step=step, cell=step, origin=column.low, rounded=True, digits=digits)
-    if len(distinct) > 1 and repeated >= _REPEATED:
+    if len(distinct) > 1 and repeated >= _REPEATED and not _are_atoms(values):
         gap = float(np.median(np.diff(distinct)))
         return replace(column, step=gap, cell=gap, origin=float(distinct[0]))
     return column
+
+
+def _are_atoms(values: Array) -> bool:
+    """Whether most of the values are repeated so often that they are atoms if they are on no grid."""
+    counts = np.unique(values, return_counts=True)[1]
+    return bool(counts[counts >= max(3, 0.002 * len(values))].sum() > len(values) / 2)
 
 
 def _rounding(column: Column, values: Array) -> Rounding | None:
