@@ -76,9 +76,9 @@ class Rounding:
             single = values.astype(np.float32)
         if bool((np.abs(single - values) <= 5e-15 * np.abs(values)).all()):
             return replace(cls.of(np.array([float(str(value)) for value in single])), single=True)
-        found = cls.of(_to_digits(values, _COMPUTED))
-        if found.decimals is None or found.digits is None or found.digits < _COMPUTED - 1:
-            return found
+        written = _to_digits(values, _COMPUTED)
+        if np.array_equal(written, _to_digits(values, _COMPUTED - 1)):
+            return cls.of(written)
         return cls(decimals=_LONGEST, digits=15) if np.array_equal(_to_digits(values, 15), values) else cls()
 
     def apply(self, values: Array) -> Array:
