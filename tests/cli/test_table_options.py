@@ -30,7 +30,7 @@ def test_a_fit_says_what_it_uses_and_why_not_the_rest(folder):
         "constant: unit = 'cm'",
         "column 'the name' is set aside: identifiers or free text, 300 different ones in 300 rows",
         "to model it, fit with --map 'the name=auto' (Python: maps={'the name': 'auto'})",
-        "column 'age': 30 cells count as missing, for want of a number or time: 'unknown'",
+        "column 'age': 30 cells count as missing, being neither numbers nor times: 'unknown'",
     ]
     out = succeeds("info", "m.safetensors", cwd=folder)
     assert "column 'the name' is set aside" in out

@@ -71,7 +71,7 @@ def _unread(model: TableModel) -> list[str]:
     for name, count in counts.items():
         cells = "1 cell counts" if count == 1 else f"{count:,} cells count"
         shown = ", ".join(_first([shortened(text) for text in texts.get(name, ())], 3))
-        lines.append(f"column {name!r}: {cells} as missing, for want of a number or time: {shown}")
+        lines.append(f"column {name!r}: {cells} as missing, being neither numbers nor times: {shown}")
     return _first(lines)
 
 
