@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import sinuflow
 from sinuflow import TableModel, fit_table
 from sinuflow.data.split import folds
+from sinuflow.flows.mixed import MixedFlow
 from sinuflow.models import table_fitting
 
 QUICK = {"steps": 5, "architecture": {"hidden": (8,), "blocks": 1}, "progress": False, "device": "cpu"}
@@ -112,6 +113,30 @@ def test_every_row_is_scored_once_by_a_model_that_has_not_seen_it(monkeypatch):
     scored.clear()
     dropped = fit_table(frame, missing="drop", **QUICK)
     np.testing.assert_array_equal(dropped.quantiles, np.sort(frame["x"][frame["y"].notna()]))
+
+
+def test_a_fold_may_have_atoms_that_the_table_has_not_and_the_other_way_round():
+    def flows_of(values):
+        kinds: list[bool] = []
+        with pytest.MonkeyPatch.context() as patch:
+            build = table_fitting._build
+
+            def watched(*arguments):
+                kinds.append(isinstance(built := build(*arguments), MixedFlow))
+                return built
+
+            patch.setattr(table_fitting, "_build", watched)
+            fit_table(pd.DataFrame({"x": values}), **QUICK)
+        return kinds
+
+    found = set()
+    for seed in range(12):
+        values = np.random.default_rng(seed).normal(size=ROWS)
+        values[: 3 + 2 * (seed % 2)] = 0.5  # three of them make an atom
+        kinds = flows_of(values)
+        assert len(kinds) == 5
+        found |= {(kinds[0], other) for other in kinds[1:]}
+    assert {(True, False), (False, True)} <= found
 
 
 def test_large_tables_are_calibrated_by_their_held_out_rows(monkeypatch):

@@ -17,7 +17,7 @@ from ..bijections.base import CERTIFIED
 from ..bijections.columns import ElementwiseDataBijection, Float64Module
 from ..bijections.whitening import Whitening
 from .cells import Cells, Located, draw_points, fixed_points, log_weight
-from .columns import MAP_NAMES, Column, columns_bijection
+from .columns import MAP_NAMES, UNBOUNDED, Column, columns_bijection
 from .levels import Leveled, Levels
 from .numbers import Array
 from .sources import Batch, seeded
@@ -209,6 +209,8 @@ class Preprocessor(Float64Module):
             values = c.relation.predict(numbers)
             if not c.missing:  # sources that never occurred together
                 values = np.where(np.isnan(values), c.atoms[int(np.argmax(c.masses))] if c.atoms else c.low, values)
+            if c.bounds != UNBOUNDED:
+                values = np.clip(values, c.floor, c.ceiling)
             numbers[c.name] = values
 
     def impossible(self, numbers: Mapping[str, Array], complete: bool) -> np.ndarray[Any, np.dtype[np.bool_]]:

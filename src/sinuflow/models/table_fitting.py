@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..data import Preprocessor, Survey, Table, open_table, survey
 from ..data.arrow_rows import ArrowRows
-from ..data.columns import Bounds
+from ..data.columns import Bounds, declared_bounds
 from ..data.common_measure import CommonMeasure
 from ..data.inspect import Wish
 from ..data.sources import CONTENT_ROWS, MemoryRows, RowSource, content_hash, fingerprint, seeded
@@ -107,7 +107,8 @@ def fit_table(
         given["missing"] = missing != "model"
         given |= {"conditioning": conditioning != "full", "test": not test, "architecture": architecture}
         return _continued(run, data, starting_model(start, given))
-    choices = Choices(list(context or []), list(drop or []), missing, maps or {}, test, seed, bounds or {})
+    limits = {name: declared_bounds(name, pair) for name, pair in (bounds or {}).items()}
+    choices = Choices(list(context or []), list(drop or []), missing, maps or {}, test, seed, limits)
     table, surveyed, split = _read(data, choices)
     rows = _Rows(table, surveyed, split, seed)
     preprocessor = rows.preprocessor
