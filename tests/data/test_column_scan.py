@@ -49,6 +49,14 @@ def test_a_few_numbers_and_texts_are_categories():
     assert not found.unread
 
 
+@pytest.mark.parametrize(("number", "usual"), [(60, True), (2, False)])
+def test_texts_as_frequent_as_numbers_are_categories(number, usual):
+    races = [str(100 * i) for i in range(1, 16) for _ in range(20)] + ["Marathon"] * number
+    found = survey_of(table_of(races))
+    assert found.columns(found.rows)[0].kind == ("category" if usual else "number")
+    assert found.unread == ({} if usual else {"x": number})
+
+
 def test_many_texts_beside_numbers_are_identifiers():
     codes = [f"{i}" if i % 4 else f"{i}-B" for i in range(1000, 1200)]
     found = survey_of(table_of(codes))

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ..data.columns import Bounds
 from ..data.image_files import holds_pictures
 from ..errors import ArgumentError, DataError, StorageError
 from ..models.image import ImageModel
@@ -47,6 +48,10 @@ def command(
         typer.Option(
             "--map", metavar="COL=MAP", help="auto, linear, log, logit or category for a column; may be repeated."
         ),
+    ] = None,
+    bounds: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COL=LOW:HIGH", help="Values that a column can have, such as share=0:1 or price=0:."),
     ] = None,
     conditioning: Annotated[
         Literal["full", "affine", "shift"] | None,
@@ -92,7 +97,7 @@ def command(
         raise DataError(f"{data} is a folder with neither .parquet files nor PNG pictures")
     refused: dict[str, object]
     if images:
-        refused = {"--context": context, "--drop": drop, "--map": map_, "--report": report}
+        refused = {"--context": context, "--drop": drop, "--map": map_, "--bounds": bounds, "--report": report}
         refused |= {"--missing": missing != "model", "--conditioning full": conditioning == "full"}
         refused["--continue"] = continue_
     else:
@@ -103,7 +108,7 @@ def command(
         raise DataError(f"{option} is for {holds[0]}, and {data} holds {holds[1]}")
 
     chosen: dict[str, object] = {"--context": context, "--drop": drop, "--map": map_, "--missing": missing != "model"}
-    chosen |= {"--conditioning": conditioning, "--seed": seed}
+    chosen |= {"--bounds": bounds, "--conditioning": conditioning, "--seed": seed}
     for option in filter(chosen.get, chosen if continue_ else ()):
         raise ArgumentError(f"{option} is for a new model: leave it out, because --continue takes it from {output}")
 
@@ -117,6 +122,7 @@ def command(
         if continue_:
             return fit_table(source, start=output, **options)
         options |= {"context": context, "drop": drop, "missing": missing, "maps": _maps(map_ or []), "seed": seed}
+        options["bounds"] = _bounds(bounds or [])
         return fit_table(source, conditioning=conditioning or "full", **options)
 
     model = _resumable_run(output, resume, force, train)
@@ -177,6 +183,20 @@ def _maps(assignments: list[str]) -> dict[str, str]:
             raise DataError(f"--map takes COLUMN=MAP, such as --map income=log; got {assignment!r}")
         maps[name] = kind
     return maps
+
+
+def _bounds(assignments: list[str]) -> dict[str, Bounds]:
+    bounds: dict[str, Bounds] = {}
+    for assignment in assignments:
+        name, equals, limits = assignment.rpartition("=")
+        low, colon, high = limits.partition(":")
+        try:
+            bounds[name] = float(low) if low else None, float(high) if high else None
+        except ValueError:
+            colon = ""
+        if not (equals and colon and (low or high)):
+            raise DataError(f"--bounds takes COLUMN=LOW:HIGH, such as --bounds share=0:1; got {assignment!r}")
+    return bounds
 
 
 def _print_summary(model: Model, command: str) -> None:

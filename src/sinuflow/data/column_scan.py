@@ -123,8 +123,8 @@ class ColumnScan:
         known = numbers[~np.isnan(numbers)]
         self._numeric += len(known)
         self._began_as_numbers = True
-        if len(self._distinct) <= _FEW_NUMBERS:
-            self._distinct.update(np.unique(known)[: _FEW_NUMBERS + 1].tolist())
+        if len(self._distinct) <= _SOME_CATEGORIES:
+            self._distinct.update(np.unique(known)[: _SOME_CATEGORIES + 1].tolist())
         large = cells.first_large_integer(array, numbers)
         if large is not None:
             row, value = large
@@ -197,9 +197,13 @@ class ColumnScan:
     def _are_numbers(self, texts: list[str]) -> bool:
         """Whether these texts are numbers but for a few exceptions, which do not look like further categories."""
         numbers = {text: number for text in texts if (number := parse_number(text)) is not None}
-        exceptions = len(texts) - len(numbers)
-        few = self.is_automatic and len(self._distinct.union(numbers.values())) <= _FEW_NUMBERS
-        return exceptions <= _MOST_UNREAD and not few and self._share(numbers) >= _MOSTLY
+        exceptions, different = len(texts) - len(numbers), len(self._distinct.union(numbers.values()))
+        share = self._share(numbers)
+        if exceptions > _MOST_UNREAD or share < _MOSTLY:
+            return False
+        usual = (1 - share) / max(1, exceptions) >= share / different  # as frequent as a number
+        categories = different <= _FEW_NUMBERS or (usual and different + exceptions <= _SOME_CATEGORIES)
+        return not (categories and self.is_automatic)
 
     def _share(self, texts: Iterable[str]) -> float:
         """The share of cells with these texts, or with numbers before the first text."""

@@ -41,6 +41,7 @@ from ..checks import (
     optional,
     text,
 )
+from ..errors import DataError
 from .column_format import ColumnFormat
 from .relations import Relation, relation_from_dict
 from .rounding import Rounding, rounding_from_dict
@@ -171,6 +172,9 @@ class Column:
         if self.kind == "number" and self.atoms:
             words += [f"{len(self.atoms)} values" if self.discrete else f"{len(self.atoms)} atoms"]
         words += [f"{self.missing:.1%} missing"] if self.missing else []
+        low, high = self.bounds
+        words += [] if low is None else [f"at least {low:g}"]
+        words += [] if high is None else [f"at most {high:g}"]
         return words + ([f"{len(self.knots)} quantiles"] if self.knots else [])
 
     def as_dict(self) -> dict[str, Any]:
@@ -254,6 +258,16 @@ class Column:
         steps = (b - a for values in (self.knots, self.scores) for a, b in pairwise(values))
         if len(self.knots) != len(self.scores) or len(self.knots) == 1 or any(step < 1e-9 for step in steps):
             raise InvalidValueError(f"the knots of {place}", "increasing, with one score each", len(self.knots))
+
+
+def declared_bounds(column: str, limits: Any) -> Bounds:
+    """The bounds that a user declares for a column: two numbers, or None for no bound."""
+    try:
+        low, high = (None if limit is None else float(limit) for limit in limits)
+    except (TypeError, ValueError):
+        expected = "the least and the largest value, such as (0, 1) or (0, None)"
+        raise DataError(f"the bounds of column {column!r} must be {expected}; got {limits!r}") from None
+    return None if low == -math.inf else low, None if high == math.inf else high
 
 
 def quoted_list(names: Sequence[object], most: int = 20) -> str:

@@ -17,7 +17,7 @@ from ..bijections.base import CERTIFIED
 from ..bijections.columns import ElementwiseDataBijection, Float64Module
 from ..bijections.whitening import Whitening
 from .cells import Cells, Located, draw_points, fixed_points, log_weight
-from .columns import MAP_NAMES, Column, columns_bijection
+from .columns import MAP_NAMES, UNBOUNDED, Column, columns_bijection
 from .levels import Leveled, Levels
 from .numbers import Array
 from .sources import Batch, seeded
@@ -29,10 +29,11 @@ _ROWS = 65_536
 class Preprocessor(Float64Module):
     r"""From the feature columns of a table to the flow's input, and the encoding of context columns.
 
-    The columns' own maps (:mod:`sinuflow.data.columns`) lead to normal scores, on whose axis every value owns a point
-    or a cell (:mod:`sinuflow.data.cells`); then comes whitening, :math:`z \to L^{-1}(z - \mu)`. The flow, which starts
-    as the identity, then starts from a Gaussian copula. All buffers are float64; the result is rounded to the flow's
-    dtype only at the end.
+    Columns with atoms, categories or missing values have levels (:mod:`sinuflow.data.levels`), whose codes come first.
+    The continuous parts follow: the columns' own maps (:mod:`sinuflow.data.columns`) lead to normal scores, on whose
+    axis every value owns a point or a cell (:mod:`sinuflow.data.cells`); then comes whitening, :math:`z \to L^{-1}(z -
+    \mu)`. The flow, which starts as the identity, then starts from a Gaussian copula. All buffers are float64; the
+    result is rounded to the flow's dtype only at the end. Without ``levels``, all values own a part of an axis.
 
     Rows come as float64 tensors: ``x`` of shape (n, features), with codes for categories, and ``context`` of shape
     (n, context columns). ``columns`` are all columns of the table, also constant ones, which are in neither.
@@ -42,7 +43,7 @@ class Preprocessor(Float64Module):
     Example:
         >>> size = Column("size", "number", "double", map="log", arguments={"offset": 0.0}, centre=1.0, scale=2.0)
         >>> preprocessor = Preprocessor([size])
-        >>> preprocessor.locate(torch.tensor([[torch.e]], dtype=torch.float64)).start
+        >>> preprocessor.locate(torch.tensor([[torch.e]], dtype=torch.float64))[1].start
         tensor([[0.]], dtype=torch.float64)
         >>> round(preprocessor.inverse(torch.zeros(1, 1)).item(), 5)
         2.71828
@@ -116,7 +117,8 @@ class Preprocessor(Float64Module):
         """The levels of rows (n, features), and the cells of the placed features; points for models of format 1."""
         if self.levels is None:
             none = torch.zeros((len(x), 0), dtype=torch.long, device=x.device)
-            leveled = Leveled(none, x.new_zeros(len(x)), none.bool(), none.bool())
+            zero = x.new_zeros(len(x))
+            leveled = Leveled(none, zero, none.bool(), none.bool())
         else:
             leveled = self.levels.locate(x[:, self.leveled])
         values = x[:, self.placed].mT
@@ -207,6 +209,8 @@ class Preprocessor(Float64Module):
             values = c.relation.predict(numbers)
             if not c.missing:  # sources that never occurred together
                 values = np.where(np.isnan(values), c.atoms[int(np.argmax(c.masses))] if c.atoms else c.low, values)
+            if c.bounds != UNBOUNDED:
+                values = np.clip(values, c.floor, c.ceiling)
             numbers[c.name] = values
 
     def impossible(self, numbers: Mapping[str, Array], complete: bool) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -14,6 +14,8 @@ from .numbers import Array
 _MOST_DIGITS = 14
 #: The most values whose digits are written out, and the digits that sums of rounded numbers keep.
 _WRITTEN, _COMPUTED = 10_000, 13
+#: Decimals of values of which only the significant digits count.
+_LONGEST = 400
 
 
 @dataclass(frozen=True)
@@ -72,21 +74,25 @@ class Rounding:
             return exact
         with np.errstate(over="ignore"):
             single = values.astype(np.float32)
-        if bool((np.abs(single - values) <= 2e-15 * np.abs(values)).all()):
+        if bool((np.abs(single - values) <= 5e-15 * np.abs(values)).all()):
             return replace(cls.of(np.array([float(str(value)) for value in single])), single=True)
-        found = cls.of(np.array([float(f"{value:.{_COMPUTED}g}") for value in values]))
-        return cls() if found.digits is not None and found.digits >= _COMPUTED - 1 else found
+        written = _to_digits(values, _COMPUTED)
+        if np.array_equal(written, _to_digits(values, _COMPUTED - 1)):
+            return cls.of(written)
+        return cls(decimals=_LONGEST, digits=15) if np.array_equal(_to_digits(values, 15), values) else cls()
 
     def apply(self, values: Array) -> Array:
         """The values, rounded."""
         with np.errstate(over="ignore"):
-            rounded = self._to_digits(values)
+            rounded = self._decimal(values)
             rounded = rounded.astype(np.float32).astype(float) if self.single else rounded
         return np.where(np.isinf(rounded), values, rounded) + 0.0  # no minus zero
 
-    def _to_digits(self, values: Array) -> Array:
+    def _decimal(self, values: Array) -> Array:
         if self.decimals is None:
             return values
+        if self.decimals == _LONGEST:
+            return _to_digits(values, self.digits or 17)
         if self.digits is None:
             return self._round(values, self.decimals)
         rounded, decimals = values.copy(), self._decimals(values)
@@ -123,6 +129,11 @@ class Rounding:
             exponent = np.floor(np.log10(np.abs(values[known])))
             decimals[known] = np.minimum(decimals[known], self.digits - 1 - exponent)
         return decimals
+
+
+def _to_digits(values: Array, digits: int) -> Array:
+    """The values with so many significant digits, exactly as they are read from text."""
+    return np.array([float(f"{value:.{digits}g}") for value in values.tolist()])
 
 
 #: The schema of a stored rounding.

@@ -143,8 +143,8 @@ def _check_arguments(
         elif not isinstance(wish, (str, ColumnMap)) and not (isinstance(wish, type) and issubclass(wish, ColumnMap)):
             refusals.add(f"column {name!r} cannot be mapped by {wish!r}: pass a name, or a ColumnMap or its class")
     for name, limits in bounds.items():
-        low, high = (np.nan if limit is None else limit for limit in limits)
-        if low >= high:
+        low, high = (end if limit is None else limit for limit, end in zip(limits, (-np.inf, np.inf), strict=True))
+        if not low < high:
             refusals.add(f"the bounds of column {name!r} must increase; got {low:g} and {high:g}")
     refusals.check("mistakes")
     if not present.difference(drop, context):

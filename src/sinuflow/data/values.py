@@ -15,6 +15,8 @@ from .column_format import ColumnFormat, unreadable
 from .columns import Column, quoted_list
 from .numbers import Array, parse_number
 
+#: The integer types that samples can have.
+_INTEGERS = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 #: How :attr:`Column.unread` names infinities.
 INFINITE = "inf"
 #: Strings that are integers, and not real numbers such as 1e20.
@@ -206,8 +208,11 @@ def to_arrow(column: Column, numbers: Array) -> Any:
     if column.kind == "constant":
         return pyarrow.array([column.categories[0]] * len(numbers))
     if "int" in column.type:
-        return pyarrow.array(np.round(np.where(missing, 0.0, numbers)).astype(np.int64), mask=missing)
-    if column.rounding is not None:
+        own = np.dtype(column.type if column.type in _INTEGERS else "int64")
+        limits = np.iinfo(own)  # restored values may be beyond them
+        whole = np.clip(np.round(np.where(missing, 0.0, numbers)), limits.min, min(limits.max, 2.0**63 - 1024))
+        return pyarrow.array(whole.astype(own), mask=missing)
+    if column.rounding is not None and column.relation is None:
         numbers = np.where(np.isin(numbers, column.atoms), numbers, column.rounding.apply(numbers))
     elif column.rounded:
         numbers = np.round(numbers, column.digits)  # 0.1 + 0.2 is not 0.3

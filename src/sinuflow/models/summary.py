@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 #: The most columns that are described one by one.
 _MOST = 10
-#: The most columns whose options are written out.
-_FEW = 5
+#: The most columns whose options are written out, and the most characters of a relation.
+_FEW, _LONGEST = 5, 100
 
 
 def usage(model: TableModel) -> str:
@@ -22,7 +22,8 @@ def usage(model: TableModel) -> str:
     facts, preprocessor = model.facts, model.preprocessor
     rows = f"{facts['used_rows']:,} rows"
     if facts["used_rows"] < facts["rows"]:
-        rows = f"{facts['used_rows']:,} of {facts['rows']:,} rows (the others have missing values)"
+        why = "the others have missing values, and --missing model would use them"
+        rows = f"{facts['used_rows']:,} of {facts['rows']:,} rows ({why})"
     counts = {
         "as context": len(preprocessor.context_columns),
         "restored": len({c.table_column for c in preprocessor.restored}),
@@ -35,7 +36,7 @@ def usage(model: TableModel) -> str:
 
 def restored_and_constant(model: TableModel) -> list[str]:
     """The columns that samples restore, with the relations and values."""
-    relations = [c.relation.describe() for c in model.preprocessor.restored if c.relation is not None]
+    relations = [_cut(c.relation.describe()) for c in model.preprocessor.restored if c.relation is not None]
     constants = [f"{c.name} = {shortened(c.categories[0])}" for c in model.preprocessor.columns if c.kind == "constant"]
     lines = {"restored from other columns": relations, "constant": constants}
     return [f"{what}: {'; '.join(_first(parts))}" for what, parts in lines.items() if parts]
@@ -70,7 +71,7 @@ def _unread(model: TableModel) -> list[str]:
     for name, count in counts.items():
         cells = "1 cell counts" if count == 1 else f"{count:,} cells count"
         shown = ", ".join(_first([shortened(text) for text in texts.get(name, ())], 3))
-        lines.append(f"column {name!r}: {cells} as missing, for want of a number or time: {shown}")
+        lines.append(f"column {name!r}: {cells} as missing, being neither numbers nor times: {shown}")
     return _first(lines)
 
 
@@ -94,6 +95,10 @@ def _training(facts: dict[str, Any], command: str) -> list[str]:
     if facts["best_step"] <= max(facts.get("continued", []), default=-1):
         lines.append("continued training did not lower the validation NLL: the weights are those before it")
     return lines
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
 def _first(parts: list[str], most: int = _MOST) -> list[str]:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ..data import Preprocessor, Survey, Table, open_table, survey
 from ..data.arrow_rows import ArrowRows
-from ..data.columns import Bounds
+from ..data.columns import Bounds, declared_bounds
+from ..data.common_measure import CommonMeasure
 from ..data.inspect import Wish
 from ..data.sources import CONTENT_ROWS, MemoryRows, RowSource, content_hash, fingerprint, seeded
 from ..data.split import Ids, Split, folds, split_rows
@@ -106,7 +107,8 @@ def fit_table(
         given["missing"] = missing != "model"
         given |= {"conditioning": conditioning != "full", "test": not test, "architecture": architecture}
         return _continued(run, data, starting_model(start, given))
-    choices = Choices(list(context or []), list(drop or []), missing, maps or {}, test, seed, bounds or {})
+    limits = {name: declared_bounds(name, pair) for name, pair in (bounds or {}).items()}
+    choices = Choices(list(context or []), list(drop or []), missing, maps or {}, test, seed, limits)
     table, surveyed, split = _read(data, choices)
     rows = _Rows(table, surveyed, split, seed)
     preprocessor = rows.preprocessor
@@ -115,7 +117,7 @@ def fit_table(
     result = _train(run, flow, recipe, rows)
     model = TableModel(flow, preprocessor, split, torch.zeros(0), result.history, {})
     scores = _calibration_scores(run, model, recipe, rows, result.part_steps)
-    model.quantiles = calibration_quantiles(scores)
+    _calibrate(model, scores)
     model.facts |= {
         "calibration_rows": len(scores),
         "table": Path(table.name).name,
@@ -146,12 +148,14 @@ def _continued(run: Run, data: Any, start: TableModel) -> TableModel:
     recipe = table_recipe(len(split.train))
     recipe = replace(recipe, **hyperparameters(flow))
     result = _train(run, flow, continued(recipe), rows, start.facts["steps"])
-    model = TableModel(flow, start.preprocessor, split, start.quantiles, extended_history(start, result), {})
+    history = extended_history(start, result)
+    model = TableModel(flow, start.preprocessor, split, start.quantiles, history, {}, start.anomaly_quantiles)
     calibrated = {}
     if result.best_step:
         before = start.facts["steps"]
         scores = _calibration_scores(run, model, recipe, rows, [before + step for step in result.part_steps])
-        model.quantiles, calibrated = calibration_quantiles(scores), {"calibration_rows": len(scores)}
+        _calibrate(model, scores)
+        calibrated = {"calibration_rows": len(scores)}
     new = {"table": Path(table.name).name, "validation_nll": result.best_nll, **calibrated}
     model.facts |= extended_facts(start, {**new, **run.facts(result, continued=True)})
     return model
@@ -176,8 +180,16 @@ def _train(run: Run, flow: Flow, recipe: Recipe, rows: _Rows, taken: int = 0) ->
     return run.train(flow, recipe, rows.source(rows.split.train), validation, share, taken)
 
 
+def _calibrate(model: TableModel, scores: Tensor) -> None:
+    """Store the quantiles of calibration scores."""
+    model.quantiles, model.anomaly_quantiles = (calibration_quantiles(part.contiguous()) for part in scores.mT)
+
+
 def _calibration_scores(run: Run, model: TableModel, recipe: Recipe, rows: _Rows, steps: list[int]) -> Tensor:
-    """The log-density of held-out rows or, of a small table, of every usable row by cross-fitting."""
+    """The log-densities of held-out rows or, of a small table, of every usable row by cross-fitting, (n, 2).
+
+    The second column is by the measure that is common to all rows.
+    """
     if rows.few:
         return _cross_fitted_scores(run, rows.table, rows.survey, recipe, steps)
     return rows.scores(model, _some(rows.split.held_out, _VALIDATION, run.seed))
@@ -244,10 +256,12 @@ class _Rows:
         return rows[:, :size], rows[:, size:] if len(self._order) > size else None
 
     def scores(self, model: TableModel, ids: Ids) -> Tensor:
-        """The log-density of those of these rows that the survey holds, with that of restored columns."""
+        """The log-densities (n, 2), as they are and comparable, of those of these rows that the survey holds."""
         chosen = np.isin(self.survey.rows, ids, assume_unique=True)
         numbers = {c.name: self.survey.numbers[chosen, i] for i, c in enumerate(self.preprocessor.columns)}
-        return model.score_numbers(*self.in_memory(ids)) + torch.from_numpy(self.preprocessor.log_relations(numbers))
+        x, context = self.in_memory(ids)
+        scores = model.score_numbers(x, context) + torch.from_numpy(self.preprocessor.log_relations(numbers))
+        return torch.stack([scores, scores - CommonMeasure(self.preprocessor).log_terms(x)], dim=1)
 
     def source(self, ids: Ids) -> RowSource:
         """These rows, for training or validation."""
