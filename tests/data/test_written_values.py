@@ -81,3 +81,10 @@ def test_csv_files_have_no_exponents_below_1e16(tmp_path):
     assert [line.partition(",")[0] for line in (tmp_path / "t.csv").read_text().splitlines()] == [
         *("x", "15000000000", "123456789012.5", "", "1000000000000000", "1e+16", "0.5", "-25000000000"),
     ]
+
+
+def test_tiny_numbers_are_not_zeros_of_a_coarse_grid():
+    column = inspect_numbers("x", np.repeat([0.0, 1e-11, 1e-10, 1e-9, 1e-8], 3), "double")
+    assert column.atoms == (0.0, 1e-11, 1e-10, 1e-9, 1e-8)
+    assert Column.from_dict(column.as_dict()) == column
+    assert to_arrow(column, np.array([1e-10])).to_pylist() == [1e-10]
