@@ -1,8 +1,8 @@
 """Anomaly detection on the sets of ADBench, with defaults: Sinuflow, kNN, IsolationForest, LOF and ECOD.
 
 Every method is fitted to the same half of the normal rows of a set, at most 10,000, and scores the same test rows: the
-other half and all anomalies, or 10,000 of them with the same share of anomalies. The score of Sinuflow is minus the
-log-density. kNN (largest and mean distance to five neighbours), IsolationForest and LOF have columns that are
+other half and all anomalies, or 10,000 of them with the same share of anomalies. The score of Sinuflow is its
+``anomaly_score``. kNN (largest and mean distance to five neighbours), IsolationForest and LOF have columns that are
 standardized by the training rows. AUROC and average precision (AUPR) in percent; a mean over sets has equal weights.
 
     python anomalies.py --data DIR [--sets NAME ...] [--methods NAME ...] [--splits N] [--workers N]
@@ -72,7 +72,7 @@ def anomaly_scores(method: str, train: np.ndarray, test: np.ndarray, seed: int) 
     if method == "sinuflow":
         sinuflow.models.table_fitting._SMALL = 0  # no cross-fitting: percentiles do not change the order of scores
         model = sinuflow.fit_table(train, test=False, progress=False, seed=seed, device="cpu")
-        return np.asarray(-model.log_prob(test))
+        return model.anomaly_score(test)
     if method == "ecod":
         from pyod.models.ecod import ECOD
 

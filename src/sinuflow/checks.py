@@ -56,6 +56,13 @@ def whole(name: str, value: Any, least: int) -> int:
     return int(value)
 
 
+def whole_numbers(name: str, value: Any, least: int) -> tuple[int, ...]:
+    """An argument that is a list or tuple of integers."""
+    if not isinstance(value, (tuple, list)):
+        raise ArgumentError(f"{name} must be a list of whole numbers; got {shortened(value)}")
+    return tuple(whole(f"every entry of {name}", n, least) for n in value)
+
+
 def instance(name: str, value: Any, kind: type) -> None:
     """Refuse an argument that is not an instance of this class."""
     if isinstance(value, kind):

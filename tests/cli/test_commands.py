@@ -121,7 +121,9 @@ def test_report_is_one_page(place, tmp_path):
 def test_info_says_what_a_file_holds(place, tmp_path):
     out = succeeds("info", place / "m.safetensors", cwd=tmp_path)
     assert "people.csv" in out
-    assert re.search(r"weight +step 0.1, .*standardised", out)
+    assert re.search(r"^  weight    step 0\.1, .*standardised$", out, re.M)
+    assert re.search(r"^  children  step 1, \d values$", out, re.M)
+    assert re.search(r"^  city      context, 2 categories$", out, re.M)
     assert "cpu:" in succeeds("info", "--devices", cwd=tmp_path)
     sinuflow.SinusoidalFlow(3, blocks=1, hidden=(4,)).save(tmp_path / "f.safetensors")
     assert "3 features" in succeeds("info", tmp_path / "f.safetensors", cwd=tmp_path)

@@ -176,12 +176,13 @@ def test_control_characters_of_files_do_not_reach_the_terminal(commands):
     values = np.arange(30.0)
     values[20] = np.nan
     pd.DataFrame({"a\x1b[2J\u202e": values, "b": values}).to_csv(folder / "e\x1b]0;x\x07.csv", index=False)
-    for arguments in (("fit", "e\x1b]0;x\x07.csv", "-o", "e.safetensors"), ("info", "no\nsuch\x9bfile")):
+    refused = ("fit", "e\x1b]0;x\x07.csv", "-o", "e.safetensors", "--missing", "refuse")
+    for arguments in (refused, ("info", "no\nsuch\x9bfile")):
         ended = commands.run(*arguments)
         assert ended.code == 1
         assert len(ended.error.splitlines()) == 1
         assert not set(ended.error) & set("\x1b\x07\x9b\u202e"), repr(ended.error)
-    assert r"\x1b[2J\u202e" in commands.run("fit", "e\x1b]0;x\x07.csv", "-o", "e.safetensors").error
+    assert r"\x1b[2J\u202e" in commands.run(*refused).error
 
 
 def test_progress_and_all_output_of_commands_are_printed_safely(capsys):

@@ -39,7 +39,7 @@ def model():
 
 
 def score(model, source, output):
-    return write_rows(output, scored(model, open_table(source), "model"))
+    return write_rows(output, scored(model, open_table(source), "drop"))
 
 
 # ---------------------------------------------------------------- CSV

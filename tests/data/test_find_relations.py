@@ -221,6 +221,10 @@ def test_relations_have_no_cycles_and_vanish_when_columns_are_shuffled(seed: int
     assert told(shuffled) == []
 
 
+def test_without_columns_there_are_no_relations() -> None:
+    assert find_relations(np.empty((50, 0)), []) == []
+
+
 def test_indicators_are_restored_from_the_column_that_determines_them(random: np.random.Generator) -> None:
     year = random.integers(93, 98, ROWS)
     table = {f"y{y}": (year == y).astype(int) for y in range(93, 98)} | {"year": year, "size": random.normal(size=ROWS)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 
 from sinuflow import DataError
 from sinuflow.data import Column, Preprocessor
+from sinuflow.data.formulas import Formula, Term
 from sinuflow.data.inspect import inspect_codes, inspect_numbers
+from sinuflow.data.lookups import Lookup
 from sinuflow.data.sources import MemoryRows, seeded
 from sinuflow.data.values import to_arrow
 
@@ -59,11 +62,21 @@ def test_grids_are_found(values, step):
     assert column.rounded
 
 
-def test_many_zeros_among_real_numbers_are_spread():
+def test_many_zeros_among_real_numbers_are_an_atom_and_no_grid():
     values = np.where(RANDOM.random(500) < 0.3, 0.0, NORMAL * math.pi)
     column = column_of(values)
-    assert 0 < column.step < 0.2
+    assert (column.step, column.cell, column.rounded) == (0, 0, False)
+    assert column.atoms == (0.0,)
+    assert column.masses == pytest.approx(((values == 0).mean(),))
+
+
+def test_ties_without_a_grid_are_spread_over_their_gaps():
+    values = np.repeat(NORMAL, 2)
+    column = column_of(values)
+    assert column.cell == column.step == pytest.approx(np.median(np.diff(np.unique(values))))
     assert not column.rounded
+    assert column.atoms == ()
+    assert column_of(np.append(NORMAL, NORMAL[:9])).cell == 0  # less than 2 % are repeated
 
 
 def test_heavy_tails_take_a_log_and_signs_do_not():
@@ -92,20 +105,29 @@ def test_a_constant_column_keeps_its_value():
 
 
 @pytest.mark.parametrize("value", [1e30, -1e25, 1e12])
-def test_an_absurd_value_is_refused_by_name(value):
+def test_an_absurd_value_is_an_atom_and_does_not_blur_the_others(value):
     values = NORMAL.copy()
     values[17] = value
-    with pytest.raises(DataError, match="'c' holds"):
-        column_of(values)
+    column = column_of(values)
+    assert column.atoms == (value,)
+    assert column.masses == (1 / 500,)
+    usual = column_of(np.delete(NORMAL, 17))
+    assert (column.centre, column.scale) == (usual.centre, usual.scale)
 
 
-def test_heavy_but_honest_tails_are_not_refused():
-    column_of(RANDOM.standard_cauchy(5000))
-    column_of(np.exp(4 * RANDOM.normal(size=5000)))
-    column_of(np.where(RANDOM.random(500) < 0.01, 1000.0, 0.0))
+def test_heavy_but_honest_tails_are_continuous():
+    for values in (RANDOM.standard_cauchy(5000), np.exp(4 * RANDOM.normal(size=5000))):
+        assert column_of(values).atoms == ()
+    assert column_of(np.where(RANDOM.random(500) < 0.01, 1000.0, 0.0)).discrete
 
 
 # ---------------------------------------------------------------- the maps themselves
+
+
+def spread(preprocessor, rows, seed=0):
+    """The flow's input at random points of the rows' cells."""
+    return preprocessor.draw(rows, seeded(seed))[0]
+
 
 COLUMNS = {
     "linear": (column_of(3 + 2 * NORMAL), 3 + 2 * NORMAL),
@@ -124,12 +146,10 @@ COLUMNS = {
 def test_the_jacobian_is_that_of_autograd(name):
     column, values = COLUMNS[name]
     x = RANDOM.integers(0, 4, 20) * 1.0 if values is None else np.asarray(values[:20], dtype=float)
-    x = torch.from_numpy(np.clip(x, column.low, column.high)).unsqueeze(1)
-    inside = x.requires_grad_()
-    preprocessor = Preprocessor([column])
-    y, ladj = preprocessor.forward(inside)
-    (slope,) = torch.autograd.grad(y.sum(), inside)
-    torch.testing.assert_close(ladj.detach(), slope.log().squeeze(1), rtol=1e-9, atol=1e-9)
+    x = torch.from_numpy(np.clip(x, column.low, column.high)).unsqueeze(0).requires_grad_()
+    y, ladj = Preprocessor([column]).curve(x)
+    (slope,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(ladj.detach(), slope.log(), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["linear", "log", "logit", "wide logit", "heavy"])
@@ -137,7 +157,10 @@ def test_real_columns_come_back(name):
     column, values = COLUMNS[name]
     x = torch.from_numpy(np.clip(values, column.low + 1e-12, column.high)).unsqueeze(1)
     preprocessor = Preprocessor([column])
-    torch.testing.assert_close(preprocessor.inverse(preprocessor.forward(x)[0]), x, rtol=1e-9, atol=1e-9)
+    leveled, located = preprocessor.locate(x)
+    assert leveled.codes.shape == (500, 0)
+    assert not bool(located.width.any())
+    torch.testing.assert_close(preprocessor.inverse(located.start.mT), x, rtol=1e-9, atol=1e-9)
 
 
 @given(
@@ -147,8 +170,7 @@ def test_real_columns_come_back(name):
 def test_integers_come_back_exactly_from_anywhere_in_their_cells(values, seed):
     x = torch.tensor(values, dtype=torch.float64).unsqueeze(1)
     preprocessor = Preprocessor([column_of(values, "int64")])
-    y, _ = preprocessor.forward(preprocessor.dequantize(x, seeded(seed)))
-    assert torch.equal(preprocessor.inverse(y), x)
+    assert torch.equal(preprocessor.inverse(spread(preprocessor, x, seed)), x)
 
 
 @pytest.mark.parametrize("name", ["integer", "tenths", "counts", "category"])
@@ -157,8 +179,7 @@ def test_grids_come_back_exactly(name):
     x = np.arange(4.0) if values is None else np.unique(np.clip(values, column.low, column.high))
     rows = torch.from_numpy(np.asarray(x, dtype=float)).unsqueeze(1)
     preprocessor = Preprocessor([column])
-    y, _ = preprocessor.forward(preprocessor.dequantize(rows, seeded(0)))
-    torch.testing.assert_close(preprocessor.inverse(y), rows, rtol=0, atol=1e-12)
+    torch.testing.assert_close(preprocessor.inverse(spread(preprocessor, rows)), rows, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("wish", ["linear", "log", "logit"])
@@ -166,9 +187,7 @@ def test_integers_stay_within_what_was_seen_whatever_their_map(wish):
     values = np.arange(11).repeat(3) * 1.0
     preprocessor = Preprocessor([column_of(values, "int64", wish)])
     rows = torch.from_numpy(np.arange(11.0)).unsqueeze(1)
-    y, ladj = preprocessor.forward(preprocessor.dequantize(rows, seeded(1)))
-    assert ladj.isfinite().all()
-    assert torch.equal(preprocessor.inverse(y), rows)
+    assert torch.equal(preprocessor.inverse(spread(preprocessor, rows)), rows)
     far = preprocessor.inverse(torch.tensor([[-90.0], [90.0]], dtype=torch.float64))
     assert far.flatten().tolist() == [0.0, 10.0]
 
@@ -177,8 +196,11 @@ def test_steps_larger_than_the_lowest_value_can_take_a_log():
     values = 1 + 100 * np.floor(np.exp(1.2 * NORMAL + 1))
     column = column_of(values, "int64")
     assert column.map == "log"
-    y, _ = Preprocessor([column]).forward(torch.from_numpy(values - 49.9).unsqueeze(1))
-    assert y.isfinite().all()
+    preprocessor = Preprocessor([column])
+    rest = values[~np.isin(values, column.atoms)]
+    assert preprocessor.curve(torch.from_numpy(rest - 49.9).unsqueeze(0))[0].isfinite().all()
+    rows = torch.from_numpy(np.unique(values)).unsqueeze(1)
+    assert torch.equal(preprocessor.inverse(spread(preprocessor, rows)), rows)
 
 
 @pytest.mark.parametrize(
@@ -200,19 +222,23 @@ def test_samples_from_beyond_stay_on_the_grid():
 
 def test_values_that_are_far_away_are_drawn_in():
     column, _ = COLUMNS["linear"]
-    y, ladj = Preprocessor([column]).forward(torch.tensor([[1e5], [1e30]], dtype=torch.float64))
+    y, ladj = Preprocessor([column]).curve(torch.tensor([[1e5, 1e30]], dtype=torch.float64))
     assert y.abs().max() < 120
     assert ladj.isfinite().all()
 
 
-def test_noise_is_one_step_wide_and_centred():
-    column, _ = COLUMNS["tenths"]
-    x = torch.full((10_000, 1), 3.0, dtype=torch.float64)
-    spread = Preprocessor([column]).dequantize(x, seeded(1)) - 3.0
-    assert float(spread.min()) >= -0.05
-    assert float(spread.max()) <= 0.05
-    assert float(spread.mean()) == pytest.approx(0, abs=1e-3)
-    assert float(spread.std()) == pytest.approx(0.1 / math.sqrt(12), rel=0.03)
+def test_a_batch_has_fresh_points_all_over_the_cells():
+    column, _ = COLUMNS["category"]
+    preprocessor = Preprocessor([column])
+    cells = preprocessor.prepare(torch.full((10_000, 1), 2.0, dtype=torch.float64))
+    first, again, other = (preprocessor.encode(cells, None, seeded(seed)) for seed in (1, 1, 2))
+    assert first.x.dtype == torch.float32
+    assert torch.equal(first.x, again.x)
+    assert not torch.equal(first.x, other.x)
+    share = torch.special.ndtr(first.x.double()) - sum(column.masses[:2])
+    assert float(share.min()) == pytest.approx(0, abs=1e-3)
+    assert float(share.max()) == pytest.approx(column.masses[2], abs=1e-3)
+    assert float(share.mean()) == pytest.approx(column.masses[2] / 2, rel=0.03)
 
 
 def test_context_is_standardised_or_one_hot():
@@ -227,15 +253,91 @@ def test_context_is_standardised_or_one_hot():
     assert context.tolist() == [[2.0, 0.0, 0.0, 1.0]]
 
 
+def test_missing_context_has_a_flag():
+    columns = [
+        Column("x", "number", "double"),
+        Column("a", "number", "double", "context", centre=1.0, scale=2.0, rows=50, missing=0.2),
+        Column("b", "category", "string", "context", step=1.0, high=1.0, categories=("u", "v"), rows=50, missing=0.1,
+               atoms=(0.0, 1.0), masses=(0.4, 0.5), discrete=True),
+        Column("c", "number", "double", "context", rows=50),
+    ]  # fmt: skip
+    preprocessor = Preprocessor(columns)
+    assert preprocessor.context_width == 5
+    rows = torch.tensor([[5.0, 1.0, 0.3], [math.nan, math.nan, 0.0], [3.0, math.inf, -0.2]], dtype=torch.float64)
+    assert preprocessor.context(rows).tolist() == [
+        [2.0, 0.0, 0.0, 1.0, 0.3],
+        [0.0, 1.0, 0.0, 0.0, 0.0],  # a missing category is none of them
+        [1.0, 0.0, 0.0, 0.0, -0.2],  # and so is one that was never seen
+    ]
+
+
+# ---------------------------------------------------------------- restored columns
+
+TOTAL = Formula("total", (Term(1.0, ("a",)), Term(1.0, ("b",))))
+LABEL = Lookup("label", ("total",), (False,), ((0.0, 3.0, 5.0),), (1.0, 0.0, 1.0))
+
+
+def with_restored():
+    """Numbers a and b, their sum, and a label of the sum: each is restored after what it comes from."""
+    number = Column("a", "number", "double", low=0.0, high=9.0, rows=98)
+    label = inspect_codes("label", np.arange(98.0) % 2, ("odd", "even"), "string", "feature")
+    return Preprocessor([
+        replace(label, relation=LABEL), replace(number, name="total", relation=TOTAL, high=20.0), number,
+        replace(number, name="b"),
+    ])  # fmt: skip
+
+
+def test_columns_are_restored_in_the_order_of_their_relations():
+    preprocessor = with_restored()
+    assert [c.name for c in preprocessor.features] == ["a", "b"]
+    assert [c.name for c in preprocessor.restored] == ["total", "label"]
+    numbers = {"a": np.array([1.0, 2.0, 0.0, 4.0]), "b": np.array([2.0, 3.0, 0.0, 4.0])}
+    preprocessor.restore(numbers)
+    assert numbers["total"].tolist() == [3.0, 5.0, 0.0, 8.0]
+    # 8 never occurred: without missing values, its label is the most frequent one.
+    frequent = preprocessor.columns[0].masses.index(max(preprocessor.columns[0].masses))
+    assert numbers["label"].tolist() == [0.0, 1.0, 1.0, frequent]
+
+
+def test_rows_that_contradict_a_relation_are_surprising():
+    numbers = {
+        "a": np.array([1.0, 1.0, 1.0, 4.0]), "b": np.array([2.0, 2.0, 2.0, 4.0]),
+        "total": np.array([3.0, 4.0, 3.0, 8.0]), "label": np.array([0.0, 1.0, 1.0, 0.0]),
+    }  # fmt: skip
+    usual, rare = math.log1p(-1 / 100), -math.log(100)
+    expected = [
+        2 * usual,
+        rare
+        - math.log(20)
+        + usual,  # the total, spread over its range; a label of an unknown total contradicts nothing
+        usual + rare,  # the label
+        2 * usual,
+    ]
+    np.testing.assert_allclose(with_restored().log_relations(numbers), expected)
+    plain = Preprocessor([Column("a", "number", "double", rows=98)])
+    assert plain.log_relations({"a": np.zeros(3)}).tolist() == [0.0] * 3
+
+
+def test_relations_in_a_circle_are_refused():
+    a = Column("a", "number", "double", rows=98, relation=Formula("a", (Term(1.0, ("b",)),)))
+    b = Column("b", "number", "double", rows=98, relation=Formula("b", (Term(1.0, ("a",)),)))
+    with pytest.raises(ValueError, match="restored from each other"):
+        Preprocessor([a, b, Column("x", "number", "double", rows=98)])
+
+
 def test_it_survives_json():
     columns = [replace(column, name=name) for name, (column, _) in COLUMNS.items()]
     preprocessor = Preprocessor(columns)
     preprocessor.whitening.mean.normal_()
     preprocessor.whitening.factor.mul_(2)
-    again = Preprocessor.from_dict(preprocessor.as_dict(), preprocessor.tensors())
+    again = Preprocessor.from_dict(json.loads(json.dumps(preprocessor.as_dict())), preprocessor.tensors())
     assert again.columns == columns
     x = torch.tensor([[max(column.low, 0.1) for column, _ in COLUMNS.values()]], dtype=torch.float64)
-    assert torch.equal(again(x)[0], preprocessor(x)[0])
+    assert torch.equal(again.prepare(x), preprocessor.prepare(x))
+    z = torch.randn(9, preprocessor.size, dtype=torch.float64)
+    z[:, : len(preprocessor.leveled)] = 1
+    assert 0 < len(preprocessor.leveled) < preprocessor.size
+    assert torch.equal(again.inverse(z), preprocessor.inverse(z))
 
 
 def test_buffers_stay_float64_and_copies_move():
@@ -265,10 +367,13 @@ def test_on_a_gpu_rows_are_encoded_to_the_same_values():
 
 def test_columns_with_the_same_map_share_a_module():
     columns = [replace(COLUMNS["log"][0], name=name) for name in "abc"] + [COLUMNS["linear"][0]]
+    columns[1] = replace(columns[1], knots=(-1.0, 0.0, 2.0), scores=(-1.5, 0.0, 1.0))
     preprocessor = Preprocessor(columns)
-    assert [type(layer).__name__ for layer in preprocessor.bijection] == [
-        "SelectedColumns", "Standardize", "CompressTails", "Whitening",
+    assert [type(layer).__name__ for layer in preprocessor.maps] == [
+        "SelectedColumns", "Standardize", "CompressTails", "SelectedColumns",
     ]  # fmt: skip
-    x = torch.rand(5, 4, dtype=torch.float64) + 0.1
-    single = torch.cat([Preprocessor([c])(x[:, i : i + 1])[0] for i, c in enumerate(columns)], dim=1)
-    torch.testing.assert_close(preprocessor(x)[0], single, rtol=1e-14, atol=0)
+    x = torch.rand(4, 5, dtype=torch.float64) + 0.1
+    both = preprocessor.curve(x)
+    for i, column in enumerate(columns):
+        single = Preprocessor([column]).curve(x[i : i + 1])
+        torch.testing.assert_close([t[i : i + 1] for t in both], list(single), rtol=1e-13, atol=1e-13)

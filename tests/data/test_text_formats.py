@@ -312,6 +312,10 @@ def test_damaged_axes_are_refused(axis):
         text_format_from_dict({**whole, "axis": {**whole["axis"], **axis}})
 
 
+def test_decimals_are_seen_in_a_text_that_is_not_the_longest():
+    check_round_trip(["September 01, 1970 00:00:00", "May 01, 1976 00:00:00.1"])
+
+
 def test_many_texts_take_seconds():
     start = datetime.datetime(2000, 1, 1)
     times = [(start + datetime.timedelta(seconds=997 * n)).isoformat() for n in range(100_000)]

@@ -38,7 +38,7 @@ def test_only_test_rows_count_in_the_training_table(model):
     assert content.facts["rows in this report"] == "60 test rows"
     rows = {anomaly.row - 1 for anomaly in content.anomalies}
     assert rows <= set(model.split.test.tolist())
-    assert content.anomalies[0].log_density == min(a.log_density for a in content.anomalies)
+    assert content.anomalies[0].percentile == max(a.percentile for a in content.anomalies)
     assert content.round_trip < 1e-3
 
 

@@ -148,14 +148,30 @@ def _with_extremes(x: tuple[float, ...], z: tuple[float, ...], values: Array) ->
     usual = float(torch.special.ndtri(torch.tensor(1 - 0.5 / len(values), dtype=torch.float64)))
     ends = torch.tensor([[values.min(), values.max()]], dtype=torch.float64)
     low, high = QuantileSpline([x], [z]).value(ends)[0].tolist()
-    limit = 1.3 * usual + 0.5
+    limit = max(1.3 * usual + 0.5, 2.5)
     if (x, z) == _NONE and (low < -limit or high > limit):  # a line that leaves the bulk as it is
         x, z = (-2.0, 2.0), (-2.0, 2.0)
     if low < -limit:
-        x, z = (float(values.min()), *x), (min(-usual, z[0] - 0.1), *z)
+        x, z = map(_mirrored, _with_end(_mirrored(x), _mirrored(z), -float(values.min()), usual))
     if high > limit:
-        x, z = (*x, float(values.max())), (*z, max(usual, z[-1] + 0.1))
+        x, z = _with_end(x, z, float(values.max()), usual)
     return x, z
+
+
+def _with_end(x: tuple[float, ...], z: tuple[float, ...], value: float, score: float) -> Knots:
+    """The knots, and one at a far value.
+
+    Another one is on the line before it: where the line bends, a slope is the harmonic mean, almost that of the flat
+    end, and the whole bin before it would bend, too.
+    """
+    score = max(score, z[-1] + 0.1)
+    between = 0.75 * z[-1] + 0.25 * score
+    on_line = x[-1] + (between - z[-1]) * (x[-1] - x[-2]) / (z[-1] - z[-2])
+    return (*x, on_line, value), (*z, between, score)
+
+
+def _mirrored(values: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(-value for value in reversed(values))
 
 
 def _through_quantiles(values: Array, size: int) -> Knots:

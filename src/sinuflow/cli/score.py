@@ -37,8 +37,9 @@ def command(
 ) -> None:
     """Add the columns log_density and anomaly_percentile to a table, or list the bits per dimension of images.
 
-    The anomaly percentile is the percentage of training rows (validation images) with a higher density: 100 is less
-    likely than all of them. Rows keep their order; tables are read and written in batches.
+    The anomaly percentile is the percentage of held-out rows or images that are less anomalous: 99 is exceeded by one
+    clean row in a hundred. With n held-out rows it has steps of 100 / (n + 1). Rows keep their order; tables are read
+    and written in batches.
     """
     claim_output(ctx, output, force, [model, input_path(data, sql), labels], ROW_FORMATS)
     fitted = load_fitted(model)
@@ -71,7 +72,8 @@ def scored(model: TableModel, table: Table, missing: Missing) -> Iterator[Any]:
         score = model.score_rows(rows)
         score[~scored] = np.nan
         batch = rows.batch
-        for name, values in zip(_ADDED, (score, model.anomaly_percentile(score)), strict=True):
+        percentile = model.percentile_of(score - model.common_terms(rows))
+        for name, values in zip(_ADDED, (score, percentile), strict=True):
             batch = batch.append_column(name, pyarrow.array(values, mask=np.isnan(values)))
         yield batch
 

@@ -59,10 +59,11 @@ def _usual_counts(distinct: Array, counts: Array, step: float) -> Array:
     """The number of rows for a value of the grid among the neighbours of each value, without the largest quarter."""
     if len(distinct) < 3:
         return np.zeros(len(distinct))
-    places = np.arange(len(distinct))[:, None] + np.arange(-_NEIGHBOURS, _NEIGHBOURS + 1)
-    places = places.clip(0, len(distinct) - 1)
-    near = np.sort(counts[places], axis=1)[:, : -(_NEIGHBOURS // 2)]
-    length = (distinct[places[:, -1]] - distinct[places[:, 0]]) / step + 1 - _NEIGHBOURS // 2
+    size = min(2 * _NEIGHBOURS + 1, len(distinct))  # at the ends, all neighbours are on one side
+    first = (np.arange(len(distinct)) - _NEIGHBOURS).clip(0, len(distinct) - size)
+    places, largest = first[:, None] + np.arange(size), max(1, size // 4)
+    near = np.sort(counts[places], axis=1)[:, :-largest]
+    length = (distinct[places[:, -1]] - distinct[places[:, 0]]) / step + 1 - largest
     usual: Array = near.sum(1) / np.maximum(length, near.shape[1])
     return usual
 

@@ -92,8 +92,7 @@ class Cells(Float64Module):
     def _probability(self, x: Tensor, side: int, curve: Curve) -> Tensor:
         """The continuous part's probability below x minus or plus the half-width."""
         at = torch.where(x.isfinite(), x, 0.0) + side * self.half_width
-        below: Tensor = torch.special.ndtr(self._extended(curve, at)[0])
-        return self.smooth * below
+        return self.smooth * _cdf(self._extended(curve, at)[0])
 
     def _extended(self, curve: Curve, x: Tensor) -> tuple[Tensor, Tensor]:
         """The curve, infinite beyond its domain and at the ends of it."""
@@ -115,15 +114,15 @@ class Cells(Float64Module):
         low, high = z, z
         if bool((self.half_width > 0).any()):
             low, high = (self._extended(curve, at + side * self.half_width)[0] for side in (-1, 1))
-        u0 = torch.where(missing, 0.0, below + self.smooth * torch.special.ndtr(low))
-        u1 = torch.where(missing, self._missing, above + self.smooth * torch.special.ndtr(high))
+        u0 = torch.where(missing, 0.0, below + self.smooth * _cdf(low))
+        u1 = torch.where(missing, self._missing, above + self.smooth * _cdf(high))
         width = u1 - u0
         on_curve = known & (upto == before) & (self.smooth > 0) & z.isfinite()
         point = on_curve & (self.half_width == 0)
         # Φ is not precise enough for narrow cells and for those in the tails: their ends on the axis are.
         score, ends = self._score(z, below), [self._score(t, below) for t in (low, high)]
         length = (ends[1] - ends[0]).clamp(min=1e-300)  # 0 where even the tail is at its end
-        narrow = on_curve & ~point & (width < _NARROW) & length.isfinite()
+        narrow = on_curve & ~point & (width < _NARROW) & low.isfinite() & high.isfinite() & length.isfinite()
         measure = torch.where(narrow, length, width).log() - torch.where(missing, 0.0, self.log_step)
         slope = self.smooth.log() + _log_phi(z) - _log_phi(score) + log_slope
         measure = torch.where(point, torch.where(self.plain, log_slope, slope), measure)
@@ -147,20 +146,20 @@ class Cells(Float64Module):
 
     def _score(self, z: Tensor, below: Tensor) -> Tensor:
         """The normal score of values of the curve: Φ⁻¹(below + q Φ(z)), precise in both tails."""
-        lower = torch.special.ndtri((below + self.smooth * torch.special.ndtr(z)).clamp(1e-300, 1.0))
-        upper = -torch.special.ndtri((self._above(below) + self.smooth * torch.special.ndtr(-z)).clamp(1e-300, 1.0))
+        lower = torch.special.ndtri((below + self.smooth * _cdf(z)).clamp(1e-300, 1.0))
+        upper = -torch.special.ndtri((self._above(below) + self.smooth * _cdf(-z)).clamp(1e-300, 1.0))
         return torch.where(self.plain, z, torch.where(z > 0, upper, lower))
 
     def fold(self, z: Tensor, inverse: Callable[[Tensor], Tensor]) -> Tensor:
         """The values (D, B) that own points of the axis, by the inverse of the curve; NaN for missing values."""
-        u = torch.special.ndtr(z)
+        u = _cdf(z)
         above = torch.searchsorted(self.edges[1].contiguous(), u.contiguous(), right=True)
         index = above.clamp(max=self.atoms.shape[1] - 1)
         atom, below = self.atoms.gather(1, index), self.below.gather(1, above)
         on_atom = (u >= self.edges[0].gather(1, index)) & (above == index)
         q = self.smooth.clamp(min=1e-300)
         lower = torch.special.ndtri(((u - below) / q).clamp(1e-300, 1.0))
-        upper = -torch.special.ndtri(((torch.special.ndtr(-z) - self._above(below)) / q).clamp(1e-300, 1.0))
+        upper = -torch.special.ndtri(((_cdf(-z) - self._above(below)) / q).clamp(1e-300, 1.0))
         score = torch.where(self.plain, z, torch.where(z > 0, upper, lower)).clamp(-_FAR, _FAR)
         # Rounding may leave gaps between the atoms of a discrete column: the next atom owns them.
         last = self.atoms.masked_fill(self.atoms.isinf(), -torch.inf).amax(1, keepdim=True)
@@ -184,6 +183,12 @@ def fixed_points(features: int) -> Tensor:
     """The points (POINTS, features) in [0, 1) of a scrambled Sobol sequence, the same at every call."""
     points = torch.quasirandom.SobolEngine(features, scramble=True, seed=0).draw(POINTS, dtype=torch.float64)
     return points.clamp(1e-9, 1 - 1e-9)
+
+
+def _cdf(z: Tensor) -> Tensor:
+    """Φ(z), which torch.special.ndtr rounds to 0 below -8.3."""
+    below: Tensor = torch.special.erfc(z * -math.sqrt(0.5))
+    return 0.5 * below
 
 
 def _log_phi(z: Tensor) -> Tensor:

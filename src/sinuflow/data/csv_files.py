@@ -14,7 +14,7 @@ from .formats import arrow_modules, check_names, open_stream, translated
 from .numbers import parse_number
 
 #: Cells that are missing values.
-_MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "NAN", "NULL", "null", "None", "?"]
+_MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "NAN", "NULL", "null", "None"]
 #: Possible separators of the cells: the most frequent one in the header, outside quotes, is taken.
 _SEPARATORS = (",", ";", "\t", "|")
 #: Bytes per block, and at least so many per column, so that blocks of wide tables have many rows.

@@ -58,6 +58,8 @@ def inspect_numbers(
         column, rest = with_atoms(column, known)
         if column.discrete:
             return column
+    if not column.step and not column.atoms:
+        column = _with_gap(column, known)
     column = _with_map(column, rest, wish)
     if wish is not None and not isinstance(wish, str):
         _refuse_wrong(column, rest)
@@ -103,7 +105,7 @@ def _refuse_wrong(column: Column, values: Array) -> None:
 
 
 def _with_grid(column: Column, values: Array) -> Column:
-    """The column with the step of integers, of decimals, or of other repeated values."""
+    """The column with the step of integers or decimals."""
     distinct = np.unique(values)
     repeated = 1 - len(distinct) / len(values)
     whole = bool((distinct == np.round(distinct)).all())
@@ -116,16 +118,17 @@ def _with_grid(column: Column, values: Array) -> Column:
             if units.max() < LARGEST_INTEGER:
                 step = float(np.gcd.reduce(units[units > 0].astype(np.int64))) / 10.0**digits
                 return replace(column, step=step, cell=step, origin=column.low, rounded=True, digits=digits)
-    if len(distinct) > 1 and repeated >= _REPEATED and not _are_atoms(values):
-        gap = float(np.median(np.diff(distinct)))
-        return replace(column, step=gap, cell=gap, origin=float(distinct[0]))
     return column
 
 
-def _are_atoms(values: Array) -> bool:
-    """Whether most of the values are repeated so often that they are atoms if they are on no grid."""
-    counts = np.unique(values, return_counts=True)[1]
-    return bool(counts[counts >= max(3, 0.002 * len(values))].sum() > len(values) / 2)
+def _with_gap(column: Column, values: Array) -> Column:
+    """The column with cells as wide as the gaps between repeated values, none of which is an atom."""
+    distinct = np.unique(values)
+    repeated = 1 - len(distinct) / len(values)
+    if len(distinct) > 1 and repeated >= _REPEATED:
+        gap = float(np.median(np.diff(distinct)))
+        return replace(column, step=gap, cell=gap, origin=float(distinct[0]))
+    return column
 
 
 def _rounding(column: Column, values: Array) -> Rounding | None:

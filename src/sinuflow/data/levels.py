@@ -21,7 +21,7 @@ class Leveled(NamedTuple):
     """The levels of rows."""
 
     codes: Tensor  # (n, columns)
-    within: Tensor  # (n,): the log-probability of the values within their levels
+    within: Tensor  # (n,): the log-density of the values within their levels
     unknown: Tensor  # (n, columns): values that the column cannot have
     continuous: Tensor  # (n, columns): whether a value belongs to the continuous part
 
@@ -31,8 +31,9 @@ class Levels(Float64Module):
 
     A column with m atoms has a level for each, one for missing values if it has any, and one for its continuous part.
     Of more than 128 atoms, neighbouring rare ones share a level; within it, atom j has its share of the level's
-    probability, :math:`p_j / \sum_{i \in \text{level}} p_i`. A value that the column cannot have gets the code 0, which
-    stands for nothing.
+    probability, :math:`p_j / \sum_{i \in \text{level}} p_i`, divided by the step of the column's grid if there is one:
+    then all values of the column have densities. A value that the column cannot have has the probability
+    1 / (n + 2) after n rows, by the rule of succession, and the code 0, which stands for nothing.
 
     Example:
         >>> rain = Column("rain", "number", "double", rows=99, high=9.0, atoms=(0.0,), masses=(0.6,), missing=0.1)
@@ -48,6 +49,8 @@ class Levels(Float64Module):
     absent: Tensor
     rest: Tensor
     surprise: Tensor
+
+    step: Tensor
 
     def __init__(self, columns: Sequence[Column]) -> None:
         super().__init__()
@@ -68,8 +71,11 @@ class Levels(Float64Module):
         rest = [-1 if c.discrete else size for c, size in zip(columns, sizes, strict=True)]
         #: The number of levels of each column.
         self.sizes = [size + (not c.discrete) for c, size in zip(columns, sizes, strict=True)]
-        surprise = [-math.log(c.rows + 2.0) - c.log_spread for c in columns]
+        # Columns with a continuous part can have any number: what they cannot have is a missing value, a probability.
+        surprise = [-math.log(c.rows + 2.0) for c in columns]
+        step = [math.log(c.cell) if c.cell and c.kind == "number" else 0.0 for c in columns]
         buffers: dict[str, Any] = {"atoms": atoms, "share": shares, "below": below, "surprise": surprise}
+        buffers["step"] = step
         for name, values in buffers.items():
             self.register_buffer(name, torch.as_tensor(np.asarray(values), dtype=torch.float64))
         indices: dict[str, Any] = {"level": levels, "first": first, "absent": absent, "rest": rest}
@@ -85,8 +91,9 @@ class Levels(Float64Module):
         codes = torch.where(missing, self.absent, torch.where(continuous, self.rest, level))
         unknown = (codes < 0) | ~(missing | continuous | atom)
         share = self.share.mT.gather(0, place)
-        within = torch.where(unknown, self.surprise, torch.where(atom, share, 0.0)).sum(1)
-        return Leveled(codes.masked_fill(unknown, 0), within, unknown, continuous)
+        discrete = ~continuous & ~missing
+        within = torch.where(unknown, self.surprise, torch.where(atom, share, 0.0)) - self.step * discrete
+        return Leveled(codes.masked_fill(unknown, 0), within.sum(1), unknown, continuous)
 
     def values(self, codes: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Values (n, columns) of levels, NaN if missing, and which are to come from the continuous part."""

@@ -31,10 +31,11 @@ _ROWS = 65_536
 class Preprocessor(Float64Module):
     r"""From the feature columns of a table to the flow's input, and the encoding of context columns.
 
-    The columns' own maps (:mod:`sinuflow.data.columns`) lead to normal scores, on whose axis every value owns a point
-    or a cell (:mod:`sinuflow.data.cells`); then comes whitening, :math:`z \to L^{-1}(z - \mu)`. The flow, which starts
-    as the identity, then starts from a Gaussian copula. All buffers are float64; the result is rounded to the flow's
-    dtype only at the end.
+    Columns with atoms, categories or missing values have levels (:mod:`sinuflow.data.levels`), whose codes come first.
+    The continuous parts follow: the columns' own maps (:mod:`sinuflow.data.columns`) lead to normal scores, on whose
+    axis every value owns a point or a cell (:mod:`sinuflow.data.cells`); then comes whitening, :math:`z \to L^{-1}(z -
+    \mu)`. The flow, which starts as the identity, then starts from a Gaussian copula. All buffers are float64; the
+    result is rounded to the flow's dtype only at the end. Without ``levels``, all values own a part of an axis.
 
     Rows come as float64 tensors: ``x`` of shape (n, features), with codes for categories, and ``context`` of shape
     (n, context columns). ``columns`` are all columns of the table, also constant ones, which are in neither.
@@ -44,7 +45,7 @@ class Preprocessor(Float64Module):
     Example:
         >>> size = Column("size", "number", "double", map="log", arguments={"offset": 0.0}, centre=1.0, scale=2.0)
         >>> preprocessor = Preprocessor([size])
-        >>> preprocessor.locate(torch.tensor([[torch.e]], dtype=torch.float64)).start
+        >>> preprocessor.locate(torch.tensor([[torch.e]], dtype=torch.float64))[1].start
         tensor([[0.]], dtype=torch.float64)
         >>> round(preprocessor.inverse(torch.zeros(1, 1)).item(), 5)
         2.71828
@@ -105,19 +106,21 @@ class Preprocessor(Float64Module):
         return self._copies[device]
 
     def curve(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The placed columns' maps of feature-major values, and their log-derivatives."""
+        """The placed columns' maps of feature-major values, and their log-derivatives; NaN outside of a map."""
         ladj = torch.zeros_like(x)
         for layer in cast("Iterable[ElementwiseDataBijection]", self.maps):
             y = layer.value(x)
             ladj = ladj + layer.log_derivative(x, y)
             x = y
-        return x, ladj
+        # At the end of a logarithm's or logit's range, only the derivative is infinite: far values are clamped.
+        return torch.where(ladj < torch.inf, x, torch.nan), ladj
 
     def locate(self, x: Tensor) -> tuple[Leveled, Located]:
         """The levels of rows (n, features), and the cells of the placed features; points for models of format 1."""
         if self.levels is None:
             none = torch.zeros((len(x), 0), dtype=torch.long, device=x.device)
-            leveled = Leveled(none, x.new_zeros(len(x)), none.bool(), none.bool())
+            zero = x.new_zeros(len(x))
+            leveled = Leveled(none, zero, none.bool(), none.bool())
         else:
             leveled = self.levels.locate(x[:, self.leveled])
         values = x[:, self.placed].mT
@@ -147,8 +150,8 @@ class Preprocessor(Float64Module):
         if bool(bad.any()):
             column = self.axes[int(bad.int().argmax())]
             raise DataError(
-                f"column {column.name!r} holds values that its map {column.map!r} sends to infinity: choose another one, "
-                f"as with {options([], {column.table_column: 'linear'})}"
+                f"column {column.name!r} holds values that its map {column.map!r} sends to infinity: choose another "
+                f"one, as with {options([], {column.table_column: 'linear'})}"
             )
 
     def initialize(self, x: Tensor, generator: torch.Generator) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..checks import InvalidValueError, anything, fields, integer, one_of, text
-from .format_base import TRAILING, AmbiguousFormat, FormatError, TextFormat, decimals_of, fits, longest
+from .format_base import TRAILING, AmbiguousFormat, FormatError, TextFormat, decimals_of, fits
 from .numbers import Array
 from .time_axis import DAY, FIRST, LAST, Integers, TimeAxis
 from .time_patterns import DATES, DIRECTIVES, LAST_RESORT, NAMES, OF_DATES, patterns, regex, tokens_of
@@ -252,7 +252,7 @@ def _padded(numbers: Integers, width: int) -> Any:
 
 def recognize_time(texts: Any, day_first: bool | None = None) -> TimeFormat | None:
     """The time format of an Arrow array of strings, or None; ``day_first`` settles what 03/04/2020 means."""
-    example = longest(texts)
+    example = _example(texts)
     for dates in (DATES, LAST_RESORT):
         known = [
             TimeFormat(pattern, TimeAxis(calendar=pattern[:2] in OF_DATES or "%m" in pattern or "%b" in pattern))
@@ -270,3 +270,12 @@ def recognize_time(texts: Any, day_first: bool | None = None) -> TimeFormat | No
         if known:
             return known[0].styled(texts)
     return None
+
+
+def _example(texts: Any) -> str:
+    """The text with the most separators, of these the longest: it has decimals if any has, whatever the month."""
+    from pyarrow import compute
+
+    separators, length = compute.count_substring_regex(texts, "[^0-9A-Za-z]"), compute.utf8_length(texts)
+    best = np.lexsort((length.to_numpy(zero_copy_only=False), separators.to_numpy(zero_copy_only=False)))[-1]
+    return str(texts[int(best)])

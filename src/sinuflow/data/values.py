@@ -128,7 +128,7 @@ def _formatted_numbers(column_format: ColumnFormat, array: Any) -> tuple[Array, 
 
 
 def _plain_numbers(column: Column, array: Any, first_row: int, table: str) -> Array:
-    if kind_of(str(array.type)) not in ("text", "number"):
+    if kind_of(str(array.type)) not in ("text", "number") and str(array.type) != "null":  # all of it may be missing
         raise DataError(f"column {column.name!r} of {table} must hold numbers; it holds {array.type}")
     numbers, bad = to_numbers(array)
     if bad.any():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..checks import choice
+from ..checks import choice, is_number, whole, whole_numbers
 from ..conditioners.made import MaskedLinear
 from ..errors import ArgumentError
 from ..ops.activations import ACTIVATIONS
@@ -51,11 +51,13 @@ class CategoricalMADE(Component, nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.sizes, self.context, self.dropout = tuple(sizes), context, dropout
-        if not self.sizes or min(self.sizes) < 1:
-            raise ArgumentError(f"sizes must be one or more positive integers; got {list(self.sizes)[:20]}")
-        self.activation = choice("activation", activation, ACTIVATIONS)
-        self.plan = grouped_plan(self.sizes, context, self.sizes, tuple(hidden))
+        self.sizes, self.context = whole_numbers("sizes", sizes, 1), whole("context", context, 0)
+        if not self.sizes:
+            raise ArgumentError("sizes must be a list with one or more entries; got []")
+        if not is_number(dropout) or not 0 <= dropout < 1:
+            raise ArgumentError(f"dropout must be at least 0 and below 1; got {dropout!r}")
+        self.activation, self.dropout = choice("activation", activation, ACTIVATIONS), float(dropout)
+        self.plan = grouped_plan(self.sizes, self.context, self.sizes, whole_numbers("hidden", hidden, 1))
         self.layers = nn.ModuleList(MaskedLinear(layer) for layer in self.plan.hidden)
         self.head = MaskedLinear(self.plan.head, zero=True)
         sizes_ = torch.tensor(self.sizes)

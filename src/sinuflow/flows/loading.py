@@ -93,7 +93,9 @@ def _try(path: Path, flow: Flow) -> None:
         return  # convolutions of few weights have activations of any size
     try:
         with torch.no_grad():
-            flow(like.new_zeros(flow.context) if flow.context else None).log_prob(like.new_full((flow.features,), 0.5))
+            row = like.new_full((flow.features,), 0.5)
+            row[: getattr(flow, "discrete", 0)] = 0  # codes of a mixed flow
+            flow(like.new_zeros(flow.context) if flow.context else None).log_prob(row)
     except Exception as error:  # methods of registered classes may raise any
         raise StorageError(f"{path} describes a flow that cannot be evaluated: {error}") from error
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
-from torch.distributions import Distribution
+from torch import Size, Tensor, nn
+from torch.distributions import Distribution, constraints
 
-from ..bijections.base import all_finite
+from ..bijections.base import all_finite, check_vectors
 from ..checks import instance
 from ..errors import ArgumentError
 from ..registry import register
@@ -41,6 +41,8 @@ class MixedFlow(Flow):
     def __init__(self, categories: CategoricalMADE, flow: Flow) -> None:
         instance("categories", categories, CategoricalMADE)
         instance("flow", flow, Flow)
+        if isinstance(flow, MixedFlow):
+            raise ArgumentError("flow must be of continuous features alone; got a MixedFlow")
         if flow.context != categories.context + categories.width:
             raise ArgumentError(
                 f"the flow has a context of {flow.context}, but the categories have {categories.context} and "
@@ -83,13 +85,25 @@ class MixedFlow(Flow):
         inner = self.inner_context(codes, context)
         return FlowDistribution(self.bijection, self.base, inner, validate_args=validate_args)
 
+    def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The codes and the continuous features of rows (n, features)."""
+        return rows[:, : self.discrete].long(), rows[:, self.discrete :]
+
+    def check_codes(self, rows: Tensor) -> None:
+        """Raise an :class:`~sinuflow.ArgumentError` if the codes of rows (n, features) are not those of values."""
+        codes = rows[:, : self.discrete]
+        known = ((codes >= 0) & (codes < codes.new_tensor(self.categories.sizes)) & (codes == codes.floor())).all(1)
+        if not bool(known.all()):
+            raise ArgumentError(
+                f"the codes of {int((~known).sum())} of {len(known)} rows are not whole numbers from 0 to the size of "
+                "their feature less one"
+            )
+
     def initialize(self, x: Tensor, context: Tensor | None = None) -> None:
-        codes, rest = x[:, : self.discrete].long(), x[:, self.discrete :]
+        self.check_codes(x)
+        codes, rest = self.split(x)
+        super().initialize(rest, self.inner_context(codes, context))
         self.categories.set_frequencies(codes)
-        rows, inner, _ = self.bijection.feature_major(rest, self.inner_context(codes, context), "x")
-        with torch.no_grad():
-            self.bijection.initialize(rows, inner)
-        self.check_parameters()
 
     def check_parameters(self) -> None:
         super().check_parameters()
@@ -99,36 +113,64 @@ class MixedFlow(Flow):
 
 
 class MixedDistribution(Distribution):
-    """The density of rows (codes, continuous features), for a context of one row or one for each row."""
+    """The density of rows, codes and then continuous features, given a context.
 
-    arg_constraints: dict[str, Any] = {}  # noqa: RUF012
+    The batch shape is that of the context, without its last dimension. With ``validate_args``, on by default, codes
+    that stand for nothing and values that are not finite are refused.
+    """
+
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
     has_rsample = False
 
-    def __init__(self, flow: MixedFlow, context: Tensor | None, validate_args: bool | None = None) -> None:
-        self._flow, self._context = flow, context
-        self._validate = validate_args
-        super().__init__(torch.Size(), torch.Size([flow.features]), validate_args=False)
+    def __init__(self, flow: MixedFlow, context: Tensor | None = None, validate_args: bool | None = None) -> None:
+        if context is None and flow.context:
+            raise ArgumentError(f"this flow is conditional: call it with a context of shape (..., {flow.context})")
+        if context is not None and not flow.context:
+            raise ArgumentError(
+                f"this flow was built with context=0, but was given a context of shape {tuple(context.shape)}"
+            )
+        if context is not None:
+            check_vectors(context, flow.context, "context")
+        self.context, self._flow = context, flow
+        self._validating = True if validate_args is None else validate_args
+        batch_shape = Size() if context is None else context.shape[:-1]
+        super().__init__(batch_shape, Size([flow.features]), validate_args=False)
 
     def log_prob(self, value: Tensor) -> Tensor:
+        """The log-density of ``value`` of shape (..., features)."""
         return self.log_probs(value).sum(-1)
 
     def log_probs(self, value: Tensor) -> Tensor:
-        """The terms log p(k | context) and log p(x | k, context) of rows (..., features), as (..., 2)."""
-        rows = value.reshape(-1, self._flow.features)
-        codes, rest = rows[:, : self._flow.discrete].long(), rows[:, self._flow.discrete :]
-        context = self._rows(len(rows))
-        continuous = self._flow.given_codes(codes, context, self._validate).log_prob(rest)
+        """The terms log p(k | context) and log p(x | k, context), of shape (..., 2)."""
+        check_vectors(value, self._flow.features, "value")
+        try:
+            shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
+        except RuntimeError:
+            raise ArgumentError(
+                f"value of shape {tuple(value.shape)} does not broadcast with the batch shape {tuple(self.batch_shape)}"
+            ) from None
+        rows, context = _rows(value, shape), self._context_rows(shape)
+        if self._validating:
+            self._flow.check_codes(rows)
+        codes, rest = self._flow.split(rows)
+        continuous = self._flow.given_codes(codes, context, self._validating).log_prob(rest)
         terms = torch.stack([self._flow.categories.log_prob(codes, context), continuous], dim=-1)
-        return terms.view(*value.shape[:-1], 2)
+        return terms.view(*shape, 2)
 
     @torch.no_grad()
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
-        count = torch.Size(sample_shape).numel()
-        context = self._rows(count)
-        codes = self._flow.categories.sample(count, context, generator)
+        """Draw rows of shape (*sample_shape, *batch shape, features); inverses are certified layer by layer."""
+        shape = Size([*([sample_shape] if isinstance(sample_shape, int) else sample_shape), *self.batch_shape])
+        context = self._context_rows(shape)
+        codes = self._flow.categories.sample(shape.numel(), context, generator)
         rest = self._flow.given_codes(codes, context).sample(generator=generator)
-        return torch.cat([codes.to(rest), rest], dim=1).view(*sample_shape, self._flow.features)
+        return torch.cat([codes.to(rest), rest], dim=1).view(*shape, self._flow.features)
 
-    def _rows(self, count: int) -> Tensor | None:
-        """The context of each of so many rows."""
-        return None if self._context is None else self._context.expand(count, self._flow.context)
+    def _context_rows(self, shape: Size) -> Tensor | None:
+        """The context of each row of a batch of this shape, (n, context)."""
+        return None if self.context is None else _rows(self.context, shape)
+
+
+def _rows(x: Tensor, shape: Size) -> Tensor:
+    """Vectors (..., n), broadcast to a batch shape, as rows of a matrix."""
+    return x.expand(*shape, x.shape[-1]).reshape(-1, x.shape[-1])

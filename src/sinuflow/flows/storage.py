@@ -29,7 +29,7 @@ FORMAT_VERSION = 2
 #: Arguments of a layer whose product its parameters exceed.
 _FACTORS = {"features", "outputs", "blocks", "scales", "waves"}
 #: Arguments that are sizes or lists of sizes; other integers, such as the origin of a column, may have any magnitude.
-_SIZES = _FACTORS | {"context", "hidden", "shape", "image", "channels", "residual_blocks", "order", "columns"}
+_SIZES = _FACTORS | {"context", "hidden", "shape", "image", "channels", "residual_blocks", "order", "columns", "sizes"}
 
 
 class Model(NamedTuple):
@@ -149,7 +149,8 @@ def _needed(spec: Spec) -> int:
 
 def _counts(spec: Spec) -> int:
     """The counts in the plan of a masked network: one for every feature in every hidden layer."""
-    features, hidden = (_used(spec).get(name) for name in ("features", "hidden"))
+    features, sizes, hidden = (_used(spec).get(name) for name in ("features", "sizes", "hidden"))
+    features = len(sizes) if isinstance(sizes, list) else features
     return features * len(hidden) if type(features) is int and isinstance(hidden, list) else 0
 
 

@@ -156,7 +156,10 @@ class Run:
 
     def refit(self, flow: Flow, recipe: Recipe, train: RowSource, part_steps: Sequence[int], share: float) -> None:
         """Train the parts of another flow for so many steps, in this share of the minutes, without validation."""
-        part_steps = [max(1, steps) for steps in part_steps]
+        parts = len(getattr(flow, "parts", ((flow,),)))
+        if len(part_steps) != parts or not any(part_steps):
+            # A column may have atoms among fewer rows only; and the initial weights may have been the best.
+            part_steps = [max(1, *part_steps)] * parts
         settings = {**recipe.training, **(self.training or {}), "steps": max(part_steps), "patience": None}
         settings |= {} if self.minutes is None else {"minutes": share * self.minutes}
         fit(flow, train, device=self.device, seed=self.seed, progress=False, part_steps=part_steps, **settings)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..errors import SinuflowError, StorageError
 from ..flows.flow import Flow
@@ -42,12 +43,12 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Fl
     try:
         fitted.schema(config, "configuration")
         expected = {"quantiles", *fitted.tensor_names}
-        if {name for name in model.tensors if not name.startswith("flow/")} != expected:
+        if {name for name in model.tensors if not name.startswith(("flow/", "anomaly/"))} != expected:
             raise ValueError(f"besides the flow's tensors, it must have {', '.join(sorted(expected))} and no others")
-        quantiles = model.tensors["quantiles"]
-        increasing = quantiles.dim() == 1 and len(quantiles) > 1 and quantiles.dtype == torch.float64
-        if not increasing or not bool((quantiles[1:] >= quantiles[:-1]).all()):  # False for NaN
-            raise ValueError("its quantiles must be float64 and in increasing order")
+        quantiles = _quantiles(model.tensors["quantiles"])
+        anomaly = {name: _quantiles(t) for name, t in groups.get("anomaly", {}).items()}
+        if anomaly.keys() - ({"quantiles"} if fitted is TableModel else set()):
+            raise ValueError("it has tensors that such a model does not have")
         flow = build_flow(path, config["flow"], groups.get("flow", {}))
         if not isinstance(flow, (SinusoidalFlow, MixedFlow) if fitted is TableModel else SinusoidalFlow):
             raise ValueError("its flow must be a SinusoidalFlow, or for tables a MixedFlow")
@@ -57,4 +58,14 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Fl
     except (ValueError, OverflowError, SinuflowError) as error:
         raise StorageError(f"{path} has an invalid configuration for a {fitted.description}: {error}") from error
     loaded: TableModel | ImageModel = fitted(flow, *parts, quantiles, config["history"], config["facts"])
+    if isinstance(loaded, TableModel):
+        loaded.anomaly_quantiles = anomaly.get("quantiles")
     return loaded.to(device)
+
+
+def _quantiles(stored: Tensor) -> Tensor:
+    """Stored quantiles, or a ValueError."""
+    increasing = stored.dim() == 1 and len(stored) > 1 and stored.dtype == torch.float64
+    if not increasing or not bool((stored[1:] >= stored[:-1]).all()):  # False for NaN
+        raise ValueError("its quantiles must be float64 and in increasing order")
+    return stored

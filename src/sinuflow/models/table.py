@@ -13,6 +13,7 @@ from torch import Tensor
 from ..checks import LONGEST_NAME, anything, choice, fields, flag, integer, items, number, one_of, optional, text
 from ..data import Column, Preprocessor, open_table
 from ..data.columns import MAP_NAMES, quoted_list
+from ..data.common_measure import CommonMeasure
 from ..data.split import Split
 from ..data.tables import Rows, read_rows
 from ..data.values import code_of, table_arrays
@@ -76,7 +77,8 @@ class TableModel(FittedModel):
     Args:
         preprocessor: the bijection from the table's units to the flow's input, in float64.
         split: the training, validation and test rows.
-        quantiles: of the log-densities of the training rows, in increasing order.
+        quantiles: of the log-densities of the calibration rows, in increasing order.
+        anomaly_quantiles: the same of minus their anomaly scores; models of version 0.1.0 have none.
 
     The other arguments are those of all fitted models.
     """
@@ -87,6 +89,7 @@ class TableModel(FittedModel):
     quantiles: Tensor
     history: list[dict[str, Any]]
     facts: dict[str, Any]
+    anomaly_quantiles: Tensor | None = None
     kind, description, schema = "table", "model of a table", _SCHEMA
     tensor_names: ClassVar = {"preprocessing/mean", "preprocessing/factor"}
     tensor_names |= {"split/validation", "split/test", "split/unused"}
@@ -184,16 +187,45 @@ class TableModel(FittedModel):
             parts.append((preprocessor.score_points(log_prob, located) + discrete).cpu())
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 
-    def anomaly_percentile(self, log_density: Array) -> Array:
-        """The percentage of calibration rows with a higher density: 100 is more anomalous than all of them.
+    def anomaly_score(self, data: Any) -> Array:
+        """How anomalous every row of a table is, in nats: minus its log-density, by a measure common to all rows.
+
+        The measure does not depend on the units of the columns (:class:`~sinuflow.data.common_measure.CommonMeasure`).
+        """
+        scores = [-self.score_rows(r) + self.common_terms(r) for r in read_rows(open_table(data), self.preprocessor)]
+        return np.concatenate(scores) if scores else np.empty(0)
+
+    def common_terms(self, rows: Rows) -> Array:
+        """What to subtract from the log-densities of rows of a table so that they can be compared."""
+        if self.anomaly_quantiles is None and self.preprocessor.cells is None:  # a model of version 0.1.0
+            return np.zeros(len(rows.x))
+        return np.asarray(CommonMeasure(self.preprocessor).log_terms(rows.x).numpy())
+
+    def anomaly_percentile(self, scores: Any) -> Array:
+        """The percentage of calibration rows that are less anomalous: 100 is more anomalous than all of them.
+
+        Args:
+            scores: a table, whose rows are ranked by their :meth:`anomaly_score`, as ``sinuflow score`` does; or an
+                array of log-densities, which are ranked as such.
 
         Calibration rows were held out; tables under 2,000 rows are cross-fitted, so that every row is one. Of n
         calibration rows, the highest percentile is 100 n / (n + 1). Models of version 0.1.0 compare with training rows,
         which makes fresh rows look more anomalous than they are.
         """
+        if isinstance(scores, np.ndarray) and scores.ndim < 2:
+            return self._percentile(scores, self.quantiles)
+        return self.percentile_of(-self.anomaly_score(scores))
+
+    def percentile_of(self, comparable: Array) -> Array:
+        """The percentile of log-densities without their :meth:`common_terms`."""
+        return self._percentile(
+            comparable, self.quantiles if self.anomaly_quantiles is None else self.anomaly_quantiles
+        )
+
+    def _percentile(self, log_density: Array, quantiles: Tensor) -> Array:
         if "calibration_rows" in self.facts:
-            return percentile(log_density, self.quantiles.numpy(), self.facts["calibration_rows"])
-        grid = self.quantiles.numpy()
+            return percentile(log_density, quantiles.numpy(), self.facts["calibration_rows"])
+        grid = quantiles.numpy()
         shares = np.interp(log_density, grid, np.linspace(0, 1, len(grid)))
         return np.where(np.isnan(log_density), np.nan, 100 * (1 - shares))
 
@@ -280,6 +312,8 @@ class TableModel(FittedModel):
         for name, ids in self.split.stored().items():
             small = not len(ids) or ids[-1] < 2**31
             tensors[f"split/{name}"] = torch.from_numpy(ids.astype(np.int32 if small else np.int64))
+        if self.anomaly_quantiles is not None:
+            tensors["anomaly/quantiles"] = self.anomaly_quantiles
         return {"preprocessing": self.preprocessor.as_dict()}, tensors
 
     @classmethod

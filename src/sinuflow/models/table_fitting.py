@@ -15,6 +15,7 @@ from torch import Tensor
 from ..data import Preprocessor, Survey, Table, open_table, survey
 from ..data.arrow_rows import ArrowRows
 from ..data.columns import Bounds, declared_bounds
+from ..data.common_measure import CommonMeasure
 from ..data.inspect import Wish
 from ..data.sources import CONTENT_ROWS, MemoryRows, RowSource, content_hash, fingerprint, seeded
 from ..data.split import Ids, Split, folds, split_rows
@@ -116,7 +117,7 @@ def fit_table(
     result = _train(run, flow, recipe, rows)
     model = TableModel(flow, preprocessor, split, torch.zeros(0), result.history, {})
     scores = _calibration_scores(run, model, recipe, rows, result.part_steps)
-    model.quantiles = calibration_quantiles(scores)
+    _calibrate(model, scores)
     model.facts |= {
         "calibration_rows": len(scores),
         "table": Path(table.name).name,
@@ -147,12 +148,14 @@ def _continued(run: Run, data: Any, start: TableModel) -> TableModel:
     recipe = table_recipe(len(split.train))
     recipe = replace(recipe, **hyperparameters(flow))
     result = _train(run, flow, continued(recipe), rows, start.facts["steps"])
-    model = TableModel(flow, start.preprocessor, split, start.quantiles, extended_history(start, result), {})
+    history = extended_history(start, result)
+    model = TableModel(flow, start.preprocessor, split, start.quantiles, history, {}, start.anomaly_quantiles)
     calibrated = {}
     if result.best_step:
         before = start.facts["steps"]
         scores = _calibration_scores(run, model, recipe, rows, [before + step for step in result.part_steps])
-        model.quantiles, calibrated = calibration_quantiles(scores), {"calibration_rows": len(scores)}
+        _calibrate(model, scores)
+        calibrated = {"calibration_rows": len(scores)}
     new = {"table": Path(table.name).name, "validation_nll": result.best_nll, **calibrated}
     model.facts |= extended_facts(start, {**new, **run.facts(result, continued=True)})
     return model
@@ -177,11 +180,19 @@ def _train(run: Run, flow: Flow, recipe: Recipe, rows: _Rows, taken: int = 0) ->
     return run.train(flow, recipe, rows.source(rows.split.train), validation, share, taken)
 
 
+def _calibrate(model: TableModel, scores: Tensor) -> None:
+    """Store the quantiles of calibration scores."""
+    model.quantiles, model.anomaly_quantiles = (calibration_quantiles(part.contiguous()) for part in scores.mT)
+
+
 def _calibration_scores(run: Run, model: TableModel, recipe: Recipe, rows: _Rows, steps: list[int]) -> Tensor:
-    """The log-density of held-out rows or, of a small table, of every usable row by cross-fitting."""
+    """The log-densities of held-out rows or, of a small table, of every usable row by cross-fitting, (n, 2).
+
+    The second column is by the measure that is common to all rows.
+    """
     if rows.few:
         return _cross_fitted_scores(run, rows.table, rows.survey, recipe, steps)
-    return model.score_numbers(*rows.in_memory(_some(rows.split.held_out, _VALIDATION, run.seed)))
+    return rows.scores(model, _some(rows.split.held_out, _VALIDATION, run.seed))
 
 
 def _cross_fitted_scores(run: Run, table: Table, surveyed: Survey, recipe: Recipe, steps: list[int]) -> Tensor:
@@ -192,7 +203,7 @@ def _cross_fitted_scores(run: Run, table: Table, surveyed: Survey, recipe: Recip
         flow = _build(run, recipe, rows.preprocessor)
         run.refit(flow, recipe, rows.source(split.train), steps, 1 / (1 + _FOLDS))
         model = TableModel(flow, rows.preprocessor, split, torch.zeros(0), [], {})
-        parts.append(model.score_numbers(*rows.in_memory(split.validation)))
+        parts.append(rows.scores(model, split.validation))
     return torch.cat(parts)
 
 
@@ -243,6 +254,14 @@ class _Rows:
         rows = torch.from_numpy(self.survey.numbers[chosen][:, self._order])
         size = len(self.preprocessor.features)
         return rows[:, :size], rows[:, size:] if len(self._order) > size else None
+
+    def scores(self, model: TableModel, ids: Ids) -> Tensor:
+        """The log-densities (n, 2), as they are and comparable, of those of these rows that the survey holds."""
+        chosen = np.isin(self.survey.rows, ids, assume_unique=True)
+        numbers = {c.name: self.survey.numbers[chosen, i] for i, c in enumerate(self.preprocessor.columns)}
+        x, context = self.in_memory(ids)
+        scores = model.score_numbers(x, context) + torch.from_numpy(self.preprocessor.log_relations(numbers))
+        return torch.stack([scores, scores - CommonMeasure(self.preprocessor).log_terms(x)], dim=1)
 
     def source(self, ids: Ids) -> RowSource:
         """These rows, for training or validation."""

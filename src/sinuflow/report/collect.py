@@ -66,7 +66,7 @@ class _HeldOut:
         random = np.random.default_rng([0, 2])
         test = subsample(model.split.test if self.same else np.arange(count), _ROWS, random)
         train = subsample(model.split.train, _ROWS, random) if self.same else np.empty(0, dtype=np.int64)
-        held, trained, scores = [], [], []
+        held, trained, scores, terms = [], [], [], []
         for rows in read_rows(table, model.preprocessor):
             indices = rows.first + np.arange(len(rows.x))
             fitted, chosen = np.isin(indices, train), np.isin(indices, test) & model.scored(rows)
@@ -74,6 +74,7 @@ class _HeldOut:
             picked = rows.select(chosen)
             held.append((torch.from_numpy(indices[chosen]), picked.x, picked.context))
             scores.append(torch.from_numpy(model.score_rows(picked)))
+            terms.append(model.common_terms(picked))
         if not sum(map(len, scores)):
             raise DataError(f"{table.name} has no rows with a density to report on")
         ids, x, context = zip(*held, strict=True)
@@ -84,6 +85,7 @@ class _HeldOut:
         if not bool(inside.any()):
             raise DataError(f"no row of {table.name} is within the range of the model's columns")
         self.ids, self.x, self.log_density = torch.cat(ids)[inside], torch.cat(x)[inside], log_density[inside].numpy()
+        self.common_terms = np.concatenate(terms)[inside.numpy()]
         self.context = None if context[0] is None else torch.cat(context)[inside]
         self.train = torch.cat(trained)
 
@@ -124,7 +126,7 @@ def _sample(model: TableModel, context: Tensor | None, count: int) -> Tensor:
     generator = torch.Generator(next(model.flow.parameters()).device).manual_seed(0)
     if context is not None:
         context = context[torch.randint(len(context), (count,), generator=seeded(0))]
-    shape = (count,) if context is None or isinstance(model.flow, MixedFlow) else ()
+    shape = (count,) if context is None else ()
     return model.preprocessor.inverse(model.flow(context).sample(shape, generator=generator).cpu())
 
 
@@ -145,8 +147,9 @@ def _baselines(model: TableModel, rows: _HeldOut) -> list[Score]:
 
 
 def _anomalies(model: TableModel, rows: _HeldOut) -> list[Anomaly]:
-    worst = np.argsort(rows.log_density)[:_ANOMALIES]
-    percentiles = model.anomaly_percentile(rows.log_density[worst])
+    comparable = rows.log_density - rows.common_terms
+    worst = np.argsort(comparable)[:_ANOMALIES]
+    percentiles = model.percentile_of(comparable[worst])
     return [
         Anomaly(int(i), int(rows.ids[i]) + 1, float(rows.log_density[i]), float(percentile))
         for i, percentile in zip(worst, percentiles, strict=True)

@@ -1,0 +1,104 @@
+"""How many clean rows that a model has not seen are above the anomaly percentile 99: 1 % if the percentile is right.
+
+    python percentiles.py --data DIR [--tables NAME ...] [--splits N] [--steps N] [--most ROWS] [--workers N]
+                          [--cache DIR] [--json FILE]
+
+DIR holds tables as NAME.csv.gz. In every split a fifth of the rows is fresh, and Sinuflow is fitted to the others. With
+n calibration rows, of which k = floor((n + 1) / 100) may be above the percentile 99, the number of m fresh rows above it
+is beta-binomial with the parameters m, k and n + 1 - k; the table shows the 99 % interval of the mean over the splits, by
+simulation. Splits share rows, so their mean varies a little more than that. ``--steps`` shortens the training: the
+percentiles of a worse model must be as right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import sinuflow
+from realism import read
+from records import make_record, write
+from tasks import revisions, run_tasks
+
+
+def measure(path: Path, seed: int, steps: int | None, most: int) -> dict[str, Any]:
+    """The share of fresh rows above 99, and the numbers of calibration and fresh rows."""
+    table = read(path)
+    order = np.random.default_rng(seed).permutation(len(table))[:most]
+    fresh = len(order) // 5
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / name for name in ("train.csv", "fresh.csv")]
+        for file, rows in zip(files, (order[fresh:], order[:fresh]), strict=True):
+            table.iloc[np.sort(rows)].to_csv(file, index=False)
+        model = sinuflow.fit_table(files[0], steps=steps, seed=seed, progress=False, device="cpu")
+        percentiles = model.anomaly_percentile(files[1])
+    return {
+        "above": float(np.mean(percentiles > 99)),
+        "above_95": float(np.mean(percentiles > 95)),
+        "fresh": fresh,
+        "calibration": model.facts["calibration_rows"],
+    }
+
+
+def interval(calibration: int, fresh: int, splits: int) -> tuple[float, float]:
+    """The 99 % interval of the mean share above 99 over independent splits."""
+    k = (calibration + 1) // 100
+    if not k:
+        return 0.0, 0.0
+    random = np.random.default_rng(0)
+    shares = random.binomial(fresh, random.beta(k, calibration + 1 - k, size=(20_000, splits))) / fresh
+    low, high = np.quantile(shares.mean(1), [0.005, 0.995])
+    return float(low), float(high)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--tables", nargs="*", help="names of files; default: all .csv.gz")
+    parser.add_argument("--splits", type=int, default=20)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--most", type=int, default=10_000, help="the most rows of a table")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--cache", type=Path, help="a folder for results of tasks, which later runs use")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    start = time.perf_counter()
+    files = {path.name.partition(".")[0]: path for path in sorted(arguments.data.glob("*.csv.gz"))}
+    names = arguments.tables or list(files)
+    tasks = {
+        f"{name}-{seed}-percentiles": (files[name], seed, arguments.steps, arguments.most)
+        for name in names
+        for seed in range(arguments.splits)
+    }
+    results = run_tasks(measure, tasks, arguments.workers, arguments.cache)
+    print("| table | calibration rows | fresh rows | above 99 | 99 % interval | above 95 |")
+    print("|---" * 6 + "|")
+    summary = {}
+    for name in names:
+        runs = [results[f"{name}-{seed}-percentiles"] for seed in range(arguments.splits)]
+        share, share_95 = (float(np.mean([run[key] for run in runs])) for key in ("above", "above_95"))
+        low, high = interval(runs[0]["calibration"], runs[0]["fresh"], arguments.splits)
+        summary[name] = {**runs[0], "above": share, "above_95": share_95, "interval": [low, high]}
+        print(f"| {name} | {runs[0]['calibration']:,} | {runs[0]['fresh']:,} ", end="")
+        print(f"| {share:.2%} | {low:.2%} to {high:.2%} | {share_95:.2%} |")
+    if arguments.json:
+        record = make_record(
+            "python percentiles.py --data DIR",
+            start,
+            "no: the paper has no such tables",
+            revision=revisions(results),
+            seed=f"0 to {arguments.splits - 1}",
+            steps=arguments.steps,
+            results=summary,
+        )
+        write(arguments.json, record)
+
+
+if __name__ == "__main__":
+    main()
