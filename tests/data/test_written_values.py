@@ -11,6 +11,7 @@ import pytest
 from sinuflow.cli.csv_writer import CsvWriter
 from sinuflow.data.columns import Column
 from sinuflow.data.inspect import inspect_numbers
+from sinuflow.data.lookups import Lookup
 from sinuflow.data.rounding import Rounding
 from sinuflow.data.values import to_arrow
 
@@ -56,6 +57,19 @@ def test_atoms_and_restored_values_keep_all_digits():
     assert 1 / 3 in column.atoms
     column = replace(column, rounding=Rounding(decimals=2))
     assert to_arrow(column, np.array([1 / 3, 1.2345])).to_pylist() == [1 / 3, 1.23]
+    column = replace(column, rounding=None, rounded=True, digits=1, step=0.1)
+    assert to_arrow(column, np.array([1 / 3, 1.2345])).to_pylist() == [1 / 3, 1.2]
+    column = replace(column, relation=Lookup("x", ("y",), (True,), ((0.0, 1.0),), (1.2345, 2.0)))
+    assert to_arrow(column, np.array([1.2345])).to_pylist() == [1.2345]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"), [(("a", "b"), "large_string"), (("a", "b"), "string"), ((False, True), "bool")]
+)
+def test_categories_keep_their_type_even_if_all_are_missing(values, kind):
+    column = Column("x", "category", kind, categories=values, missing=0.9)
+    assert str(to_arrow(column, np.full(5, np.nan)).type) == kind
+    assert to_arrow(column, np.array([1.0, 0.0])).to_pylist() == [values[1], values[0]]
 
 
 def test_digits_are_not_rounded_to_infinity():
