@@ -11,6 +11,7 @@ import pytest
 from sinuflow.cli.csv_writer import CsvWriter
 from sinuflow.data.columns import Column
 from sinuflow.data.inspect import inspect_numbers
+from sinuflow.data.lookups import Lookup
 from sinuflow.data.rounding import Rounding
 from sinuflow.data.values import to_arrow
 
@@ -56,6 +57,19 @@ def test_atoms_and_restored_values_keep_all_digits():
     assert 1 / 3 in column.atoms
     column = replace(column, rounding=Rounding(decimals=2))
     assert to_arrow(column, np.array([1 / 3, 1.2345])).to_pylist() == [1 / 3, 1.23]
+    column = replace(column, rounding=None, rounded=True, digits=1, step=0.1)
+    assert to_arrow(column, np.array([1 / 3, 1.2345])).to_pylist() == [1 / 3, 1.2]
+    column = replace(column, relation=Lookup("x", ("y",), (True,), ((0.0, 1.0),), (1.2345, 2.0)))
+    assert to_arrow(column, np.array([1.2345])).to_pylist() == [1.2345]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"), [(("a", "b"), "large_string"), (("a", "b"), "string"), ((False, True), "bool")]
+)
+def test_categories_keep_their_type_even_if_all_are_missing(values, kind):
+    column = Column("x", "category", kind, categories=values, missing=0.9)
+    assert str(to_arrow(column, np.full(5, np.nan)).type) == kind
+    assert to_arrow(column, np.array([1.0, 0.0])).to_pylist() == [values[1], values[0]]
 
 
 def test_digits_are_not_rounded_to_infinity():
@@ -81,3 +95,10 @@ def test_csv_files_have_no_exponents_below_1e16(tmp_path):
     assert [line.partition(",")[0] for line in (tmp_path / "t.csv").read_text().splitlines()] == [
         *("x", "15000000000", "123456789012.5", "", "1000000000000000", "1e+16", "0.5", "-25000000000"),
     ]
+
+
+def test_tiny_numbers_are_not_zeros_of_a_coarse_grid():
+    column = inspect_numbers("x", np.repeat([0.0, 1e-11, 1e-10, 1e-9, 1e-8], 3), "double")
+    assert column.atoms == (0.0, 1e-11, 1e-10, 1e-9, 1e-8)
+    assert Column.from_dict(column.as_dict()) == column
+    assert to_arrow(column, np.array([1e-10])).to_pylist() == [1e-10]

@@ -132,3 +132,15 @@ def test_a_missing_extra_is_named():
     assert "pip install 'sinuflow[sklearn,cli]'" in result.stdout
     with pytest.raises(AttributeError, match="nonsense"):
         sinuflow.nonsense  # noqa: B018
+
+
+def test_no_column_is_left_out_and_restored_ones_are_scored():
+    random = np.random.default_rng(0)
+    counts = random.integers(0, 9, 200)
+    X = np.stack([np.arange(200), random.normal(size=200), counts, 2 * counts + 1, np.full(200, 3)], axis=1)
+    density = SinusoidalDensity(steps=2, blocks=1, hidden=(8,), random_state=0).fit(X)
+    assert density.model_.columns == ["x0", "x1", "x2", "x3", "x4"]
+    assert [c.name for c in density.model_.preprocessor.restored] == ["x3"]
+    assert density.sample(3).shape == (3, 5)
+    wrong = np.add(X[:5], [0, 0, 0, 1, 0])  # contradicts the relation
+    assert (density.score_samples(wrong) < density.score_samples(X[:5]) - 3).all()

@@ -25,6 +25,8 @@ from .time_parts import choose_parts, split
 #: The share of cells that are numbers (or times) from which the column is one of numbers, with some exceptions; the
 #: most different exceptions; and the most different numbers beside which the exceptions are categories instead.
 _MOSTLY, _MOST_UNREAD, _FEW_NUMBERS = 0.5, 20, 10
+#: The fewest cells for each of them.
+_REPEATED = 3
 #: Texts are identifiers or free text if there are more different ones than this, or, from a few on, if more than this
 #: share of the rows have one of their own.
 _MOST_CATEGORIES, _SOME_CATEGORIES, _MOSTLY_DIFFERENT = 5_000, 30, 0.5
@@ -202,7 +204,9 @@ class ColumnScan:
         if exceptions > _MOST_UNREAD or share < _MOSTLY:
             return False
         usual = (1 - share) / max(1, exceptions) >= share / different  # as frequent as a number
-        categories = different <= _FEW_NUMBERS or (usual and different + exceptions <= _SOME_CATEGORIES)
+        kinds = different + exceptions
+        repeated = self._numeric + sum(self._frequencies.values()) >= _REPEATED * kinds
+        categories = different <= _FEW_NUMBERS or (usual and repeated and kinds <= _SOME_CATEGORIES)
         return not (categories and self.is_automatic)
 
     def _share(self, texts: Iterable[str]) -> float:

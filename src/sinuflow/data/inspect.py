@@ -148,7 +148,8 @@ def _digits(distinct: Array) -> int | None:
         slack = max(1e-6, 2e-7 * largest * 10.0**digits)
         if slack > 0.02:
             return None
-        if bool((np.abs(scaled - np.round(scaled)) <= slack).all()):
+        rounded = np.round(scaled)
+        if bool((np.abs(scaled - rounded) <= slack).all()) and np.ptp(rounded) > 0:
             return digits
     return None
 

@@ -16,10 +16,12 @@ from torch import Tensor
 from ..bijections.base import CERTIFIED
 from ..bijections.columns import ElementwiseDataBijection, Float64Module
 from ..bijections.whitening import Whitening
+from ..errors import DataError
 from .cells import Cells, Located, draw_points, fixed_points, log_weight
 from .columns import MAP_NAMES, UNBOUNDED, Column, columns_bijection
 from .levels import Leveled, Levels
 from .numbers import Array
+from .refusals import options
 from .sources import Batch, seeded
 
 #: Rows whose cells are located at a time.
@@ -137,7 +139,20 @@ class Preprocessor(Float64Module):
         for rows in x.split(_ROWS) if len(x) else [x]:
             leveled, located = self.locate(rows)
             parts.append(torch.cat([leveled.codes.double(), located.start.mT, located.width.mT], dim=1))
-        return torch.cat(parts)
+        cells = torch.cat(parts)
+        self._check_finite(cells)
+        return cells
+
+    def _check_finite(self, cells: Tensor) -> None:
+        """Refuse values that a column's map sends to infinity: no flow could be trained on them."""
+        _, start, width = self._split(cells)
+        bad = ~(start.isfinite() & width.isfinite()).all(0)
+        if bool(bad.any()):
+            column = self.axes[int(bad.int().argmax())]
+            raise DataError(
+                f"column {column.name!r} holds values that its map {column.map!r} sends to infinity: choose another "
+                f"one, as with {options([], {column.table_column: 'linear'})}"
+            )
 
     def initialize(self, x: Tensor, generator: torch.Generator) -> None:
         """Estimate the whitening from points of the cells of rows."""

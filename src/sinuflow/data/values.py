@@ -204,7 +204,9 @@ def to_arrow(column: Column, numbers: Array) -> Any:
 
     missing = np.isnan(numbers)
     if column.kind == "category":
-        return pyarrow.array([None if code != code else column.categories[int(code)] for code in numbers.tolist()])
+        values = [None if code != code else column.categories[int(code)] for code in numbers.tolist()]
+        large = column.type == "large_string"
+        return pyarrow.array(values, pyarrow.large_string() if large else pyarrow.array(column.categories).type)
     if column.kind == "constant":
         return pyarrow.array([column.categories[0]] * len(numbers))
     if "int" in column.type:
@@ -212,10 +214,9 @@ def to_arrow(column: Column, numbers: Array) -> Any:
         limits = np.iinfo(own)  # restored values may be beyond them
         whole = np.clip(np.round(np.where(missing, 0.0, numbers)), limits.min, min(limits.max, 2.0**63 - 1024))
         return pyarrow.array(whole.astype(own), mask=missing)
-    if column.rounding is not None and column.relation is None:
-        numbers = np.where(np.isin(numbers, column.atoms), numbers, column.rounding.apply(numbers))
-    elif column.rounded:
-        numbers = np.round(numbers, column.digits)  # 0.1 + 0.2 is not 0.3
+    if column.relation is None and (column.rounding is not None or column.rounded):  # 0.1 + 0.2 is not 0.3
+        short = np.round(numbers, column.digits) if column.rounding is None else column.rounding.apply(numbers)
+        numbers = np.where(np.isin(numbers, column.atoms), numbers, short)
     return pyarrow.array(
         numbers.astype(np.float32 if column.type in ("float", "halffloat") else np.float64), mask=missing
     )

@@ -8,7 +8,6 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import SinuflowError, StorageError
@@ -74,9 +73,10 @@ class SinusoidalDensity(DensityMixin, BaseEstimator):
     def fit(self, X: ArrayLike, y: Any = None) -> SinusoidalDensity:
         """Learn the density of the rows of X; y is ignored."""
         numbers = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
-        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(numbers.shape[1])])
+        table = self._table(numbers)
         self.model_ = fit_table(
-            pyarrow.table({str(name): numbers[:, i] for i, name in enumerate(names)}),
+            table,
+            maps=dict.fromkeys(table.column_names, "auto"),  # no column is set aside
             conditioning=self.conditioning,
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
             device=self.device,
@@ -93,8 +93,7 @@ class SinusoidalDensity(DensityMixin, BaseEstimator):
         """The log-density of every row of X, in nats."""
         check_is_fitted(self)
         numbers = validate_data(self, X, dtype=np.float64, reset=False)
-        chosen = [self.model_.columns.index(c.name) for c in self.model_.preprocessor.features]
-        return self.model_.score_numbers(torch.from_numpy(numbers[:, chosen]), None).numpy()
+        return self.model_.log_prob(self._table(numbers))
 
     def score(self, X: ArrayLike, y: Any = None) -> float:
         """The mean log-density of the rows of X, in nats."""
@@ -138,6 +137,11 @@ class SinusoidalDensity(DensityMixin, BaseEstimator):
         if stored["names"] is not None:
             estimator.feature_names_in_ = np.array(stored["names"], dtype=object)
         return estimator
+
+    def _table(self, numbers: NDArray[np.float64]) -> pyarrow.Table:
+        """Rows as a table with the names of the columns."""
+        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(numbers.shape[1])])
+        return pyarrow.table({str(name): numbers[:, i] for i, name in enumerate(names)})
 
     def _given(self, *names: str) -> dict[str, Any]:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
