@@ -3,11 +3,11 @@
     python percentiles.py --data DIR [--tables NAME ...] [--splits N] [--steps N] [--most ROWS] [--workers N]
                           [--cache DIR] [--json FILE]
 
-DIR holds tables as NAME.csv.gz. In every split a fifth of the rows is fresh, and Sinuflow is fitted to the others. With
-n calibration rows, of which k = floor((n + 1) / 100) may be above the percentile 99, the number of m fresh rows above it
-is beta-binomial with the parameters m, k and n + 1 - k; the table shows the 99 % interval of the mean over the splits, by
-simulation. Splits share rows, so their mean varies a little more than that. ``--steps`` shortens the training: the
-percentiles of a worse model must be as right.
+DIR holds tables as NAME.csv.gz. In every split a fifth of the rows is fresh, and Sinuflow is fitted to the others.
+With n calibration rows, of which k = floor((n + 1) / 100) may be above the percentile 99, the number of m fresh rows
+above it is beta-binomial with the parameters m, k and n + 1 - k; the table shows the 99 % interval of the mean over
+the splits, by simulation. Splits share rows, so their mean varies a little more than that. ``--steps`` shortens the
+training: the percentiles of a worse model must be as right.
 """
 
 from __future__ import annotations

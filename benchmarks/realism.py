@@ -4,19 +4,19 @@
                       [--cache DIR] [--json FILE]
 
 DIR holds tables as NAME.csv.gz, and features as NAME.npz (the array X). A fifth of the rows of a table is held out;
-each method is fitted to the others, and samples as many. All methods get the columns that Sinuflow models, so identifiers
-and free text do not count. Question marks count as missing. Two figures:
+each method is fitted to the others, and samples as many. All methods get the columns that Sinuflow models, so
+identifiers and free text do not count. Question marks count as missing. Two figures:
 
-- C2ST: the AUC of a random forest (300 trees, five folds) that tells held-out from sampled rows, at most 5,000 of each;
-  0.5 is the best.
+- C2ST: the AUC of a random forest (300 trees, five folds) that tells held-out from sampled rows, at most 5,000 of
+  each; 0.5 is the best.
 - detection: 2 (1 - AUC), at most 1, of XGBoost in SDMetrics' protocol (three folds), with all training rows as the
-  real ones, as published tables of tabular generators have it; 1 is the best. The same with held-out rows is the honest
-  figure for a method that can copy rows.
+  real ones, as published tables of tabular generators have it; 1 is the best. The same with held-out rows is the
+  honest figure for a method that can copy rows.
 
 Methods: Sinuflow by its defaults; SDV's GaussianCopula (`pip install sdv`); and a sequential CART synthesizer, which
-fits a tree for each column given those before it, and draws the column's value from the training rows in the same leaf.
-Also counted for Sinuflow: values with a share of 1 % or more whose share among the samples is off by more than 1.5
-points and three standard errors, and samples outside of the range of a column in [0, 100] or [0, ∞).
+fits a tree for each column given those before it, and draws the column's value from the training rows in the same
+leaf. Also counted for Sinuflow: values with a share of 1 % or more whose share among the samples is off by more than
+1.5 points and three standard errors, and samples outside of the range of a column in [0, 100] or [0, ∞).
 """
 
 from __future__ import annotations

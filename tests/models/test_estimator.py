@@ -142,5 +142,5 @@ def test_no_column_is_left_out_and_restored_ones_are_scored():
     assert density.model_.columns == ["x0", "x1", "x2", "x3", "x4"]
     assert [c.name for c in density.model_.preprocessor.restored] == ["x3"]
     assert density.sample(3).shape == (3, 5)
-    wrong = X[:5] + [[0, 0, 0, 1, 0]]  # contradicts the relation
+    wrong = np.add(X[:5], [0, 0, 0, 1, 0])  # contradicts the relation
     assert (density.score_samples(wrong) < density.score_samples(X[:5]) - 3).all()

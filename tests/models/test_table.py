@@ -162,6 +162,17 @@ def test_values_that_were_never_seen_and_missing_ones_are_scored(fitted):
     assert fitted.anomaly_percentile(fitted.log_prob(frame.assign(kind="violet"))).mean() > 90
 
 
+def test_rows_without_the_context_have_no_score(conditional):
+    frame = make_frame(20)
+    frame.loc[[3, 8], "size"] = np.nan
+    with pytest.raises(DataError, match="2 rows have missing values"):
+        conditional.log_prob(frame)
+    with pytest.raises(DataError, match="missing values, first in row 4"):
+        list(scored(conditional, open_table(frame), "model"))
+    (batch,) = scored(conditional, open_table(frame), "drop")
+    assert batch["log_density"].is_null().to_numpy(zero_copy_only=False).nonzero()[0].tolist() == [3, 8]
+
+
 def test_missing_values_are_modelled_sampled_and_can_be_left_out():
     frame = make_frame()
     frame.loc[::4, "size"] = np.nan

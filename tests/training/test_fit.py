@@ -134,7 +134,7 @@ def test_types_of_training_data(convert):
         (torch.zeros(10), "two dimensions"),
         (torch.zeros(0, 2), "no rows"),
         (torch.full((5, 2), torch.nan), "NaN or infinite in 5 rows"),
-        ((torch.zeros(5, 2), torch.zeros(5, 1)), "context=0"),
+        ((torch.zeros(5, 2), torch.zeros(5, 1)), "no layer of the flow takes one: build them with context=1"),
         (np.array([["a", "b"]]), "numeric"),
     ],
 )

@@ -191,7 +191,7 @@ def test_the_best_weights_minimize_likelihood_loss_plus_penalty(monkeypatch):
     seen = []
     monkeypatch.setattr(Stability, "evaluate", lambda self, x, _: seen.append(x.shape) or next(penalties))
     scores = Trainer._validation_scores
-    monkeypatch.setattr(Trainer, "_validation_scores", lambda self, rows: (next(nlls), scores(self, rows)[1]))
+    monkeypatch.setattr(Trainer, "_validation_scores", lambda self, rows: ([next(nlls)], scores(self, rows)[1]))
     flow = small_image_flow()
     result = sinuflow.fit(
         flow, source, source, steps=6, batch_size=16, validate_every=2, patience=1, stability=1.0, progress=False,

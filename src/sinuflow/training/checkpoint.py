@@ -17,6 +17,7 @@ from ..errors import StorageError, TrainingError
 from ..files import locked
 from ..flows.storage import Model, grouped, read_model, write_model
 from .history import RECORD
+from .parts import parts_of
 
 _KIND = "checkpoint"
 #: The hashes in a fingerprint, and what differs if they do.
@@ -82,9 +83,11 @@ class CheckpointFolder:
             self._compare(state["fingerprint"], fingerprint, head)
             if state["step"] > fingerprint["steps"] or state["best_step"] > state["step"]:
                 raise ValueError(f"step {state['step']} is not in a run of {fingerprint['steps']} steps")
-            if (state["best_nll"] is None) != ("best" not in groups):
+            scored, kept = state["best_nll"] is not None, "best" in groups
+            # Weights of parts that have had their steps are kept without a score.
+            if scored != kept and not (kept and "part_steps" in fingerprint):
                 raise ValueError("it must have both the best weights and their score, or neither")
-            count = len(getattr(flow, "parts", [flow]))
+            count = len(parts_of(flow))
             if any(len(of_parts) != count for of_parts in state.get("parts", {}).values()) or (
                 count > 1 and "parts" not in state
             ):

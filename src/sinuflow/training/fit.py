@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..checks import whole
+from ..checks import whole, whole_numbers
 from ..data.sources import as_source, fingerprint, fingerprint_of_head, hash_tensors
 from ..errors import ArgumentError, StorageError
 from ..flows.flow import Flow
@@ -20,6 +20,7 @@ from ..flows.storage import check_separate
 from .checkpoint import CheckpointFolder
 from .history import History, Record
 from .interrupt import Interrupt
+from .parts import parts_of
 from .progress import make_progress
 from .schedules import ScheduleName
 from .settings import MOST_RECORDS, OptimizerName, Settings
@@ -119,7 +120,8 @@ def fit(
         seed: of the order of the rows, of dropout, and of the stability penalty.
         initialize: whether to initialize data-dependent parameters from the first rows. False continues the training of
             a trained flow, whose weights are returned if none are better on ``val``.
-        part_steps: of a :class:`~sinuflow.flows.mixed.MixedFlow`, the step at which the training of each part ends.
+        part_steps: of a :class:`~sinuflow.flows.mixed.MixedFlow`, the step at which the training of each part ends;
+            without ``val``, the part's weights at that step are returned.
 
     A step is skipped if its loss is not finite or an outlier. If that persists, training restarts from the last good
     weights with a lower learning rate; after three restarts it raises a :class:`~sinuflow.TrainingError`. On SIGINT
@@ -163,6 +165,8 @@ def fit(
     )
     if unlimited:
         settings = replace(settings, steps=MOST_RECORDS * settings.validate_every)
+    if part_steps is not None:
+        part_steps = _steps_of_parts(part_steps, len(parts_of(flow)))
     if checkpoint is not None:
         check_separate(checkpoint, flow.state_dict())
     try:
@@ -188,6 +192,7 @@ def fit(
         hashes = {k: None if source is None else fingerprint(source, shown.say) for k, source in sources.items()}
         identity = {**asdict(settings), "flow": flow.config, "rows": rows.rows, **hashes}
         identity |= {} if initialize else {"start": hash_tensors(flow.state_dict().values())}
+        identity |= {} if part_steps is None else {"part_steps": part_steps}
     cuda = [torch.cuda.current_device() if place.index is None else place.index] if place.type == "cuda" else []
     current = torch.cuda.device(cuda[0]) if cuda else contextlib.nullcontext()
     locked = contextlib.nullcontext() if folder is None else folder.locked()
@@ -222,8 +227,16 @@ def fit(
             log.close()
     flow.to(home)
     best_nll = None if val is None else trainer.best_nll
-    stopped_early, part_steps = not trainer.used_up, trainer.parts.steps
-    return FitResult(flow, log.records, trainer.best_step, best_nll, trainer.step, stopped_early, part_steps)
+    stopped_early = not trainer.used_up
+    return FitResult(flow, log.records, trainer.best_step, best_nll, trainer.step, stopped_early, trainer.parts.steps)
+
+
+def _steps_of_parts(part_steps: Any, count: int) -> list[int]:
+    """The step at which the training of each of so many parts ends."""
+    steps = list(whole_numbers("part_steps", part_steps, 0))
+    if len(steps) != count:
+        raise ArgumentError(f"part_steps must have one entry for each of the flow's {count} parts; got {len(steps)}")
+    return steps
 
 
 def find_device(device: str | torch.device) -> torch.device:

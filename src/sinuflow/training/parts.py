@@ -7,20 +7,27 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .engine import Weights
+from .engine import Weights, copied
+
+
+def parts_of(flow: nn.Module) -> tuple[tuple[nn.Module, ...], ...]:
+    """The modules of each part of a flow; a flow without ``parts`` is a single one."""
+    parts: tuple[tuple[nn.Module, ...], ...] = getattr(flow, "parts", ((flow,),))
+    return parts
 
 
 class Parts:
     """The validation scores of a flow's parts, and the best weights of each.
 
     Parts are factors of the density with separate parameters, so that each has its own best step. A part that no longer
-    improves is frozen, which saves the time of its gradients. A flow without ``parts`` is a single one.
+    improves is frozen, which saves the time of its gradients.
     """
 
     def __init__(self, flow: nn.Module) -> None:
         self._flow = flow
-        modules: tuple[tuple[nn.Module, ...], ...] = getattr(flow, "parts", ((flow,),))
-        self._modules = modules
+        modules = parts_of(flow)
+        #: Parameters that are trained, unless their part is frozen.
+        self._trained = [[p for module in part for p in module.parameters() if p.requires_grad] for part in modules]
         owners = {id(t): i for i, part in enumerate(modules) for m in part for t in (*m.parameters(), *m.buffers())}
         self._part_of = {name: owners.get(id(t), 0) for name, t in flow.state_dict(keep_vars=True).items()}
         self.count = len(modules)
@@ -39,19 +46,23 @@ class Parts:
         better = [new < old for new, old in zip(scores, self.scores, strict=True)]
         for i, (score, improved) in enumerate(zip(scores, better, strict=True)):
             self.waited[i] = 0 if improved else self.waited[i] + 1
-            if improved:
-                self.scores[i], self.steps[i] = score, step
-        if any(better):
-            best = weights if self.best is None else self.best
-            chosen = {name: weights[name] if better[i] else best[name] for name, i in self._part_of.items()}
-            self.best = {name: t.detach().clone() for name, t in chosen.items()}
+            self.scores[i] = score if improved else self.scores[i]
+        self.take(better, step, weights)
         return any(better)
+
+    def take(self, which: list[bool], step: int, weights: Weights) -> None:
+        """Take the weights of these parts as their best ones, whatever their scores; at first, those of all parts."""
+        if not any(which):
+            return
+        best = weights if self.best is None else self.best
+        self.best = copied({name: weights[name] if which[i] else best[name] for name, i in self._part_of.items()})
+        self.steps = [step if taken else before for taken, before in zip(which, self.steps, strict=True)]
 
     def freeze(self, which: list[bool]) -> None:
         """Train these parts no further; the others are trained."""
-        for part, frozen in zip(self._modules, which, strict=True):
-            for module in part:
-                module.requires_grad_(not frozen)
+        for parameters, frozen in zip(self._trained, which, strict=True):
+            for parameter in parameters:
+                parameter.requires_grad_(not frozen)
 
     def state(self) -> dict[str, Any]:
         """Everything but the weights, as JSON."""

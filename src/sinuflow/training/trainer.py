@@ -48,7 +48,7 @@ class Trainer:
     settings: Settings
     history: History
     progress: Progress
-    part_steps: Sequence[int] | None = None  # after which each part of the flow is frozen
+    part_steps: Sequence[int] | None = None  # after which the training of each part of the flow ends
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -73,11 +73,11 @@ class Trainer:
         rows, earlier, started = 0, self.seconds, time.monotonic()
         if self.step == 0 and not self.history.records and self.validation is not None:
             self._validate(0.0)  # the initial weights may remain the best
-        self._freeze()
+        self._end_parts()
         while not self.used_up and not self.finished:
             periods = [period for period in (settings.validate_every, checkpoint_steps) if period is not None]
-            to_next_event = min(settings.steps - self.step, *(period - self.step % period for period in periods))
-            taken = self._engine.advance(self.step, to_next_event)
+            events = [settings.steps, *self._ends, *(self.step + period - self.step % period for period in periods)]
+            taken = self._engine.advance(self.step, min(event for event in events if event > self.step) - self.step)
             rows += taken.rows
             self.step += taken.steps
             self._loss_sum += taken.loss_sum
@@ -87,7 +87,9 @@ class Trainer:
             rows_per_second = rows / max(1e-9, elapsed)
             if self._guard.diverged:
                 self._restart_from_good()
-            if self.step % settings.validate_every == 0 or self.used_up:
+            if self.step in self._ends:
+                self._end_parts()
+            if self.step % settings.validate_every == 0 or self.used_up or self.finished:
                 self._validate(rows_per_second)
             self._show(taken.loss, rows_per_second)
             after_step()
@@ -145,18 +147,28 @@ class Trainer:
             self.best_score = sum(self.parts.scores)
             self.best_nll, self.best_step = self.best_score - penalty, self.step
         self.waited = min(self.parts.waited)
-        # The stability penalty reaches its full weight at the last step, so there is no early stopping with it.
-        patience = self.settings.patience
-        self.finished = patience is not None and self.waited >= patience and self._engine.stability is None
+        self._freeze()
+
+    @property
+    def _ends(self) -> Sequence[int]:
+        """The step at which the training of each part ends."""
+        return [self.settings.steps] * self.parts.count if self.part_steps is None else self.part_steps
+
+    def _end_parts(self) -> None:
+        """End the training of the parts that have had their steps; without validation, these weights are their best."""
+        if self.part_steps is not None and self.validation is None:
+            self.parts.take([self.step == end for end in self.part_steps], self.step, self._weights())
         self._freeze()
 
     def _freeze(self) -> None:
-        """Freeze the parts that have not improved for long, or that have had their steps."""
-        if self.parts.count == 1 or not isinstance(self._engine, EagerEngine):
-            return
-        patience, ends = self.settings.patience, self.part_steps or [self.settings.steps] * self.parts.count
+        """Freeze the parts that have not improved for long, or have had their steps; all parts end the training."""
+        # The stability penalty reaches its full weight at the last step, so there is no early stopping with it.
+        patience = self.settings.patience if self._engine.stability is None else None
         stale = [patience is not None and waited >= patience for waited in self.parts.waited]
-        self.parts.freeze([old or self.step >= end for old, end in zip(stale, ends, strict=True)])
+        frozen = [old or self.step >= end for old, end in zip(stale, self._ends, strict=True)]
+        self.finished = self.finished or all(frozen)
+        if self.parts.count > 1 and isinstance(self._engine, EagerEngine):
+            self.parts.freeze(frozen)
 
     def _validation_scores(self, rows: RowSource) -> tuple[list[float], float]:
         """The mean negative log-likelihood of the validation rows by part, and the stability penalty at full weight."""
@@ -203,9 +215,10 @@ class Trainer:
 
     def finish(self) -> None:
         """Load the best weights into the flow, in evaluation mode."""
+        if self.validation is None:
+            self.parts.take([self.step <= end for end in self._ends], self.step, self._weights())
         weights = self._weights() if self.parts.best is None else self.parts.best
         self.flow.load_state_dict(weights)
-        self.parts.freeze([False] * self.parts.count)
         self.flow.eval()
         if not all(bool(t.isfinite().all()) for t in weights.values()):
             raise TrainingError(
@@ -214,6 +227,7 @@ class Trainer:
             )
 
     def close(self) -> None:
+        self.parts.freeze([False] * self.parts.count)
         self._engine.close()
 
     def state(self, fingerprint: dict[str, Any]) -> Checkpoint:
