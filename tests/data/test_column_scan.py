@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import torch
 
 from sinuflow import DataError
 from sinuflow.data import Preprocessor, open_table
@@ -172,3 +173,26 @@ def test_texts_in_a_column_of_timestamps_are_read_or_refused_in_one_line(cell):
             list(rows)
     else:
         assert np.isfinite(next(rows).x.numpy()).all()
+
+
+def test_all_columns_that_differ_from_the_training_table_are_named():
+    preprocessor = Preprocessor(columns_of(FRAME))
+    other = FRAME.assign(real="long", count=[*range(30), *[np.inf] * 10])
+    with pytest.raises(DataError) as caught:
+        list(read_rows(open_table(other), preprocessor))
+    assert str(caught.value).splitlines() == [
+        "the frame: 2 columns are not as in the training table:",
+        "  the frame, row 1: column 'real' must be a number; it holds 'long'",
+        "  the frame, row 31: column 'count' holds an infinity",
+    ]
+    with pytest.raises(DataError, match=r"^the frame, row 1: column 'real' must be a number; it holds 'long'$"):
+        list(read_rows(open_table(FRAME.assign(real="long")), preprocessor))
+
+
+def test_cells_without_end_are_refused_by_name(monkeypatch):
+    preprocessor = Preprocessor(columns_of(FRAME[["real", "count"]]))
+    leveled, located = preprocessor.locate(torch.zeros(5, 2, dtype=torch.float64))
+    located = located._replace(start=located.start * torch.inf)
+    monkeypatch.setattr(preprocessor, "locate", lambda x: (leveled, located))
+    with pytest.raises(DataError, match="column 'real' holds values that its map 'linear' sends to infinity"):
+        preprocessor.prepare(torch.zeros(5, 2, dtype=torch.float64))

@@ -169,3 +169,12 @@ def test_clean_fresh_rows_are_rarely_above_percentile_99():
         shares.append((model.anomaly_percentile(model.log_prob(random_frame(4000, seed + 100))) > 99).mean())
     # k = 4 of 401: the mean of Beta(4, 397) is 1 %, its standard deviation 0.5 %.
     assert np.mean(shares) == pytest.approx(0.01, abs=4 * 0.005 / 3**0.5)
+
+
+@pytest.mark.parametrize("cells", [[1.5, 2.5, 3.5, 4.5], ["a", "b", "c", "d"]], ids=["numbers", "categories"])
+def test_a_context_that_is_missing_in_one_row_only_has_scores_everywhere(cells):
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": random.normal(size=60), "side": [None, *random.choice(cells, 59)]})
+    model = fit_table(frame, context=["side"], **QUICK)
+    assert np.isfinite(model.log_prob(frame)).all()
+    assert not model.quantiles.isnan().any()

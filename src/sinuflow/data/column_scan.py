@@ -281,7 +281,9 @@ class Feature:
         if scan.categories:
             if scan.wish not in (None, "auto", "category"):
                 raise DataError(f"column {scan.name!r} holds categories, and cannot take the map {_shown(scan.wish)}")
-            return inspect_codes(scan.name, values, tuple(scan.categories), scan.type, scan.role)
+            return self._with_missing(
+                inspect_codes(scan.name, values, tuple(scan.categories), scan.type, scan.role), len(values)
+            )
         if self.format is None and isinstance(scan.wish, str) and scan.wish in READINGS:
             raise DataError(f"column {scan.name!r} holds plain numbers, and cannot be read by {scan.wish!r}")
         known = values[~np.isnan(values)]
@@ -292,9 +294,17 @@ class Feature:
         wish = None if scan.is_automatic else scan.wish
         column = inspect_numbers(scan.name, values, kind, scan.role, wish, self.ends)
         column = replace(column, bounds=scan.bounds, unread=tuple(sorted(scan.unread)))
+        column = self._with_missing(column, len(values))
         if self.format is None:
             return column
         return replace(column, name=self.name, source=scan.name, part=self.part, format=self.format)
+
+    def _with_missing(self, column: Column, rows: int) -> Column:
+        """The column, as context with missing values even if they are all outside of the sample: rows need a context."""
+        if column.role == "feature" or column.kind == "constant" or column.missing or not self.scan.missing:
+            return column
+        missing = 0.5 / (rows + 0.5)
+        return replace(column, missing=missing, masses=tuple(mass * (1 - missing) for mass in column.masses))
 
     @property
     def is_time(self) -> bool:

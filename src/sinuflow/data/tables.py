@@ -19,6 +19,7 @@ from .csv_files import csv_dataset, with_missing
 from .json_lines import json_lines
 from .numbers import Array
 from .preprocessing import Preprocessor
+from .refusals import Refusals
 from .values import numbers_of
 
 #: Rows read at a time.
@@ -156,9 +157,18 @@ class Rows(NamedTuple):
 
 
 def columns_to_numbers(columns: list[Column], batch: Any, first_row: int, table: Table) -> Array:
-    """The columns of a record batch of this table, found by name, as numbers."""
-    arrays = [table.cells(batch, c.table_column) for c in columns]
-    return np.stack([numbers_of(c, a, first_row, table.name) for c, a in zip(columns, arrays, strict=True)], axis=1)
+    """The columns of a record batch of this table, found by name, as numbers; problems of all of them are one error."""
+    numbers, problems = [], dict[str, DataError]()
+    for c in columns:
+        try:
+            numbers.append(numbers_of(c, table.cells(batch, c.table_column), first_row, table.name))
+        except DataError as error:
+            problems.setdefault(c.table_column, error)
+    if len(problems) == 1:
+        raise next(iter(problems.values()))
+    refusals = Refusals(table.name, list(map(str, problems.values())))
+    refusals.check("columns are not as in the training table")
+    return np.stack(numbers, axis=1)
 
 
 def read_rows(table: Table, preprocessor: Preprocessor, all_columns: bool = False) -> Iterator[Rows]:

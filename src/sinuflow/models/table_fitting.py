@@ -235,7 +235,8 @@ class _Rows:
         self.few = len(surveyed.usable) < _SMALL
         self.preprocessor = Preprocessor(surveyed.columns(split.train)) if preprocessor is None else preprocessor
         self._columns = [*self.preprocessor.features, *self.preprocessor.context_columns]
-        self._order = [self.preprocessor.columns.index(c) for c in self._columns]
+        places = {c.name: i for i, c in enumerate(self.preprocessor.columns)}
+        self._order = [places[c.name] for c in self._columns]
         #: Training rows and their context, at most as many as statistics need.
         self.sample = self.in_memory(_some(split.train, _ENOUGH, seed))
         self.content = content_hash(surveyed.numbers[:CONTENT_ROWS, self._order])
