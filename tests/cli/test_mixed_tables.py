@@ -121,7 +121,7 @@ def test_rows_with_missing_values_can_be_dropped_or_refused(place, tmp_path):
     missing = table[["age", "plan"]].isna().any(axis=1).to_numpy()
     table.to_csv(tmp_path / "t.csv", index=False)
     out = succeeds("fit", "t.csv", "-o", "m.safetensors", "--steps", 5, "--missing", "drop", "-q", cwd=tmp_path)
-    assert f"{(~missing).sum()} of 240 rows (the others have missing values)" in out
+    assert f"{(~missing).sum()} of 240 rows (the others have missing values" in out
     refused = fails("fit", "t.csv", "-o", "n.safetensors", "--missing", "refuse", cwd=tmp_path)
     assert "48 in 'age', 12 in 'plan'" in refused or "12 in 'plan', 48 in 'age'" in refused
     assert "--missing drop" in refused

@@ -107,6 +107,15 @@ def test_a_value_that_the_column_cannot_have_has_a_known_probability(c, value):
     assert within.tolist() == pytest.approx([SURPRISE, 0.0])
 
 
+def test_values_on_a_grid_have_densities():
+    """The probability of a value is divided by the step; those of missing values and categories are not."""
+    grid = replace(column([0.0, 1.5], missing=0.2, discrete=False), cell=0.5, step=0.5)
+    levels = Levels([grid, replace(column([0.0, 1.0]), kind="category", cell=2.0)])
+    x = torch.tensor([[0.0, 0.0], [1.5, 1.0], [math.nan, 0.0], [7.0, 1.0], [math.inf, 0.0]], dtype=torch.float64)
+    within = levels.locate(x).within.tolist()
+    assert within == pytest.approx([math.log(2), math.log(2), 0.0, 0.0, SURPRISE + math.log(2)])
+
+
 def test_surprises_add_up():
     levels = Levels([column([0.0, 5.0])] * 3)
     within = levels.locate(torch.tensor([[1.0, 0.0, math.nan]], dtype=torch.float64)).within

@@ -161,6 +161,25 @@ def test_every_row_is_drawn_given_its_own_context():
     assert p_value(draws[::2], model, other) < 1e-9
 
 
+def test_excluded_values_are_not_drawn():
+    """Each variable is drawn given those before it, and that it is not the excluded one."""
+    model = random_model([3, 2, 4], seed=3)
+    excluded = [1, -1, 0]
+    draws = model.sample(10_000, None, torch.Generator().manual_seed(5), excluded)
+    expected = torch.full((24,), 10_000.0, dtype=DOUBLE)
+    for row, codes in enumerate(combinations([3, 2, 4])):
+        for i, size in enumerate([3, 2, 4]):
+            others = codes.repeat(size, 1)
+            others[:, i] = torch.arange(size)
+            p = model.log_probs(others)[:, i].exp().detach()
+            p[torch.arange(size) == excluded[i]] = 0
+            expected[row] *= p[codes[i]] / p.sum()
+    drawn, possible = frequencies(draws, [3, 2, 4]), expected > 0
+    assert possible.sum() == 2 * 2 * 3
+    assert drawn[~possible].sum() == 0
+    assert chisquare(drawn[possible].numpy(), expected[possible].numpy()).pvalue > 1e-3
+
+
 def test_draws_depend_on_the_generator_alone():
     model = random_model([3, 4], context=1)
     side = contexts(model, 50)

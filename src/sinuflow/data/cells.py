@@ -97,8 +97,7 @@ class Cells(Float64Module):
     def _extended(self, curve: Curve, x: Tensor) -> tuple[Tensor, Tensor]:
         """The curve, infinite beyond its domain and at the ends of it."""
         z, log_slope = curve(x)
-        outside = z.isnan() | log_slope.isinf()
-        return torch.where(outside, torch.where(x < self.middle, -torch.inf, torch.inf), z), log_slope
+        return torch.where(z.isnan(), torch.where(x < self.middle, -torch.inf, torch.inf), z), log_slope
 
     @torch.no_grad()
     def locate(self, x: Tensor, curve: Curve, absent: Tensor | None = None) -> Located:
@@ -122,7 +121,7 @@ class Cells(Float64Module):
         # Φ is not precise enough for narrow cells and for those in the tails: their ends on the axis are.
         score, ends = self._score(z, below), [self._score(t, below) for t in (low, high)]
         length = (ends[1] - ends[0]).clamp(min=1e-300)  # 0 where even the tail is at its end
-        narrow = on_curve & ~point & (width < _NARROW) & low.isfinite() & high.isfinite() & length.isfinite()
+        narrow = on_curve & ~point & (width < _NARROW) & low.isfinite() & high.isfinite()
         measure = torch.where(narrow, length, width).log() - torch.where(missing, 0.0, self.log_step)
         slope = self.smooth.log() + _log_phi(z) - _log_phi(score) + log_slope
         measure = torch.where(point, torch.where(self.plain, log_slope, slope), measure)

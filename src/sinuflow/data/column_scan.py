@@ -315,7 +315,7 @@ class Feature:
         return replace(column, name=self.name, source=scan.name, part=self.part, format=self.format)
 
     def _with_missing(self, column: Column, rows: int) -> Column:
-        """The column, as context with missing values even if all are outside of the sample: rows need a context."""
+        """The column; as context, with missing values even if all are outside of the sample: rows need a context."""
         if column.role == "feature" or column.kind == "constant" or column.missing or not self.scan.missing:
             return column
         missing = 0.5 / (rows + 0.5)

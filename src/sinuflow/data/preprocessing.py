@@ -106,14 +106,14 @@ class Preprocessor(Float64Module):
         return self._copies[device]
 
     def curve(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The placed columns' maps of feature-major values, and their log-derivatives; NaN outside of a map."""
+        """The placed columns' maps of feature-major values, and their log-derivatives; NaN where a map ends."""
         ladj = torch.zeros_like(x)
         for layer in cast("Iterable[ElementwiseDataBijection]", self.maps):
             y = layer.value(x)
             ladj = ladj + layer.log_derivative(x, y)
             x = y
         # At the end of a logarithm's or logit's range, only the derivative is infinite: far values are clamped.
-        return torch.where(ladj < torch.inf, x, torch.nan), ladj
+        return torch.where(ladj.isfinite(), x, torch.nan), ladj
 
     def locate(self, x: Tensor) -> tuple[Leveled, Located]:
         """The levels of rows (n, features), and the cells of the placed features; points for models of format 1."""
