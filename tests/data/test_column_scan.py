@@ -12,6 +12,7 @@ from sinuflow import DataError
 from sinuflow.data import Preprocessor, open_table
 from sinuflow.data.columns import Column
 from sinuflow.data.tables import read_rows
+from sinuflow.data.values import to_arrow
 from tests.data.tables import FRAME, columns_of, survey_of, write_csv
 
 RANDOM = np.random.default_rng(0)
@@ -196,3 +197,24 @@ def test_cells_without_end_are_refused_by_name(monkeypatch):
     monkeypatch.setattr(preprocessor, "locate", lambda x: (leveled, located))
     with pytest.raises(DataError, match="column 'real' holds values that its map 'linear' sends to infinity"):
         preprocessor.prepare(torch.zeros(5, 2, dtype=torch.float64))
+
+
+def test_codes_keep_the_zeros_at_their_start(tmp_path):
+    codes = [f"{i:05d}" for i in RANDOM.integers(0, 40_000, 200)]
+    table = write_csv(tmp_path, "zip,n\n" + "".join(f"{code},{int(code)}\n" for code in codes))
+    column, plain = columns_of(table)
+    assert (column.kind, column.zeros, plain.zeros) == ("number", 5, 0)
+    assert to_arrow(column, np.array([7.0, np.nan, 12345.0])).to_pylist() == ["00007", None, "12345"]
+    assert Column.from_dict(column.as_dict()) == column
+    assert columns_of(pd.DataFrame({"x": ["05", "5", "70"] * 20}))[0].zeros == 0
+    assert columns_of(pd.DataFrame({"x": ["15", "75", "70"] * 20}))[0].zeros == 0
+
+
+def test_dates_of_zeros_count_as_missing():
+    days = [f"2020-{i % 12 + 1:02d}-{i % 28 + 1:02d}" for i in range(100)]
+    assert survey_of(table_of([*days, "0000-00-00"])).unread == {"x": 1}
+
+
+def test_numbers_whose_variance_overflows_are_set_aside():
+    aside = survey_of(table_of((RANDOM.normal(size=50) * 1e300).tolist())).set_aside
+    assert "beyond 1e+150" in aside["x"].reason

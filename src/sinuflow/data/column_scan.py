@@ -34,6 +34,8 @@ _MOST_CATEGORIES, _SOME_CATEGORIES, _MOSTLY_DIFFERENT = 5_000, 30, 0.5
 _MOST_TEXTS = 200_000
 #: The fewest rows in which 1, 2, 3, ... are row numbers, and the share of numbers that may be absent.
 _COUNTED, _GAPS = 30, 0.2
+#: The square of larger numbers overflows when many are added.
+_LARGEST = 1e150
 #: A column with fewer values than this is set aside if most are missing.
 _FEWEST = 10
 
@@ -86,6 +88,8 @@ class ColumnScan:
         self._frequencies: Counter[Any] = Counter()  # of the categories
         self._numeric = 0  # cells before the first category
         self._distinct: set[float] = set()  # some of them
+        #: The length of all texts, if all consist of digits, and whether some begin with a zero.
+        self._codes_width: tuple[int, bool] | None = None
         self._is_time = wish != "category" and is_time(table.dataset.schema.field(name).type)
         if kind is None and not self._is_time:
             nothing = self.type == "null"
@@ -122,6 +126,8 @@ class ColumnScan:
         if bad.any() and not self._reread_as_numbers:
             return self._codes(array)
         self._count_unread(array, bad)
+        if self.kind == "text":
+            self._codes_width = _merged_width(self._codes_width, cells.width_of_codes(array))
         known = numbers[~np.isnan(numbers)]
         self._numeric += len(known)
         self._began_as_numbers = True
@@ -158,6 +164,12 @@ class ColumnScan:
         return cells.recode(codes, known)
 
     @property
+    def zeros(self) -> int:
+        """The number of digits if all texts have as many, some of them with zeros at the start; otherwise 0."""
+        width, some = self._codes_width or (0, False)
+        return width if some and not self.unread else 0
+
+    @property
     def is_automatic(self) -> bool:
         """Whether the kind of the column is chosen by its values."""
         return self.wish is None or (isinstance(self.wish, str) and self.wish in ("auto", *READINGS))
@@ -181,9 +193,9 @@ class ColumnScan:
         return "texts" if self._began_as_numbers else None
 
     def _recognize(self, texts: list[str], hints: dict[str, Any]) -> Reader | None:
-        """The format of all these texts, or of all but a few without digits, such as "unknown"."""
+        """The format of all these texts, or of all but a few without digits, such as "unknown" or 0000-00-00."""
         reader = recognize(texts, **hints)
-        with_digits = [text for text in texts if any(c.isdigit() for c in text)]
+        with_digits = [text for text in texts if any(c in "123456789" for c in text)]
         if reader is None and 0 < len(texts) - len(with_digits) <= _MOST_UNREAD and self._share(with_digits) >= _MOSTLY:
             reader = recognize(with_digits, **hints)
         return reader
@@ -221,6 +233,8 @@ class ColumnScan:
             return
         if not known:
             self.set_aside = SetAside("holds no values")
+        elif max(-self.low, self.high) > _LARGEST:
+            self.set_aside = SetAside(f"holds numbers beyond {_LARGEST:g}, whose variance float64 cannot hold")
         elif known < _FEWEST and known < self.missing:
             self.set_aside = SetAside(f"holds only {known} value{'s'[: known - 1]} in {total:,} rows", "auto")
         elif kinds > _MOST_CATEGORIES or (kinds > _SOME_CATEGORIES and kinds > _MOSTLY_DIFFERENT * known):
@@ -293,7 +307,8 @@ class Feature:
         kind = ("int64" if whole else "double") if text else scan.type
         wish = None if scan.is_automatic else scan.wish
         column = inspect_numbers(scan.name, values, kind, scan.role, wish, self.ends)
-        column = replace(column, bounds=scan.bounds, unread=tuple(sorted(scan.unread)))
+        zeros = scan.zeros if self.format is None and "int" in kind else 0
+        column = replace(column, bounds=scan.bounds, unread=tuple(sorted(scan.unread)), zeros=zeros)
         column = self._with_missing(column, len(values))
         if self.format is None:
             return column
@@ -322,6 +337,13 @@ class Feature:
         for bound, value, beyond in zip(scan.bounds, (scan.low, scan.high), ("below", "above"), strict=True):
             if bound is not None and (value < bound if beyond == "below" else value > bound):
                 raise DataError(f"column {scan.name!r} holds {value:g}, which is {beyond} its bound {bound:g}")
+
+
+def _merged_width(one: tuple[int, bool] | None, other: tuple[int, bool] | None) -> tuple[int, bool] | None:
+    """The width of codes of two pieces; 0 if it is not the same, None for a piece without values."""
+    if one is None or other is None:
+        return one or other
+    return (one[0], one[1] or other[1]) if one[0] == other[0] else (0, False)
 
 
 def _ends(values: Array) -> tuple[float, float]:

@@ -77,6 +77,7 @@ _ABSENT = {
     "rounding": None,
     "bounds": UNBOUNDED,
     "unread": (),
+    "zeros": 0,
 }
 
 
@@ -118,6 +119,7 @@ class Column:
     format: ColumnFormat | None = None  # of the cells, if they are not plain numbers or categories
     relation: Relation | None = None  # by which the column is restored from others
     bounds: Bounds = UNBOUNDED  # as declared
+    zeros: int = 0  # the digits of codes with zeros at the start, such as 01751
     unread: tuple[str, ...] = ()  # texts that are no numbers (or times), and count as missing
 
     @property
@@ -339,5 +341,6 @@ _STORED = fields(
         "relation": fields({}, others=anything),  # checked by relation_from_dict
         "bounds": items(optional(number()), length=2),
         "unread": items(text()),
+        "zeros": integer(0, 400),
     },
 )

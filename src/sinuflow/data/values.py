@@ -58,6 +58,18 @@ def first_large_integer(array: Any, numbers: Array) -> tuple[int, int] | None:
     return None
 
 
+def width_of_codes(array: Any) -> tuple[int, bool] | None:
+    """The length of texts of digits, 0 if it varies, and whether some begin with a zero; None without texts."""
+    from pyarrow import compute
+
+    ends = compute.min_max(compute.utf8_length(array)).as_py()
+    if ends["max"] is None:
+        return None
+    same = 1 < ends["min"] == ends["max"]
+    digits = same and bool(compute.all(compute.match_substring_regex(array, "^[0-9]+$")).as_py())
+    return (ends["max"], bool(compute.any(compute.starts_with(array, "0")).as_py())) if digits else (0, False)
+
+
 def _integers(array: Any) -> list[int | None]:
     """The integers of an array, None where a value is not an integer."""
     import pyarrow
@@ -201,6 +213,7 @@ def _plain(value: Any) -> Any:
 def to_arrow(column: Column, numbers: Array) -> Any:
     """Numbers or codes as an Arrow array of the column's type, null where they are NaN."""
     import pyarrow
+    import pyarrow.compute
 
     missing = np.isnan(numbers)
     if column.kind == "category":
@@ -213,7 +226,10 @@ def to_arrow(column: Column, numbers: Array) -> Any:
         own = np.dtype(column.type if column.type in _INTEGERS else "int64")
         limits = np.iinfo(own)  # restored values may be beyond them
         whole = np.clip(np.round(np.where(missing, 0.0, numbers)), limits.min, min(limits.max, 2.0**63 - 1024))
-        return pyarrow.array(whole.astype(own), mask=missing)
+        integers = pyarrow.array(whole.astype(own), mask=missing)
+        if not column.zeros:
+            return integers
+        return pyarrow.compute.utf8_lpad(integers.cast(pyarrow.string()), width=column.zeros, padding="0")
     if column.relation is None and (column.rounding is not None or column.rounded):  # 0.1 + 0.2 is not 0.3
         short = np.round(numbers, column.digits) if column.rounding is None else column.rounding.apply(numbers)
         numbers = np.where(np.isin(numbers, column.atoms), numbers, short)
