@@ -185,3 +185,19 @@ def test_the_last_of_discrete_columns_stays_on_the_axis():
     scores = preprocessor.score_points(lambda y: (-0.5 * y.square() - 0.5 * math.log(2 * math.pi)).sum(1), located)
     np.testing.assert_allclose(scores.exp(), [0.2, 0.3, 0.5] * 2)
     assert leveled.codes[:, 0].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_the_continuous_part_of_a_grid_draws_no_atom():
+    random = np.random.default_rng(0)
+    values = np.round(random.normal(40, 8, 3_000))
+    values[random.random(3_000) < 0.3] = 40.0
+    column = inspect_numbers("age", values, "int64")
+    assert 40.0 in column.atoms
+    assert not column.discrete
+    preprocessor = Preprocessor([column])
+    rest = preprocessor.sizes[0] - 1
+    y = torch.randn((5_000, 1), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    drawn = preprocessor.inverse(torch.cat([torch.full((5_000, 1), rest, dtype=torch.float64), y], dim=1))[:, 0]
+    assert not np.isin(drawn.numpy(), column.atoms).any()
+    assert drawn.min() >= column.low
+    assert drawn.max() <= column.high

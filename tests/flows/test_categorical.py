@@ -193,6 +193,22 @@ def test_draws_depend_on_the_generator_alone():
     assert model.sample(0, side[:0]).shape == (0, 2)
 
 
+@pytest.mark.parametrize("context", [0, 2])
+def test_unknown_codes_are_quantiles_given_those_before_them(context):
+    model = random_model([3, 2, 4], context=context, seed=3)
+    codes, side = random_codes(model, 50), contexts(model, 50)
+    unknown = torch.rand(50, 3) < 0.5
+    u = torch.tensor([0.7, 0.5, 0.2], dtype=DOUBLE)
+    complete = model.completed(codes, unknown, u, side)
+    assert torch.equal(complete[~unknown], codes[~unknown])
+    for i, size in enumerate(model.sizes):
+        variants = complete.repeat(size, 1, 1)
+        variants[:, :, i] = torch.arange(size)[:, None]
+        p = torch.stack([model.log_probs(k, side)[:, i].exp() for k in variants]).detach()
+        expected = (p.cumsum(0) <= u[i]).sum(0)
+        assert torch.equal(complete[unknown[:, i], i], expected[unknown[:, i]])
+
+
 def test_values_without_probability_are_never_drawn():
     model = CategoricalMADE([3, 2, 4], hidden=(8,))
     with torch.no_grad():

@@ -175,6 +175,33 @@ def test_the_score_of_a_row_does_not_depend_on_the_others(model):
     torch.testing.assert_close(many[-len(rows) :], scores, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize(
+    ("row", "unknown"),
+    [
+        ((math.inf, 2.5, 3.0), [0]),  # a category that was never seen
+        ((math.inf, 0.0, 3.0), [0]),
+        ((1.0, math.nan, 3.0), [1]),  # nothing was missing there
+        ((math.inf, math.nan, -2.0), [0, 1]),
+    ],
+)
+def test_a_value_that_a_column_cannot_have_is_not_used_to_judge_the_others(row, unknown, monkeypatch):
+    model = model_of(make_frame(), seed=1)
+    possible = [[value] for value in row]
+    for i in unknown:
+        possible[i] = [[0.0, 1.0, 2.0, math.nan], [0.0, *quadrature(model.preprocessor, 0)[0].tolist()]][i]
+    values = torch.cartesian_prod(*(torch.tensor(v, dtype=DOUBLE) for v in possible))
+    weights = torch.ones(len(values), dtype=DOUBLE)
+    if 1 in unknown:  # a number among them has a density
+        widths = torch.cat([torch.ones(1), quadrature(model.preprocessor, 0)[1]])
+        weights = widths.repeat(len(values) // len(widths))
+    monkeypatch.setattr(cells, "POINTS", 512)
+    expected = (model.score_numbers(values, None).exp() * weights).sum().log() - len(unknown) * math.log(402)
+    score = model.score_numbers(torch.tensor([row], dtype=DOUBLE), None)
+    assert float(score) == pytest.approx(float(expected), abs=0.02)
+    monkeypatch.undo()
+    assert float(model.score_numbers(torch.tensor([row], dtype=DOUBLE), None)) == pytest.approx(float(score), abs=0.3)
+
+
 def test_drawn_rows_have_the_levels_and_points_that_they_were_drawn_from(model):
     flow, preprocessor = model.flow, model.preprocessor
     y = flow().sample((500,), torch.Generator().manual_seed(0))
@@ -343,6 +370,10 @@ def test_conditional_densities_have_the_mass_one_in_every_context(monkeypatch):
         assert mass(model, [atoms(0, 1, 2, math.nan), rain, plain], side) == pytest.approx(1, abs=1e-2)
         masses.append(mass(model, [atoms(0), atoms(0.0), plain], side))
     assert max(masses) - min(masses) > 1e-3  # the context matters
+    rows = torch.tensor([[0.0, 0.0, 1.0], [math.inf, 0.0, 1.0], [0.0, math.nan, 1.0]], dtype=DOUBLE)
+    side = torch.tensor([[0.0, -1.0], [2.0, 0.7], [1.0, math.nan]], dtype=DOUBLE)
+    alone = torch.cat([model.score_numbers(row[None], c[None]) for row, c in zip(rows, side, strict=True)])
+    torch.testing.assert_close(model.score_numbers(rows, side), alone, rtol=1e-10, atol=1e-10)
 
 
 def test_the_encoding_of_a_context():

@@ -108,7 +108,7 @@ def test_text_stays_inside_its_figure(open_page):
 def test_images_inside_figures_are_drawn(open_page):
     page = open_page()
     images = page.locator("svg image")
-    assert images.count() >= 20
+    assert images.count() >= 10
     assert all((box := image.bounding_box()) and box["width"] > 3 for image in images.all())
 
 

@@ -252,7 +252,12 @@ class Preprocessor(Float64Module):
             return placed
         x = placed.new_zeros((len(y), len(self.features)))
         x[:, self.placed] = placed
-        values, continuous = self.levels.values(codes, seeded(0) if generator is None else generator)
+        generator = seeded(0) if generator is None else generator
+        values, continuous = self.levels.values(codes, generator)
+        for k, i in enumerate(self.leveled):
+            if self.features[i].rounded and not self.features[i].discrete:
+                rows = continuous[:, k]
+                x[rows, i] = _off_atoms(x[rows, i], self.features[i], generator)
         x[:, self.leveled] = torch.where(continuous, x[:, self.leveled], values)
         return x
 
@@ -330,6 +335,26 @@ class Preprocessor(Float64Module):
             raise ValueError("its linear map cannot be inverted")
         preprocessor.whitening.mean, preprocessor.whitening.factor = mean, factor
         return preprocessor
+
+
+def _off_atoms(x: Tensor, column: Column, generator: torch.Generator) -> Tensor:
+    """Draws of a grid's continuous part; those at an atom move to the nearest other value, on a random side.
+
+    The probability of an atom is that of its level alone: otherwise it would be drawn too often.
+    """
+    last = round((column.high - column.origin) / column.step)
+    atoms = ((torch.tensor(column.atoms, dtype=torch.float64) - column.origin) / column.step).round().long()
+    place = ((x - column.origin) / column.step).round().long()
+    side = 2 * torch.randint(2, place.shape, generator=generator) - 1
+    for _ in range(2 * len(atoms)):  # more only if the whole grid consists of atoms
+        at = torch.isin(place, atoms)
+        if not bool(at.any()):
+            break
+        side = torch.where((place + side < 0) | (place + side > last), -side, side)
+        place = torch.where(at, (place + side).clamp(0, last), place)
+    # Not those that stayed, which may be rounded otherwise.
+    moved = place != ((x - column.origin) / column.step).round().long()
+    return torch.where(moved, column.origin + place * column.step, x)
 
 
 def _divide(features: list[Column], levels: bool) -> tuple[list[int], list[int]]:

@@ -111,12 +111,23 @@ class CategoricalMADE(Component, nn.Module):
             logits = logits.double()
             if excluded is not None and excluded[i] >= 0:
                 logits[excluded[i]] = -torch.inf
-            probabilities = logits.softmax(0).cumsum(0)
             u = torch.rand(count, generator=generator, dtype=torch.float64, device=like.device)
-            drawn = (u * probabilities[-1] >= probabilities[:-1]).sum(0)
-            codes.append(drawn)
-            inputs.zero_().scatter_(0, drawn.unsqueeze(0), 1.0)
+            codes.append(_quantile(logits, u))
+            inputs.zero_().scatter_(0, codes[-1].unsqueeze(0), 1.0)
         return torch.stack(codes, dim=1)
+
+    @torch.no_grad()
+    def completed(self, codes: Tensor, unknown: Tensor, u: Tensor, context: Tensor | None = None) -> Tensor:
+        """Codes (B, variables) in which each unknown one is a quantile of its distribution given those before it.
+
+        ``u`` (variables,) has the probabilities of the quantiles.
+        """
+        like, context = self.head.weight.new_empty((0, len(codes))), None if context is None else context.mT
+        complete = codes.mT.clone()
+        for i, (logits, inputs) in enumerate(incremental_groups(self._network(), like, context)):
+            complete[i] = torch.where(unknown[:, i], _quantile(logits.double(), u[i]), complete[i])
+            inputs.zero_().scatter_(0, complete[i : i + 1], 1.0)
+        return complete.mT
 
     def set_frequencies(self, codes: Tensor) -> None:
         """Start at the independent density in which every variable has the frequencies of these codes.
@@ -136,3 +147,9 @@ class CategoricalMADE(Component, nn.Module):
         dropout = self.dropout if self.training else 0.0
         weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
         return MaskedNetwork(self.plan, weights, biases, skips, self.activation, None, dropout)
+
+
+def _quantile(logits: Tensor, u: Tensor) -> Tensor:
+    """The values (B,) at which the distribution functions of float64 logits (values, B) exceed u."""
+    below = logits.softmax(0).cumsum(0)
+    return (u * below[-1] >= below[:-1]).sum(0)

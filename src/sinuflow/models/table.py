@@ -18,7 +18,6 @@ from ..data.split import Split
 from ..data.tables import Rows, read_rows
 from ..data.values import code_of, table_arrays
 from ..errors import DataError
-from ..flows.distribution import FlowDistribution
 from ..flows.flow import Flow
 from ..flows.inversion import CERTIFICATES, Certify, Drawn
 from ..flows.mixed import MixedFlow
@@ -26,6 +25,7 @@ from ..flows.sinusoidal import SinusoidalFlow
 from .calibration import percentile
 from .draws import Draws
 from .fitted import FittedModel, model_schema
+from .scores import score
 from .summary import notices
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -170,21 +170,7 @@ class TableModel(FittedModel):
             rows = slice(start, start + _ROWS)
             side = None if context is None else preprocessor.context(context[rows].to(like.device)).to(like)
             leveled, located = preprocessor.locate(x[rows].to(like.device))
-            discrete = leveled.within
-            if isinstance(self.flow, MixedFlow):
-                terms = self.flow.categories.log_probs(leveled.codes, side).double()
-                discrete = discrete + terms.masked_fill(leveled.unknown, 0.0).sum(1)
-                distribution = self.flow.given_codes(leveled.codes, side, validate_args=False)
-            else:
-                distribution = self.flow(side, validate_args=False)
-
-            def log_prob(y: Tensor, distribution: FlowDistribution = distribution) -> Tensor:
-                # Outside of a logarithm's or logit's range the density is 0.
-                inside = y.isfinite().all(1)
-                score = distribution.log_prob(torch.where(inside.unsqueeze(1), y, 0.0).to(like)).double()
-                return torch.where(inside, score, -torch.inf)
-
-            parts.append((preprocessor.score_points(log_prob, located) + discrete).cpu())
+            parts.append(score(self.flow, preprocessor, leveled, located, side).cpu())
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 
     def anomaly_score(self, data: Any) -> Array:
