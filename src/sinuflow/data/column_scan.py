@@ -81,7 +81,7 @@ class ColumnScan:
         self.low, self.high, self.whole = np.inf, -np.inf, True
         self.categories: dict[Any, int] = {}
         self.set_aside: SetAside | None = None
-        #: Cells that are no numbers (or times) in a column of such, by their text: they count as missing.
+        #: Cells of a column of numbers or times that cannot be parsed, by their text: they count as missing.
         self.unread: Counter[str] = Counter()
         self._last, self._counts = -np.inf, True
         self._began_as_numbers = False

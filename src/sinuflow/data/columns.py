@@ -120,7 +120,7 @@ class Column:
     relation: Relation | None = None  # by which the column is restored from others
     bounds: Bounds = UNBOUNDED  # as declared
     zeros: int = 0  # the digits of codes with zeros at the start, such as 01751
-    unread: tuple[str, ...] = ()  # texts that are no numbers (or times), and count as missing
+    unread: tuple[str, ...] = ()  # texts that cannot be parsed as numbers or times, and count as missing
 
     @property
     def log_spread(self) -> float:

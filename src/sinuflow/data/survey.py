@@ -38,7 +38,7 @@ class Survey:
     features: list[Feature]  # for every column of ``numbers``
     relations: list[Relation]  # by which columns are restored from others, in order
     set_aside: dict[str, SetAside]  # columns that are left out, and why
-    unread: dict[str, int]  # columns with cells that count as missing, as they are no numbers or times, and how many
+    unread: dict[str, int]  # the number of cells by column that cannot be parsed, and count as missing
     name: str  # of the table
 
     def columns(self, train: Ids) -> list[Column]:
