@@ -14,7 +14,6 @@ pyod`), with its defaults. Each of N worker processes uses one thread.
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +22,7 @@ import numpy as np
 
 import sinuflow
 import sinuflow.models.table_fitting
-from records import make_record, write
-from tasks import revisions, run_tasks
+from tasks import compare_methods, task_name, task_parser
 
 #: The most training rows, and the most test rows.
 MOST = 10_000
@@ -125,11 +123,6 @@ def mean_of(results: dict[str, dict[str, Any]], name: str, method: str, splits: 
     return float(np.mean(values))
 
 
-def task_name(name: str, seed: int, method: str) -> str:
-    """The name of a task and of its file in the cache."""
-    return f"{name}-{seed}-{method}"
-
-
 def summarize(results: dict[str, dict[str, Any]], names: list[str], methods: list[str], splits: int) -> dict[str, Any]:
     """Print the metrics of every set and their means, and return them."""
     sets: dict[str, Any] = {}
@@ -156,39 +149,16 @@ def _print_row(name: str, line: dict[str, dict[str, float]]) -> None:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True)
+    parser = task_parser(__doc__)
     parser.add_argument("--sets", nargs="*", help="names of files; default: all")
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--splits", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--cache", type=Path, help="a folder for results of tasks, which later runs use")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    start = time.perf_counter()
-    files = {path.stem: path for path in sorted(arguments.data.glob("*.npz"))}
-    names = arguments.sets or list(files)
+    parser.add_argument("--splits", dest="seeds", type=int, default=3)
+    options = parser.parse_args()
+    files = {path.stem: path for path in sorted(options.data.glob("*.npz"))}
+    names = options.sets or list(files)
     if missing := [name for name in names if name not in files]:
-        raise SystemExit(f"{arguments.data} has no {missing[0]}.npz")
-    tasks = {
-        task_name(name, seed, method): (files[name], seed, method)
-        for seed in range(arguments.splits)
-        for name in names
-        for method in arguments.methods
-    }
-    results = run_tasks(measure, tasks, arguments.workers, arguments.cache)
-    summary = summarize(results, names, arguments.methods, arguments.splits)
-    if arguments.json:
-        record = make_record(
-            "python anomalies.py --data DIR",
-            start,
-            "no: other methods, other data",
-            revision=revisions(results),
-            seed=f"0 to {arguments.splits - 1}",
-            processes=arguments.workers,
-            results=summary,
-        )
-        write(arguments.json, record)
+        raise SystemExit(f"{options.data} has no {missing[0]}.npz")
+    compare_methods(options, measure, files, names, summarize, "no: other methods, other data")
 
 
 if __name__ == "__main__":

@@ -12,9 +12,8 @@ training: the percentiles of a worse model must be as right.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,7 @@ import numpy as np
 
 import sinuflow
 from realism import read
-from records import make_record, write
-from tasks import revisions, run_tasks
+from tasks import run_benchmark, task_parser
 
 
 def measure(path: Path, seed: int, steps: int | None, most: int) -> dict[str, Any]:
@@ -56,48 +54,39 @@ def interval(calibration: int, fresh: int, splits: int) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--tables", nargs="*", help="names of files; default: all .csv.gz")
-    parser.add_argument("--splits", type=int, default=20)
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--most", type=int, default=10_000, help="the most rows of a table")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--cache", type=Path, help="a folder for results of tasks, which later runs use")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    start = time.perf_counter()
-    files = {path.name.partition(".")[0]: path for path in sorted(arguments.data.glob("*.csv.gz"))}
-    names = arguments.tables or list(files)
-    tasks = {
-        f"{name}-{seed}-percentiles": (files[name], seed, arguments.steps, arguments.most)
-        for name in names
-        for seed in range(arguments.splits)
-    }
-    results = run_tasks(measure, tasks, arguments.workers, arguments.cache)
+def summarize(results: dict[str, dict[str, Any]], names: list[str], splits: int) -> dict[str, Any]:
+    """Print the shares of every table, and return them."""
     print("| table | calibration rows | fresh rows | above 99 | 99 % interval | above 95 |")
     print("|---" * 6 + "|")
     summary = {}
     for name in names:
-        runs = [results[f"{name}-{seed}-percentiles"] for seed in range(arguments.splits)]
+        runs = [results[f"{name}-{seed}-percentiles"] for seed in range(splits)]
         share, share_95 = (float(np.mean([run[key] for run in runs])) for key in ("above", "above_95"))
-        low, high = interval(runs[0]["calibration"], runs[0]["fresh"], arguments.splits)
+        low, high = interval(runs[0]["calibration"], runs[0]["fresh"], splits)
         summary[name] = {**runs[0], "above": share, "above_95": share_95, "interval": [low, high]}
         print(f"| {name} | {runs[0]['calibration']:,} | {runs[0]['fresh']:,} ", end="")
         print(f"| {share:.2%} | {low:.2%} to {high:.2%} | {share_95:.2%} |")
-    if arguments.json:
-        record = make_record(
-            "python percentiles.py --data DIR",
-            start,
-            "no: the paper has no such tables",
-            revision=revisions(results),
-            seed=f"0 to {arguments.splits - 1}",
-            steps=arguments.steps,
-            results=summary,
-        )
-        write(arguments.json, record)
+    return summary
+
+
+def main() -> None:
+    """Print the table."""
+    parser = task_parser(__doc__)
+    parser.add_argument("--tables", nargs="*", help="names of files; default: all .csv.gz")
+    parser.add_argument("--splits", type=int, default=20)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--most", type=int, default=10_000, help="the most rows of a table")
+    options = parser.parse_args()
+    files = {path.name.partition(".")[0]: path for path in sorted(options.data.glob("*.csv.gz"))}
+    names = options.tables or list(files)
+    tasks = {
+        f"{name}-{seed}-percentiles": (files[name], seed, options.steps, options.most)
+        for name in names
+        for seed in range(options.splits)
+    }
+    table = partial(summarize, names=names, splits=options.splits)
+    comparable, seed = "no: the paper has no such tables", f"0 to {options.splits - 1}"
+    run_benchmark(options, measure, tasks, table, comparable, seed=seed, steps=options.steps)
 
 
 if __name__ == "__main__":

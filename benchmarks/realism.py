@@ -21,7 +21,6 @@ leaf. Also counted for Sinuflow: values with a share of 1 % or more whose share 
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 import warnings
@@ -32,8 +31,7 @@ import numpy as np
 import pandas as pd
 
 import sinuflow
-from records import make_record, write
-from tasks import revisions, run_tasks
+from tasks import compare_methods, task_name, task_parser
 
 #: Columns that are no features: which rows are for training.
 NOT_FEATURES = {"adult": ["split"]}
@@ -257,7 +255,7 @@ def summarize(results: dict[str, dict[str, Any]], names: list[str], methods: lis
     print("|---" * (len(methods) + 2) + "|")
     tables: dict[str, Any] = {}
     for name in names:
-        runs = {m: [results[f"{name}-{seed}-{m}"] for seed in range(seeds)] for m in methods}
+        runs = {m: [results[task_name(name, seed, m)] for seed in range(seeds)] for m in methods}
         keys = ("c2st", "detection", "detection_held_out", "seconds")
         line = {m: {k: float(np.mean([r[k] for r in rs])) for k in keys} for m, rs in runs.items()}
         off = [w for r in runs.get("sinuflow", []) for w in r["atoms_off"]]
@@ -277,37 +275,14 @@ def summarize(results: dict[str, dict[str, Any]], names: list[str], methods: lis
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True)
+    parser = task_parser(__doc__)
     parser.add_argument("--tables", nargs="*", help="names of files; default: all .csv.gz of 400 rows or more")
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--cache", type=Path, help="a folder for results of tasks, which later runs use")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    start = time.perf_counter()
-    files = {p.name.partition(".")[0]: p for p in [*arguments.data.glob("*.csv.gz"), *arguments.data.glob("*.npz")]}
-    names = arguments.tables or sorted(n for n, p in files.items() if p.suffix == ".gz" and len(read(p)) >= 400)
-    tasks = {
-        f"{name}-{seed}-{method}": (files[name], seed, method)
-        for seed in range(arguments.seeds)
-        for name in names
-        for method in arguments.methods
-    }
-    results = run_tasks(measure, tasks, arguments.workers, arguments.cache)
-    summary = summarize(results, names, arguments.methods, arguments.seeds)
-    if arguments.json:
-        record = make_record(
-            "python realism.py --data DIR",
-            start,
-            "no: the paper has no such tables",
-            revision=revisions(results),
-            seed=f"0 to {arguments.seeds - 1}",
-            processes=arguments.workers,
-            results=summary,
-        )
-        write(arguments.json, record)
+    options = parser.parse_args()
+    files = {p.name.partition(".")[0]: p for p in [*options.data.glob("*.csv.gz"), *options.data.glob("*.npz")]}
+    names = options.tables or sorted(n for n, p in files.items() if p.suffix == ".gz" and len(read(p)) >= 400)
+    compare_methods(options, measure, files, names, summarize, "no: the paper has no such tables")
 
 
 if __name__ == "__main__":

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from records import revision
+from records import make_record, revision, write
 from sinuflow.files import write_atomically
+
+
+def task_parser(description: str) -> argparse.ArgumentParser:
+    """A parser with the options of all benchmarks of tasks, described by a docstring's first line."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--cache", type=Path, help="a folder for results of tasks, which later runs use")
+    parser.add_argument("--json", type=Path)
+    return parser
+
+
+def task_name(name: str, seed: int, method: str) -> str:
+    """The name of a task and of its file in the cache."""
+    return f"{name}-{seed}-{method}"
 
 
 @dataclass(frozen=True)
@@ -69,9 +88,48 @@ def run_tasks(
     return {name: results[name] for name in tasks}
 
 
-def revisions(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The revisions that made these results."""
-    return sorted({result["revision"] for result in results.values()})
+def run_benchmark(
+    options: argparse.Namespace,
+    measure: Callable[..., dict[str, Any]],
+    tasks: Mapping[str, tuple[Any, ...]],
+    summarize: Callable[[dict[str, dict[str, Any]]], Any],
+    comparable: str,
+    **entries: Any,
+) -> None:
+    """Run tasks, print a summary of their results, and write it to a record, by the options of :func:`task_parser`.
+
+    ``comparable`` and further entries are those of :func:`records.make_record`.
+    """
+    start = time.perf_counter()
+    results = run_tasks(measure, tasks, options.workers, options.cache)
+    entries["results"] = summarize(results)
+    if options.json:
+        command = f"python {Path(sys.argv[0]).name} --data DIR"
+        revisions = sorted({result["revision"] for result in results.values()})
+        write(options.json, make_record(command, start, comparable, revision=revisions, **entries))
+
+
+def compare_methods(
+    options: argparse.Namespace,
+    measure: Callable[[Path, int, str], dict[str, Any]],
+    files: Mapping[str, Path],
+    names: list[str],
+    summarize: Callable[[dict[str, dict[str, Any]], list[str], list[str], int], Any],
+    comparable: str,
+) -> None:
+    """Run a task for every seed below ``options.seeds``, file and method of ``options.methods``."""
+    keys = product(range(options.seeds), names, options.methods)
+    tasks = {task_name(name, seed, method): (files[name], seed, method) for seed, name, method in keys}
+    seed = f"0 to {options.seeds - 1}"
+    run_benchmark(
+        options,
+        measure,
+        tasks,
+        lambda results: summarize(results, names, options.methods, options.seeds),
+        comparable,
+        seed=seed,
+        processes=options.workers,
+    )
 
 
 def _run(job: _Job) -> tuple[str, dict[str, Any]]:
