@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from ..conditioners import MADE
 from ..registry import register
 from ..transformers import Shift
-from .autoregressive import Autoregressive
+from .autoregressive import Autoregressive, Order
 from .base import Chain
 from .sinusoidal import SinusoidalLayer
 
 
+class _MaskedShift(Autoregressive):
+    """A shift by a masked network."""
+
+    _order: ClassVar[Order]
+
+    def __init__(
+        self,
+        features: int,
+        context: int = 0,
+        *,
+        hidden: Sequence[int] = (256, 256),
+        activation: str = "relu",
+        residual: bool = False,
+        dropout: float = 0.0,
+        squash_width: float | None = None,
+    ) -> None:
+        network = MADE(features, 1, hidden, context, activation, residual, dropout, squash_width)
+        super().__init__(Shift(), network, self._order)
+
+
 @register
-class LowerShift(Autoregressive):
+class LowerShift(_MaskedShift):
     r"""The paper's :math:`L_l^{-1}`: :math:`z_i = x_i + c_i(x_{<i})`, with a lower unitriangular Jacobian.
 
     Example:
@@ -25,23 +45,11 @@ class LowerShift(Autoregressive):
         True
     """
 
-    def __init__(
-        self,
-        features: int,
-        context: int = 0,
-        *,
-        hidden: Sequence[int] = (256, 256),
-        activation: str = "relu",
-        residual: bool = False,
-        dropout: float = 0.0,
-        squash_width: float | None = None,
-    ) -> None:
-        network = MADE(features, 1, hidden, context, activation, residual, dropout, squash_width)
-        super().__init__(Shift(), network)
+    _order = "forward"
 
 
 @register
-class UpperShift(Autoregressive):
+class UpperShift(_MaskedShift):
     r"""The paper's :math:`U_l^{-1}`: :math:`z_i = x_i + c_i(x_{>i})`, with an upper unitriangular Jacobian.
 
     Example:
@@ -52,19 +60,7 @@ class UpperShift(Autoregressive):
         True
     """
 
-    def __init__(
-        self,
-        features: int,
-        context: int = 0,
-        *,
-        hidden: Sequence[int] = (256, 256),
-        activation: str = "relu",
-        residual: bool = False,
-        dropout: float = 0.0,
-        squash_width: float | None = None,
-    ) -> None:
-        network = MADE(features, 1, hidden, context, activation, residual, dropout, squash_width)
-        super().__init__(Shift(), network, "reverse")
+    _order = "reverse"
 
 
 @register
