@@ -52,6 +52,24 @@ def fails(*arguments: object, cwd: Path, code: int = 1, **options: object) -> st
     return result.stderr
 
 
+def interrupted(*arguments: str, cwd: Path) -> str:
+    """The error output of a training command that is sent SIGINT after three lines of history."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sinuflow", *arguments], cwd=cwd, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+    )
+    history = cwd / "m.safetensors.run" / "history.jsonl"
+    while not (history.exists() and len(history.read_text().splitlines()) >= 3):
+        assert process.poll() is None, process.stderr.read()
+        try:
+            process.wait(0.05)
+        except subprocess.TimeoutExpired:
+            continue
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate()
+    assert process.returncode == 130
+    return error
+
+
 def make_frame(rows: int = 300, seed: int = 0) -> pd.DataFrame:
     random = np.random.default_rng(seed)
     height = random.normal(170, 10, rows)
@@ -320,20 +338,7 @@ def test_a_run_interrupted_by_ctrl_c_resumes_to_the_same_model(tmp_path):
     make_frame(1000).to_csv(tmp_path / "t.csv", index=False)
     arguments = ["fit", "t.csv", "--steps", "400"]
     run = tmp_path / "m.safetensors.run"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sinuflow", *arguments, "-o", "m.safetensors"],
-        cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    history = run / "history.jsonl"
-    while not (history.exists() and len(history.read_text().splitlines()) >= 3):
-        assert process.poll() is None, process.stderr.read()
-        try:
-            process.wait(0.05)
-        except subprocess.TimeoutExpired:
-            continue
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate()
-    assert process.returncode == 130
+    error = interrupted(*arguments, "-o", "m.safetensors", cwd=tmp_path)
     assert "--resume" in error
     assert "Traceback" not in error
     assert not (tmp_path / "m.safetensors").exists()

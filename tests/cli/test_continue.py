@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-import signal
 import sqlite3
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 
 import sinuflow
-from tests.cli.test_commands import ENVIRONMENT, fails, make_frame, succeeds
+from tests.cli.test_commands import fails, interrupted, make_frame, succeeds
 
 FIT = ("fit", "people.csv", "-o", "m.safetensors")
 CONTINUE = (*FIT, "--continue")
@@ -62,20 +59,7 @@ def test_an_interrupted_continuation_keeps_the_model_and_resumes(folder):
     model, run = folder / "m.safetensors", folder / "m.safetensors.run"
     start = model.read_bytes()
     arguments = [*CONTINUE, "--steps", "400"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sinuflow", *arguments], cwd=folder, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
-    )
-    history = run / "history.jsonl"
-    while not (history.exists() and len(history.read_text().splitlines()) >= 3):
-        assert process.poll() is None, process.stderr.read()
-        try:
-            process.wait(0.05)
-        except subprocess.TimeoutExpired:
-            continue
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate()
-    assert process.returncode == 130
-    assert "Resume it with the same command and --resume" in error
+    assert "Resume it with the same command and --resume" in interrupted(*arguments, cwd=folder)
     assert model.read_bytes() == start
     assert "--resume" in fails(*arguments, cwd=folder)
     assert "another starting model" in fails(*FIT, "--context", "city", "--force", "--resume", cwd=folder)
