@@ -9,16 +9,7 @@ import pytest
 
 from sinuflow.training import progress
 from sinuflow.training.progress import Bar, Lines, Progress, Status, make_progress
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
+from tests.training.small import Clock
 
 
 @pytest.fixture

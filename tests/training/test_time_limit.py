@@ -12,22 +12,13 @@ from sinuflow.training import trainer
 from sinuflow.training.engine import EagerEngine
 from sinuflow.training.guard import Guard
 from sinuflow.training.schedules import Schedule
-from tests.training.small import banana, quick, small_flow, weights_of
+from tests.training.small import Clock, banana, quick, small_flow, weights_of
 from tests.training.test_device_engine import settings
-
-
-class Clock:
-    """A clock on which every training step takes a second, and nothing else takes any time."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @pytest.fixture
 def clock(monkeypatch):
+    """A clock on which every training step takes a second, and nothing else takes any time."""
     clock = Clock()
     original = EagerEngine.advance
 
