@@ -42,16 +42,8 @@ class FlowDistribution(Distribution):
         # Our own default: importing some libraries turns validation off for all distributions.
         validate_args = True if validate_args is None else validate_args
         self.bijection, self.base = bijection, base
-        if context is None and bijection.context:
-            raise ArgumentError(f"this flow is conditional: call it with a context of shape (..., {bijection.context})")
-        if context is not None and not bijection.context:
-            raise ArgumentError(
-                f"this flow was built with context=0, but was given a context of shape {tuple(context.shape)}"
-            )
-        if context is not None:
-            check_vectors(context, bijection.context, "context")
+        batch_shape = context_batch_shape(context, bijection.context)
         self.context = context
-        batch_shape = Size() if context is None else context.shape[:-1]
         super().__init__(batch_shape, Size([bijection.features]), validate_args=validate_args)
         if context is not None and self._validating:
             _refuse_non_finite(context, "context")
@@ -205,6 +197,20 @@ def check_temperature(temperature: float) -> None:
     """Raise an :class:`~sinuflow.ArgumentError` unless the temperature is finite and at least 0."""
     if not 0 <= temperature < math.inf:
         raise ArgumentError(f"temperature must be finite and at least 0; got {temperature!r}")
+
+
+def context_batch_shape(context: Tensor | None, size: int) -> Size:
+    """The batch shape of a context, refused unless a flow that was built with ``context=size`` takes it."""
+    if context is None:
+        if size:
+            raise ArgumentError(f"this flow is conditional: call it with a context of shape (..., {size})")
+        return Size()
+    if not size:
+        raise ArgumentError(
+            f"this flow was built with context=0, but was given a context of shape {tuple(context.shape)}"
+        )
+    check_vectors(context, size, "context")
+    return context.shape[:-1]
 
 
 def _finite_log_density(log_density: Tensor) -> Tensor:

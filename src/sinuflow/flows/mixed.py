@@ -13,7 +13,7 @@ from ..checks import instance
 from ..errors import ArgumentError
 from ..registry import register
 from .categorical import CategoricalMADE
-from .distribution import FlowDistribution
+from .distribution import FlowDistribution, context_batch_shape
 from .flow import Flow
 
 
@@ -123,17 +123,9 @@ class MixedDistribution(Distribution):
     has_rsample = False
 
     def __init__(self, flow: MixedFlow, context: Tensor | None = None, validate_args: bool | None = None) -> None:
-        if context is None and flow.context:
-            raise ArgumentError(f"this flow is conditional: call it with a context of shape (..., {flow.context})")
-        if context is not None and not flow.context:
-            raise ArgumentError(
-                f"this flow was built with context=0, but was given a context of shape {tuple(context.shape)}"
-            )
-        if context is not None:
-            check_vectors(context, flow.context, "context")
+        batch_shape = context_batch_shape(context, flow.context)
         self.context, self._flow = context, flow
         self._validating = True if validate_args is None else validate_args
-        batch_shape = Size() if context is None else context.shape[:-1]
         super().__init__(batch_shape, Size([flow.features]), validate_args=False)
 
     def log_prob(self, value: Tensor) -> Tensor:
