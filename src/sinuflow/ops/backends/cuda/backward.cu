@@ -70,8 +70,7 @@ template <int LANES, class Get, class Put> INLINE float through_waves(float x, f
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_backward(const BackwardArguments p) {
-    DYNAMIC_SHARED(memory);
-    float* rings = memory;
+    DYNAMIC_SHARED(rings);
     float* units = rings + RING;  // operands of the current layer and the next
     float* outputs = units + 2 * operand_size(UNITS);
     float* waves = outputs + operand_size(HEAD16);

@@ -31,8 +31,7 @@ INLINE void fetch_constants(const float* biases, const float* waves, int network
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_forward(const ForwardArguments p) {
-    DYNAMIC_SHARED(memory);
-    float* rings = memory;
+    DYNAMIC_SHARED(rings);
     float* units = rings + RING;  // operands of the current layer and the next
     float* inputs = units + 2 * operand_size(UNITS);
     float* constants = inputs + operand_size(INPUTS16);

@@ -33,8 +33,7 @@ INLINE bool is_resolved(float mean, float log_scale, float scale) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) flow_inverse(const InverseArguments p) {
-    DYNAMIC_SHARED(memory);
-    float* rings = memory;
+    DYNAMIC_SHARED(rings);
     float* units = rings + RING;  // operands of all hidden layers
     float* inputs = units + DEPTH * operand_size(UNITS);
     float* residual = inputs + operand_size(INPUTS16);  // [UNITS][ROWS]

@@ -200,8 +200,7 @@ template <class Place> INLINE float2 pair_at(const float* map, int pixel, Place 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) pixel_backward(const PixelBackwardArguments p) {
-    DYNAMIC_SHARED(memory);
-    float* wide = memory;  // gradients of the wide maps before activation
+    DYNAMIC_SHARED(wide);  // gradients of the wide maps before activation
     float* narrow = wide + WIDE * WIDE_PLANE;
     float* x = narrow + NARROW_ROOM;  // first the gradient of the outputs, later the image
     int* far = reinterpret_cast<int*>(x + HEADS * X_PLANE);

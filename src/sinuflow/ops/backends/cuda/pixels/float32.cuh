@@ -61,8 +61,7 @@ INLINE int saved_place(int pixel) {
 constexpr int WIDE_NOW = WIDE % 32 ? 16 : 32, HEAD_NOW = padded(HEADS, 4);
 
 template <Purpose WHAT> INLINE void forward_float32(const ForwardArguments<float>& p) {
-    DYNAMIC_SHARED(memory);
-    float* wide = memory;  // before activation
+    DYNAMIC_SHARED(wide);  // before activation
     float* narrow = wide + WIDE * WIDE_PLANE;
     float* x = narrow + NARROW * NARROW_PLANE;
     int* far = reinterpret_cast<int*>(x + CHANNELS * X_PLANE);
