@@ -8,7 +8,7 @@ from sinuflow import ArgumentError
 from sinuflow.conditioners import MADE
 from sinuflow.ops import masked_mlp as kernel
 from sinuflow.ops.activations import ACTIVATIONS, activate, activation_slope, squash, squash_slope
-from sinuflow.ops.degrees import Step, hidden_degrees, plan, staircase, staircase_mask
+from sinuflow.ops.degrees import Stair, hidden_degrees, plan, staircase, staircase_mask
 
 SHAPES = [
     # features, context, outputs, hidden, residual
@@ -157,7 +157,7 @@ def test_staircase_covers_the_mask():
 
 
 def test_staircase_keeps_blocks_large():
-    assert staircase(list(range(100)), 10).steps == (Step(0, 100, 99),)
+    assert staircase(list(range(100)), 10).steps == (Stair(0, 100, 99),)
     assert all(stop - start >= 48 for start, stop, _ in staircase(list(range(400)), 400).steps)
     assert len(staircase(list(range(4000)), 4000).steps) <= 8
 

@@ -20,7 +20,7 @@ from ..ops.pixelcnn_fused import (
     reference_outputs,
     to_images,
 )
-from ..ops.pixelcnn_inverse import Activations, PixelNetwork, certified, incremental, pixelcnn_adjoint
+from ..ops.pixelcnn_inverse import ActiveUnits, PixelNetwork, certified, incremental, pixelcnn_adjoint
 from ..registry import register
 from ..solvers import Inversion, SolverOptions, Step
 from ..transformers import Transformer
@@ -113,7 +113,7 @@ class PixelCNN(Conditioner):
             outputs = from_images(pixel_network(images, rows, self.weights(), active))
         masks = [(t.detach() > 0).flatten(2).permute(1, 2, 0).contiguous() for t in active]
         with torch.inference_mode():  # makes small operations about twice as fast
-            pattern = Activations(masks[::3], masks[1::3], masks[2::3])
+            pattern = ActiveUnits(masks[::3], masks[1::3], masks[2::3])
             grad_z, grad_h = pixelcnn_adjoint(PixelNetwork.of(self.shape, self.weights(), None), pattern, grad, local)
         flat = grad_h.clone().transpose(0, 1).reshape(outputs.shape)
         return [grad_z.clone(), *vector_jacobian([outputs], [*self.parameters(), *given], [flat])]

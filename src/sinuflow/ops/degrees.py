@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 
-class Step(NamedTuple):
+class Stair(NamedTuple):
     """Rows ``start:stop`` of the matrix are zero from column ``columns`` on."""
 
     start: int
@@ -28,7 +28,7 @@ class Step(NamedTuple):
 class Staircase(NamedTuple):
     """A staircase mask in blocks; ``exact`` if nothing is masked inside the blocks."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[Stair, ...]
     exact: bool
 
 
@@ -40,7 +40,7 @@ def staircase(reach: Sequence[int], columns: int, least: int = 48) -> Staircase:
 
     Example:
         >>> staircase([1, 1, 2, 2, 3], columns=3, least=2)
-        Staircase(steps=(Step(start=0, stop=2, columns=1), Step(start=2, stop=5, columns=3)), exact=False)
+        Staircase(steps=(Stair(start=0, stop=2, columns=1), Stair(start=2, stop=5, columns=3)), exact=False)
     """
     least = max(least, -(-len(reach) // 8)) if columns >= least else len(reach)
     edges = [r for r in range(1, len(reach)) if reach[r] != reach[r - 1]]
@@ -49,7 +49,7 @@ def staircase(reach: Sequence[int], columns: int, least: int = 48) -> Staircase:
         if edge - starts[-1] >= least and len(reach) - edge >= least:
             starts.append(edge)
     stops = [*starts[1:], len(reach)]
-    steps = tuple(Step(start, stop, reach[stop - 1]) for start, stop in zip(starts, stops, strict=True))
+    steps = tuple(Stair(start, stop, reach[stop - 1]) for start, stop in zip(starts, stops, strict=True))
     return Staircase(steps, all(reach[start] == reach[stop - 1] for start, stop, _ in steps))
 
 
@@ -77,7 +77,7 @@ class Piece(NamedTuple):
     columns: slice
 
 
-class Block(NamedTuple):
+class DegreeBlock(NamedTuple):
     """Consecutive degrees, in the order in which ordered substitution takes them."""
 
     degrees: range
@@ -105,12 +105,12 @@ class Plan:
         return (*self.hidden, self.head)
 
     @cached_property
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[DegreeBlock]:
         """The order of ordered substitution."""
         blocks = []
         for first in range(0, self.features, _BLOCK):
             degrees = range(first, min(first + _BLOCK, self.features))
-            block = Block(degrees, known=[], fresh=[[] for _ in degrees], begun=[])
+            block = DegreeBlock(degrees, known=[], fresh=[[] for _ in degrees], begun=[])
             for i, layer in enumerate(self.layers):
                 # Of the features, degree `first` itself is known already; of the units, what is below.
                 done = layer.columns[first] if i == 0 else below(layer.columns, first)

@@ -33,7 +33,7 @@ _ROWS, _LIMIT, _TOLERANCE = 21, 200, 1e-2
 _WAVE_PARAMETERS = ("frequency", "phase", "weight", "strength", "shift")
 
 
-class Chain(Protocol):
+class LayerByLayer(Protocol):
     """A chain of bijections, as the op sees it."""
 
     def spec(self) -> Spec: ...
@@ -113,14 +113,14 @@ def layout(spec: Spec, parameters: Iterable[tuple[str, Tensor]]) -> Layout | Non
 class FlowProgram:
     """The op for one chain on one device. Batches are feature-major, (D, B); the context is (C, B)."""
 
-    def __init__(self, chain: Chain, program: Program) -> None:
+    def __init__(self, chain: LayerByLayer, program: Program) -> None:
         self.program = program
         self._chain = weakref.ref(chain)  # the cache must not keep the chain alive
         self._with_dropout: list[Any] = [module for module in chain.modules() if hasattr(module, "dropout")]
         self._gradients_verified: bool | None = None
 
     @property
-    def chain(self) -> Chain:
+    def chain(self) -> LayerByLayer:
         """The chain itself."""
         chain = self._chain()
         assert chain is not None
@@ -258,7 +258,7 @@ def _second_order(
 _PROGRAMS: weakref.WeakKeyDictionary[Any, dict[torch.device, FlowProgram | None]] = weakref.WeakKeyDictionary()
 
 
-def flow_program(chain: Chain, x: Tensor) -> FlowProgram | None:
+def flow_program(chain: LayerByLayer, x: Tensor) -> FlowProgram | None:
     """The op for a chain and a batch, or None where layers run one by one."""
     if x.dtype != torch.float32 or not use_cuda(x):
         return None
@@ -269,7 +269,7 @@ def flow_program(chain: Chain, x: Tensor) -> FlowProgram | None:
     return None if op is None or len(op.dropout_rates()) > 1 else op
 
 
-def _build(chain: Chain, device: torch.device) -> FlowProgram | None:
+def _build(chain: LayerByLayer, device: torch.device) -> FlowProgram | None:
     try:
         compiled = layout(chain.spec(), chain.named_parameters())
     except StorageError:  # a layer cannot describe itself

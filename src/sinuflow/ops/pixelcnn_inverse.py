@@ -149,7 +149,7 @@ def incremental(network: PixelNetwork, like: Tensor) -> Iterator[Step]:
             _put(maps, front.pixels, units)
 
 
-class Activations(NamedTuple):
+class ActiveUnits(NamedTuple):
     """Which units are active, all of shape (maps, H * W, B): the others pass no gradient on."""
 
     wide: list[Tensor]  # before every block, and before the head
@@ -158,7 +158,7 @@ class Activations(NamedTuple):
 
 
 def pixelcnn_adjoint(
-    network: PixelNetwork, active: Activations, grad: Tensor, local: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    network: PixelNetwork, active: ActiveUnits, grad: Tensor, local: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
     """Gradients through the inverse of an autoregressive map, with respect to z (D, B) and the parameters (D, P, B).
 

@@ -13,10 +13,10 @@ from ..models.defaults import Recipe
 from .items import Options
 from .recipes import recipes
 from .record import Result
-from .training import PEERS, Run, chosen_models, is_present
+from .training import PEERS, RecipeRun, chosen_models, is_present
 
 #: A run, its validation score, and the scores of all test examples in float32 and of the first ones in float64.
-Evaluation = tuple[Run, float, Tensor, Tensor]
+Evaluation = tuple[RecipeRun, float, Tensor, Tensor]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from .comparison import Comparison, Evaluation
 from .items import Options
 from .recipes import recipes
 from .record import Result, hardware
-from .training import Run, chosen_models, is_present
+from .training import RecipeRun, chosen_models, is_present
 
 #: Images of each split in smaller runs.
 _COUNTS = {"quick": (8_000, 1_000, 1_000), "smoke": (500, 200, 200)}
@@ -90,7 +90,7 @@ def synthetic(count: int, shape: Sequence[int], seed: int = 0) -> Tensor:
     return (255 * (image + noise)).round().clamp(0, 255).to(torch.uint8)
 
 
-class ImageRun(Run):
+class ImageRun(RecipeRun):
     """A training run of an image flow."""
 
     @property

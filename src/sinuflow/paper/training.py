@@ -42,7 +42,7 @@ PEERS = {"maf": "MAF", "nsf": "NSF"}
 
 
 @dataclass
-class Run:
+class RecipeRun:
     """A training run of a recipe; with ``options.runs``, interrupted runs resume, and finished ones are read."""
 
     dataset: str
@@ -174,9 +174,9 @@ def steps_for(seconds: float, dataset: str, model: str, recipe: Recipe, rows: Te
 
 def train(
     model: str, recipe: Recipe, rows: Splits, seed: int, options: Options, dataset: str, steps: int | None = None
-) -> Run:
+) -> RecipeRun:
     """Train a flow of rows by a recipe, for at most ``steps`` steps, or read it."""
     torch.manual_seed(seed)
-    run = Run(dataset, model, seed, recipe, options, build(model, recipe, rows.train.shape[-1]))
+    run = RecipeRun(dataset, model, seed, recipe, options, build(model, recipe, rows.train.shape[-1]))
     run.train(torch.from_numpy(rows.train), torch.from_numpy(rows.val), rows, steps)
     return run
