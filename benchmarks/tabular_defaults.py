@@ -95,7 +95,7 @@ def one_split(table: np.ndarray, seed: int) -> dict[str, np.ndarray]:
     parts = (model.split.train, model.split.validation, model.split.test)
     train, val, test = (features[torch.from_numpy(ids)] for ids in parts)
     relations = model.preprocessor.log_relations({n: x.numpy()[model.split.test] for n, x in columns.items()})
-    axes = Preprocessor(model.preprocessor.columns, levels=False)
+    axes = Preprocessor(model.preprocessor.columns, levels="none")
     axes.initialize(train, seeded(seed, 1))
     _, cells = axes.locate(test)
 

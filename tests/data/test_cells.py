@@ -23,7 +23,7 @@ GRIDS = ("heaps", "counts", "large counts", "tenths", "few", "category")
 
 def placed(*columns):
     """All columns on the axis: atoms and missing values, too, have no levels of their own."""
-    return Preprocessor(list(columns), levels=False)
+    return Preprocessor(list(columns), levels="none")
 
 
 def standard_normal(y):

@@ -246,7 +246,7 @@ def test_training_batches_have_codes_and_points_of_cells(model, precise):
 def test_a_preprocessor_survives_json(model):
     preprocessor = model.preprocessor
     stored = json.loads(json.dumps(preprocessor.as_dict()))
-    assert stored["levels"] is True
+    assert stored["levels"] == "atoms"
     again = Preprocessor.from_dict(stored, preprocessor.tensors())
     assert (again.leveled, again.placed, again.sizes) == (preprocessor.leveled, preprocessor.placed, preprocessor.sizes)
     for ours, theirs in zip(preprocessor.locate(model.rows), again.locate(model.rows), strict=True):
@@ -258,7 +258,7 @@ def test_a_preprocessor_survives_json(model):
 
 def test_without_levels_all_values_are_on_one_axis():
     """As models were for a while before levels: a file without "levels" keeps that meaning."""
-    preprocessor = model_of(make_frame(), levels=False).preprocessor
+    preprocessor = model_of(make_frame(), levels="none").preprocessor
     stored = json.loads(json.dumps(preprocessor.as_dict()))
     assert "levels" not in stored
     again = Preprocessor.from_dict(stored, preprocessor.tensors())

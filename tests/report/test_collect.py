@@ -48,7 +48,7 @@ def test_the_scores_are_those_of_the_test_rows_and_the_lead_is_paired(model):
     test, train = (torch.from_numpy(frame.to_numpy(float)[ids]) for ids in (model.split.test, model.split.train))
     ours = model.score_numbers(test, None).numpy()
     assert content.model.nll == pytest.approx(-ours.mean())
-    axes = Preprocessor(model.preprocessor.columns, levels=False)
+    axes = Preprocessor(model.preprocessor.columns, levels="none")
     axes.initialize(train, seeded(0, 2))
     points = axes.draw(train, seeded(0, 2))[0].numpy()
     draws = [axes.draw(test, seeded(0, 3, i)) for i in range(4)]

@@ -12,7 +12,9 @@ from .numbers import Array
 
 #: A column with at most this many different values, each several times on average, has nothing but atoms.
 _FEW, _ROWS_PER_VALUE = 20, 3
-#: A value is an atom from so many rows on, and from fewer if it is more frequent than its neighbours by many errors.
+#: In a table of so many rows, a categorical network learns atoms; in smaller ones they are cells of the flow's axes.
+LEVELS_ROWS = 5_000
+#: A value on a grid is an atom if it is more frequent than its neighbours by many errors, or has a level and many rows.
 _OFTEN, _ERRORS, _LEAST = 50, 4.0, 3
 #: The different values on each side of a value that count as its neighbours.
 _NEIGHBOURS = 10
@@ -25,8 +27,9 @@ _FAR = 1e7
 def with_atoms(column: Column, values: Array) -> tuple[Column, Array]:
     """The column with its atoms and their probabilities, and the values of the continuous part.
 
-    On a grid, an atom is a value with an excess over what its neighbours have, or one with rows enough to estimate its
-    probability; elsewhere, a value that is repeated. ``values`` are without missing ones.
+    On a grid, an atom is a value with an excess over what its neighbours have or, in tables whose atoms have levels,
+    one with rows enough to estimate its probability; elsewhere, a value that is repeated. ``values`` are without
+    missing ones.
     """
     distinct, number = np.unique(values, return_counts=True)
     counts = number.astype(np.float64)
@@ -35,7 +38,8 @@ def with_atoms(column: Column, values: Array) -> tuple[Column, Array]:
     if column.cell:
         usual = _usual_counts(distinct, counts, column.cell)
         heap = (counts >= _LEAST) & (counts > 2 * usual + _ERRORS * np.sqrt(usual + 1)) & (counts > 0.002 * rows)
-        atom, usual = heap | (counts >= _OFTEN), np.where(counts >= _OFTEN, 0.0, np.minimum(np.round(usual), counts))
+        often = (counts >= _OFTEN) & (column.rows >= LEVELS_ROWS)
+        atom, usual = heap | often, np.where(often, 0.0, np.minimum(np.round(usual), counts))
     else:
         atom, usual = counts >= max(_LEAST, 0.002 * rows), np.zeros(len(distinct))
     atom |= _far(distinct, values)

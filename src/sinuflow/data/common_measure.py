@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..bijections.base import CERTIFIED
 from ..bijections.columns import ColumnMap, ElementwiseDataBijection, SelectedColumns
+from .levels import Levels
 from .preprocessing import Preprocessor
 
 
@@ -39,6 +40,8 @@ class CommonMeasure:
     def __init__(self, preprocessor: Preprocessor) -> None:
         self._preprocessor = preprocessor
         features = preprocessor.features
+        self._with_atoms = [i for i, c in enumerate(features) if c.rows and c.atoms]
+        self._levels = Levels([features[i] for i in self._with_atoms]) if self._with_atoms else None
         #: For atoms of columns: the width, or NaN if all values of the column have densities.
         self._atoms = torch.full((len(features),), torch.nan, dtype=torch.float64)
         self._missing = torch.zeros(len(features), dtype=torch.float64)
@@ -58,9 +61,9 @@ class CommonMeasure:
         terms = torch.zeros_like(x)
         placed = torch.where(x.isfinite(), x, 1.0)[:, preprocessor.placed].mT
         terms[:, preprocessor.placed] = self._log_slopes(placed).nan_to_num(0.0, 0.0, 0.0).mT
-        if preprocessor.levels is not None:
+        if self._levels is not None:
             continuous = torch.ones_like(x, dtype=torch.bool)
-            continuous[:, preprocessor.leveled] = preprocessor.locate(x)[0].continuous
+            continuous[:, self._with_atoms] = self._levels.locate(x[:, self._with_atoms]).continuous
             terms = torch.where(~continuous & self._atoms.isfinite(), self._atoms.nan_to_num(), terms)
         return torch.where(x.isnan(), self._missing, torch.where(x.isinf(), 0.0, terms)).sum(1)
 

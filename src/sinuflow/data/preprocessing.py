@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ from .numbers import Array
 from .refusals import options
 from .sources import Batch, seeded
 
+#: What has levels: atoms, categories and missing values, or the latter two, or nothing.
+LevelsOf = Literal["atoms", "categories", "none"]
 #: Rows whose cells are located at a time.
 _ROWS = 65_536
 
@@ -32,10 +34,13 @@ class Preprocessor(Float64Module):
     r"""From the feature columns of a table to the flow's input, and the encoding of context columns.
 
     Columns with atoms, categories or missing values have levels (:mod:`sinuflow.data.levels`), whose codes come first.
-    The continuous parts follow: the columns' own maps (:mod:`sinuflow.data.columns`) lead to normal scores, on whose
-    axis every value owns a point or a cell (:mod:`sinuflow.data.cells`); then comes whitening, :math:`z \to L^{-1}(z -
+    The other values follow: the columns' own maps (:mod:`sinuflow.data.columns`) lead to normal scores, on whose axis
+    every value owns a point or a cell (:mod:`sinuflow.data.cells`); then comes whitening, :math:`z \to L^{-1}(z -
     \mu)`. The flow, which starts as the identity, then starts from a Gaussian copula. All buffers are float64; the
-    result is rounded to the flow's dtype only at the end. Without ``levels``, all values own a part of an axis.
+    result is rounded to the flow's dtype only at the end.
+
+    ``levels`` says what has levels: ``"atoms"``, categories and missing values; or the latter two alone
+    (``"categories"``); or ``"none"``. What has none owns a part of an axis.
 
     Rows come as float64 tensors: ``x`` of shape (n, features), with codes for categories, and ``context`` of shape
     (n, context columns). ``columns`` are all columns of the table, also constant ones, which are in neither.
@@ -58,9 +63,10 @@ class Preprocessor(Float64Module):
     floor: Tensor
     ceiling: Tensor
 
-    def __init__(self, columns: list[Column], levels: bool = True) -> None:
+    def __init__(self, columns: list[Column], levels: LevelsOf = "atoms") -> None:
         super().__init__()
         self.columns = columns
+        self._levels_of = levels
         self.features = [c for c in columns if c.role == "feature" and c.kind != "constant" and c.relation is None]
         #: The columns that are restored from others.
         self.restored = _in_order([c for c in columns if c.relation is not None])
@@ -68,10 +74,12 @@ class Preprocessor(Float64Module):
         #: The size of the context that users give.
         self.context_width = sum(c.width for c in self.context_columns)
         #: Which features have levels, and which a place on an axis of normal scores.
-        self.leveled, self.placed = _divide(self.features, levels)
-        self.levels = Levels([self.features[i] for i in self.leveled]) if self.leveled else None
-        #: The columns of the axes: of a leveled one, its continuous part.
-        self.axes = [_without_atoms(self.features[i]) if i in self.leveled else self.features[i] for i in self.placed]
+        parts = _divide(self.features, levels)
+        self.leveled, self.placed = ([i for i, c in enumerate(side) if c] for side in zip(*parts, strict=True))
+        leveled, axes = ([c for c in side if c] for side in zip(*parts, strict=True))
+        self.levels = Levels(leveled) if leveled else None
+        #: The columns of the axes: of a leveled one, the part without levels.
+        self.axes = axes
         #: The columns' own maps, without whitening.
         self.maps = columns_bijection(self.axes)
         self.whitening = Whitening(len(self.axes))
@@ -255,7 +263,7 @@ class Preprocessor(Float64Module):
         generator = seeded(0) if generator is None else generator
         values, continuous = self.levels.values(codes, generator)
         for k, i in enumerate(self.leveled):
-            if self.features[i].rounded and not self.features[i].discrete:
+            if self._levels_of == "atoms" and self.features[i].rounded and not self.features[i].discrete:
                 rows = continuous[:, k]
                 x[rows, i] = _off_atoms(x[rows, i], self.features[i], generator)
         x[:, self.leveled] = torch.where(continuous, x[:, self.leveled], values)
@@ -312,7 +320,7 @@ class Preprocessor(Float64Module):
     def as_dict(self) -> dict[str, Any]:
         """Everything but the whitening, as JSON."""
         columns = [c.as_dict() for c in self.columns]
-        return {"columns": columns, "levels": True} if self.leveled else {"columns": columns}
+        return {"columns": columns, "levels": self._levels_of} if self.leveled else {"columns": columns}
 
     def tensors(self) -> dict[str, Tensor]:
         return {"mean": self.whitening.mean, "factor": self.whitening.factor}
@@ -325,7 +333,7 @@ class Preprocessor(Float64Module):
         if len(set(names)) < len(names):
             raise ValueError("two of its columns have the same name")
         mean, factor = tensors["mean"], tensors["factor"]
-        preprocessor = cls(columns, fields.get("levels", False))
+        preprocessor = cls(columns, fields.get("levels", "none"))
         size = len(preprocessor.placed)
         if not size or mean.shape != (size,) or factor.shape != (size, size):
             raise ValueError("the size of its linear map does not match its columns")
@@ -357,17 +365,24 @@ def _off_atoms(x: Tensor, column: Column, generator: torch.Generator) -> Tensor:
     return torch.where(moved, column.origin + place * column.step, x)
 
 
-def _divide(features: list[Column], levels: bool) -> tuple[list[int], list[int]]:
-    """The features that have levels, and those that have a place on an axis: at least one of them."""
-    leveled = [i for i, c in enumerate(features) if levels and c.rows and (c.atoms or c.missing)]
-    if len(leveled) == len(features) and all(c.discrete for c in features):
-        leveled = leveled[:-1]
-    return leveled, [i for i, c in enumerate(features) if i not in leveled or not c.discrete]
+def _divide(features: list[Column], levels: LevelsOf) -> list[tuple[Column | None, Column | None]]:
+    """For each feature the part with levels and the part on an axis; at least one feature has the latter."""
+    parts = [_parts(c, levels) for c in features]
+    if features and not any(axis for _, axis in parts):
+        parts[-1] = (None, features[-1])
+    return parts
 
 
-def _without_atoms(column: Column) -> Column:
-    """The continuous part of a column."""
-    return replace(column, atoms=(), masses=(), missing=0.0)
+def _parts(column: Column, levels: LevelsOf) -> tuple[Column | None, Column | None]:
+    """The part of a column with levels, and the part on an axis."""
+    if not column.rows or levels == "none" or not (column.atoms or column.missing):
+        return None, column
+    if levels == "atoms" or column.kind == "category":
+        return column, None if column.discrete else replace(column, atoms=(), masses=(), missing=0.0)
+    if not column.missing:
+        return None, column
+    masses = tuple(mass / (1 - column.missing) for mass in column.masses)
+    return replace(column, atoms=(), masses=(), discrete=False), replace(column, masses=masses, missing=0.0)
 
 
 def _in_order(columns: list[Column]) -> list[Column]:

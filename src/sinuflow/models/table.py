@@ -50,7 +50,7 @@ _CHOICES = fields(
     {"bounds": fields({}, others=items(optional(number()), length=2))},
 )
 _SCHEMA = model_schema(
-    {"preprocessing": fields({"columns": items(_OBJECT, least=1)}, {"levels": flag})},  # checked by Column
+    {"preprocessing": fields({"columns": items(_OBJECT, least=1)}, {"levels": one_of("atoms", "categories")})},
     {
         **dict.fromkeys(("rows", "used_rows", "train_rows", "parameters"), integer(1)),
         "table": text(),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..data import Preprocessor, Survey, Table, open_table, survey
 from ..data.arrow_rows import ArrowRows
+from ..data.atoms import LEVELS_ROWS
 from ..data.columns import Bounds, declared_bounds
 from ..data.common_measure import CommonMeasure
 from ..data.inspect import Wish
@@ -224,6 +225,10 @@ def _some(ids: Ids, most: int, seed: int) -> Ids:
     return np.sort(np.random.default_rng([seed, 1]).choice(ids, most, replace=False))
 
 
+def _preprocessor(surveyed: Survey, split: Split) -> Preprocessor:
+    return Preprocessor(surveyed.columns(split.train), "atoms" if len(split.train) >= LEVELS_ROWS else "categories")
+
+
 class _Rows:
     """The rows of a surveyed table as sources, in memory or streamed."""
 
@@ -233,7 +238,7 @@ class _Rows:
         self.table, self.survey, self.split = table, surveyed, split
         #: Whether there are so few rows that scores are cross-fitted for calibration.
         self.few = len(surveyed.usable) < _SMALL
-        self.preprocessor = Preprocessor(surveyed.columns(split.train)) if preprocessor is None else preprocessor
+        self.preprocessor = _preprocessor(surveyed, split) if preprocessor is None else preprocessor
         self._columns = [*self.preprocessor.features, *self.preprocessor.context_columns]
         places = {c.name: i for i, c in enumerate(self.preprocessor.columns)}
         self._order = [places[c.name] for c in self._columns]

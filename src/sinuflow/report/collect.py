@@ -134,7 +134,7 @@ def _baselines(model: TableModel, rows: _HeldOut) -> list[Score]:
     """Densities of the columns' normal scores, on whose axes repeated and missing values own cells."""
     if model.preprocessor.context_columns or len(rows.train) < 2:
         return []
-    axes = Preprocessor(model.preprocessor.columns, levels=False)
+    axes = Preprocessor(model.preprocessor.columns, levels="none")
     axes.initialize(rows.train, seeded(0, 2))
     train, _ = axes.draw(rows.train, seeded(0, 2))
     draws = [axes.draw(rows.x, seeded(0, 3, i)) for i in range(_DRAWS)]
