@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sinuflow import fit_table
 from sinuflow.data import Column
-from sinuflow.data.atoms import with_atoms
+from sinuflow.data.atoms import LEVELS_ROWS, with_atoms
 from sinuflow.data.inspect import inspect_numbers
 from tests.data.tables import VALUES
 
@@ -75,15 +75,18 @@ def test_a_value_of_a_sparse_grid_is_compared_with_the_rows_per_step():
     assert atoms_of(values, step=100.0)[0].atoms == ()  # each neighbour has one row
 
 
-@pytest.mark.parametrize("mean", [50, 1000])
+@pytest.mark.parametrize("mean", [50, 10_000])
 @pytest.mark.parametrize("seed", range(5))
-def test_counts_have_no_atoms(mean, seed):
-    values = np.random.default_rng(seed).poisson(mean, ROWS)
+def test_counts_have_no_atoms_unless_they_have_levels(mean, seed):
+    values = np.random.default_rng(seed).poisson(mean, LEVELS_ROWS)
+    few, rest = atoms_of(values[: LEVELS_ROWS - 1], step=1.0)
+    assert not few.atoms
+    assert len(rest) == LEVELS_ROWS - 1
     column, rest = atoms_of(values, step=1.0)
     frequent = np.unique(values)[np.unique(values, return_counts=True)[1] >= 50]
-    assert set(column.atoms) <= set(frequent)
-    assert len(column.atoms) == (0 if mean > 100 else len(frequent))
-    assert len(rest) == ROWS - np.isin(values, frequent).sum()
+    assert column.atoms == tuple(frequent)
+    assert bool(column.atoms) == (mean < 100)
+    assert len(rest) == LEVELS_ROWS - np.isin(values, frequent).sum()
 
 
 @given(st.integers(2, 20), st.integers(0, 2**32 - 1), st.booleans())

@@ -14,7 +14,6 @@ from looks_trained import look_trained
 from sinuflow import DataError, SinusoidalFlow, fit_table
 from sinuflow.data import Preprocessor
 from sinuflow.data.sources import seeded
-from sinuflow.flows.mixed import MixedFlow
 from sinuflow.models.loading import load
 from sinuflow.report.baselines import gaussian_log_density
 from sinuflow.report.collect import collect
@@ -127,10 +126,8 @@ def test_a_conditional_model_is_reported_without_baselines():
 
 def test_the_errors_of_an_ill_conditioned_flow_are_reported(model):
     steep = copy.deepcopy(model)
-    categories, inner = steep.flow.categories, sum(steep.preprocessor.sizes)
-    chain = SinusoidalFlow(len(steep.preprocessor.placed), context=inner, blocks=4, hidden=(16, 16))
-    look_trained(chain, gain=5.0)
-    steep.flow = MixedFlow(categories, chain).eval()
+    steep.flow = SinusoidalFlow(len(steep.preprocessor.placed), blocks=4, hidden=(16, 16)).eval()
+    look_trained(steep.flow, gain=5.0)
     content = collect(steep, make_frame())
     assert content.round_trip > 1e-2
     assert not content.accuracy.good
