@@ -72,7 +72,7 @@ def scored(model: TableModel, table: Table, missing: Missing) -> Iterator[Any]:
         score = model.score_rows(rows)
         score[~scored] = np.nan
         batch = rows.batch
-        percentile = model.percentile_of(score - model.common_terms(rows))
+        percentile = model.percentile_of(model.comparable(rows, score))
         for name, values in zip(_ADDED, (score, percentile), strict=True):
             batch = batch.append_column(name, pyarrow.array(values, mask=np.isnan(values)))
         yield batch

@@ -14,6 +14,7 @@ from ..checks import LONGEST_NAME, anything, choice, fields, flag, integer, item
 from ..data import Column, Preprocessor, open_table
 from ..data.columns import MAP_NAMES, quoted_list
 from ..data.common_measure import CommonMeasure
+from ..data.kernel_density import KernelDensity
 from ..data.split import Split
 from ..data.tables import Rows, read_rows
 from ..data.values import code_of, table_arrays
@@ -79,6 +80,7 @@ class TableModel(FittedModel):
         split: the training, validation and test rows.
         quantiles: of the log-densities of the calibration rows, in increasing order.
         anomaly_quantiles: the same of minus their anomaly scores; models of version 0.1.0 have none.
+        kernels: the kernel density of the anomaly score; models of version 0.1.0 have none.
 
     The other arguments are those of all fitted models.
     """
@@ -90,6 +92,7 @@ class TableModel(FittedModel):
     history: list[dict[str, Any]]
     facts: dict[str, Any]
     anomaly_quantiles: Tensor | None = None
+    kernels: KernelDensity | None = None
     kind, description, schema = "table", "model of a table", _SCHEMA
     tensor_names: ClassVar = {"preprocessing/mean", "preprocessing/factor"}
     tensor_names |= {"split/validation", "split/test", "split/unused"}
@@ -174,18 +177,27 @@ class TableModel(FittedModel):
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 
     def anomaly_score(self, data: Any) -> Array:
-        """How anomalous every row of a table is, in nats: minus its log-density, by a measure common to all rows.
+        r"""How anomalous every row of a table is, in nats up to a constant.
 
-        The measure does not depend on the units of the columns (:class:`~sinuflow.data.common_measure.CommonMeasure`).
+        .. math:: -\frac12 \big( \log p(x) - m(x) + \log k(x) \big)
+
+        with the log-density :math:`\log p` of :meth:`log_prob`, the change m to a measure that does not depend on the
+        units of the columns (:class:`~sinuflow.data.common_measure.CommonMeasure`), and a kernel density estimate k
+        (:class:`~sinuflow.data.kernel_density.KernelDensity`), which is robust where rows are few.
         """
-        scores = [-self.score_rows(r) + self.common_terms(r) for r in read_rows(open_table(data), self.preprocessor)]
+        scores = [-self.comparable(r, self.score_rows(r)) for r in read_rows(open_table(data), self.preprocessor)]
         return np.concatenate(scores) if scores else np.empty(0)
 
-    def common_terms(self, rows: Rows) -> Array:
-        """What to subtract from the log-densities of rows of a table so that they can be compared."""
+    def comparable(self, rows: Rows, log_density: Array) -> Array:
+        """Minus the :meth:`anomaly_score` of rows with these log-densities."""
         if self.anomaly_quantiles is None and self.preprocessor.cells is None:  # a model of version 0.1.0
-            return np.zeros(len(rows.x))
-        return np.asarray(CommonMeasure(self.preprocessor).log_terms(rows.x).numpy())
+            return log_density
+        return np.asarray(self.comparable_numbers(rows.x, rows.context, torch.from_numpy(log_density)).numpy())
+
+    def comparable_numbers(self, x: Tensor, context: Tensor | None, log_density: Tensor) -> Tensor:
+        """The same of rows of numbers, and of the values of the context columns."""
+        result = log_density - CommonMeasure(self.preprocessor).log_terms(x)
+        return result if self.kernels is None else 0.5 * (result + self.kernels.log_prob(x, context))
 
     def anomaly_percentile(self, scores: Any) -> Array:
         """The percentage of calibration rows that are less anomalous: 100 is more anomalous than all of them.
@@ -203,7 +215,7 @@ class TableModel(FittedModel):
         return self.percentile_of(-self.anomaly_score(scores))
 
     def percentile_of(self, comparable: Array) -> Array:
-        """The percentile of log-densities without their :meth:`common_terms`."""
+        """The percentile of :meth:`comparable` log-densities."""
         return self._percentile(
             comparable, self.quantiles if self.anomaly_quantiles is None else self.anomaly_quantiles
         )
@@ -300,6 +312,8 @@ class TableModel(FittedModel):
             tensors[f"split/{name}"] = torch.from_numpy(ids.astype(np.int32 if small else np.int64))
         if self.anomaly_quantiles is not None:
             tensors["anomaly/quantiles"] = self.anomaly_quantiles
+        if self.kernels is not None:
+            tensors |= {f"kernels/{name}": t for name, t in self.kernels.tensors().items()}
         return {"preprocessing": self.preprocessor.as_dict()}, tensors
 
     @classmethod

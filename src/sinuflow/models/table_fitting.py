@@ -16,8 +16,8 @@ from ..data import Preprocessor, Survey, Table, open_table, survey
 from ..data.arrow_rows import ArrowRows
 from ..data.atoms import LEVELS_ROWS
 from ..data.columns import Bounds, declared_bounds
-from ..data.common_measure import CommonMeasure
 from ..data.inspect import Wish
+from ..data.kernel_density import KernelDensity
 from ..data.sources import CONTENT_ROWS, MemoryRows, RowSource, content_hash, fingerprint, seeded
 from ..data.split import Ids, Split, folds, split_rows
 from ..data.tables import columns_to_numbers
@@ -116,7 +116,7 @@ def fit_table(
     recipe = table_recipe(len(split.train), conditioning)
     flow = _build(run, recipe, preprocessor)
     result = _train(run, flow, recipe, rows)
-    model = TableModel(flow, preprocessor, split, torch.zeros(0), result.history, {})
+    model = TableModel(flow, preprocessor, split, torch.zeros(0), result.history, {}, kernels=rows.kernels())
     scores = _calibration_scores(run, model, recipe, rows, result.part_steps)
     _calibrate(model, scores)
     model.facts |= {
@@ -150,7 +150,8 @@ def _continued(run: Run, data: Any, start: TableModel) -> TableModel:
     recipe = replace(recipe, **hyperparameters(flow))
     result = _train(run, flow, continued(recipe), rows, start.facts["steps"])
     history = extended_history(start, result)
-    model = TableModel(flow, start.preprocessor, split, start.quantiles, history, {}, start.anomaly_quantiles)
+    ranked = (start.anomaly_quantiles, start.kernels)
+    model = TableModel(flow, start.preprocessor, split, start.quantiles, history, {}, *ranked)
     calibrated = {}
     if result.best_step:
         before = start.facts["steps"]
@@ -203,7 +204,7 @@ def _cross_fitted_scores(run: Run, table: Table, surveyed: Survey, recipe: Recip
         rows = _Rows(table, surveyed, split, run.seed)
         flow = _build(run, recipe, rows.preprocessor)
         run.refit(flow, recipe, rows.source(split.train), steps, 1 / (1 + _FOLDS))
-        model = TableModel(flow, rows.preprocessor, split, torch.zeros(0), [], {})
+        model = TableModel(flow, rows.preprocessor, split, torch.zeros(0), [], {}, kernels=rows.kernels())
         parts.append(rows.scores(model, split.validation))
     return torch.cat(parts)
 
@@ -267,7 +268,12 @@ class _Rows:
         numbers = {c.name: self.survey.numbers[chosen, i] for i, c in enumerate(self.preprocessor.columns)}
         x, context = self.in_memory(ids)
         scores = model.score_numbers(x, context) + torch.from_numpy(self.preprocessor.log_relations(numbers))
-        return torch.stack([scores, scores - CommonMeasure(self.preprocessor).log_terms(x)], dim=1)
+        return torch.stack([scores, model.comparable_numbers(x, context, scores)], dim=1)
+
+    def kernels(self) -> KernelDensity:
+        """The kernel density of training rows."""
+        columns = (self.preprocessor.features, self.preprocessor.context_columns)
+        return KernelDensity.fit(*columns, *self.sample, seeded(0))
 
     def source(self, ids: Ids) -> RowSource:
         """These rows, for training or validation."""

@@ -66,26 +66,27 @@ class _HeldOut:
         random = np.random.default_rng([0, 2])
         test = subsample(model.split.test if self.same else np.arange(count), _ROWS, random)
         train = subsample(model.split.train, _ROWS, random) if self.same else np.empty(0, dtype=np.int64)
-        held, trained, scores, terms = [], [], [], []
+        held, trained, scores, comparable = [], [], [], []
         for rows in read_rows(table, model.preprocessor):
             indices = rows.first + np.arange(len(rows.x))
             fitted, chosen = np.isin(indices, train), np.isin(indices, test) & model.scored(rows)
             trained.append(rows.x[torch.from_numpy(fitted)])
             picked = rows.select(chosen)
             held.append((torch.from_numpy(indices[chosen]), picked.x, picked.context))
-            scores.append(torch.from_numpy(model.score_rows(picked)))
-            terms.append(model.common_terms(picked))
+            log_density = model.score_rows(picked)
+            scores.append(torch.from_numpy(log_density))
+            comparable.append(model.comparable(picked, log_density))
         if not sum(map(len, scores)):
             raise DataError(f"{table.name} has no rows with a density to report on")
         ids, x, context = zip(*held, strict=True)
-        log_density = torch.cat(scores)
-        inside = log_density.isfinite()
+        log_densities = torch.cat(scores)
+        inside = log_densities.isfinite()
         #: The number of rows with density zero, which are left out.
         self.outside = int((~inside).sum())
         if not bool(inside.any()):
             raise DataError(f"no row of {table.name} is within the range of the model's columns")
-        self.ids, self.x, self.log_density = torch.cat(ids)[inside], torch.cat(x)[inside], log_density[inside].numpy()
-        self.common_terms = np.concatenate(terms)[inside.numpy()]
+        self.ids, self.x, self.log_density = torch.cat(ids)[inside], torch.cat(x)[inside], log_densities[inside].numpy()
+        self.comparable = np.concatenate(comparable)[inside.numpy()]
         self.context = None if context[0] is None else torch.cat(context)[inside]
         self.train = torch.cat(trained)
 
@@ -147,9 +148,8 @@ def _baselines(model: TableModel, rows: _HeldOut) -> list[Score]:
 
 
 def _anomalies(model: TableModel, rows: _HeldOut) -> list[Anomaly]:
-    comparable = rows.log_density - rows.common_terms
-    worst = np.argsort(comparable)[:_ANOMALIES]
-    percentiles = model.percentile_of(comparable[worst])
+    worst = np.argsort(rows.comparable)[:_ANOMALIES]
+    percentiles = model.percentile_of(rows.comparable[worst])
     return [
         Anomaly(int(i), int(rows.ids[i]) + 1, float(rows.log_density[i]), float(percentile))
         for i, percentile in zip(worst, percentiles, strict=True)
