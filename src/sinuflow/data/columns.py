@@ -44,7 +44,7 @@ from ..checks import (
 from ..errors import DataError
 from .column_format import ColumnFormat
 from .relations import Relation, relation_from_dict
-from .rounding import Rounding, rounding_from_dict
+from .rounding import CHECK_ROUNDING, Rounding
 
 Kind = Literal["number", "category", "constant"]
 Role = Literal["feature", "context"]
@@ -203,7 +203,8 @@ class Column:
         if "format" in own:
             own["format"] = ColumnFormat.from_dict(own["format"], "the format of a column")
         if "rounding" in own:
-            own["rounding"] = rounding_from_dict(own["rounding"], "the rounding of a column")
+            CHECK_ROUNDING(own["rounding"], "the rounding of a column")
+            own["rounding"] = Rounding(**own["rounding"])
         if "relation" in own:
             own["relation"] = relation_from_dict(own["relation"])
             if own["relation"].target != own["name"]:
@@ -328,7 +329,7 @@ _STORED = fields(
         "source": text(LONGEST_NAME),
         "part": integer(0, 2),
         "format": anything,  # checked by ColumnFormat
-        "rounding": anything,  # checked by rounding_from_dict
+        "rounding": anything,  # checked by CHECK_ROUNDING
         "relation": fields({}, others=anything),  # checked by relation_from_dict
         "bounds": items(optional(number()), length=2),
         "unread": items(text()),

@@ -68,16 +68,9 @@ def _candidates(
             long.append(formula)
         else:
             yield formula
-    yield from _found(evidence, target, [sources for sources in lookups if len(sources) == 1])
+    yield from filter(None, (evidence.lookup(target, sources) for sources in lookups if len(sources) == 1))
     yield from long
-    yield from _found(evidence, target, [sources for sources in lookups if len(sources) > 1])
-
-
-def _found(evidence: Evidence, target: int, lookups: list[tuple[int, ...]]) -> Iterator[Relation]:
-    for sources in lookups:
-        lookup = evidence.lookup(target, sources)
-        if lookup is not None:
-            yield lookup
+    yield from filter(None, (evidence.lookup(target, sources) for sources in lookups if len(sources) > 1))
 
 
 def _determines(evidence: Evidence, target: int, sources: Sequence[str]) -> bool:

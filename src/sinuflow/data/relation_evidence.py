@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -37,10 +37,11 @@ class Evidence:
         self.sample = np.stack([column[self.rows] for column in self.columns.values()], axis=1)
         self.missing = np.isnan(self.sample)
         self.is_category = np.array([name in categories for name in self.names], dtype=bool)
-        #: Codes of the sample's values, one row per column, and the number of different values.
+        #: Codes of the sample's values, one row per column; the number of values, and of rows with the most common one.
         codes = [np.unique(column, return_inverse=True)[1] for column in self.sample.T]
         self.sample_codes = np.stack(codes).astype(np.int32)
         self.distinct = self.sample_codes.max(axis=1) + 1
+        self.most_common = np.array([np.bincount(column).max() for column in codes])
         self.rounding = [Rounding.of(column) for column in self.sample.T]
         #: Usable columns, the simplest first: those are kept, and the last ones restored.
         self.order = sorted(usable, key=self._complexity)
@@ -66,16 +67,12 @@ class Evidence:
         """Rows sorted by the sources, and whether each has the same sources as the next one."""
         return _sorted_groups(np.stack([self.codes(i)[0] for i in sources]))
 
-    @cached_property
-    def most_common(self) -> Any:
-        """The number of rows of the sample that hold a column's most common value."""
-        return np.array([np.bincount(codes).max() for codes in self.sample_codes])
-
     def determined(self, sources: tuple[int, ...]) -> list[int]:
         """The columns that the sources determine in the sample."""
         order, same = _sorted_groups(self.sample_codes[list(sources)])
         first, second = order[:-1][same], order[1:][same]
-        keys, most = int((~same).sum()) + 1, _longest_run(same)
+        runs = np.diff(np.flatnonzero(np.r_[True, ~same, True]))  # rows with each key
+        keys, most = len(runs), runs.max()
         # A function merges groups of rows: it has fewer values, and its most common one is more common.
         likely = np.where(self.distinct < keys, self.most_common >= most, self.most_common == most)
         left = np.array(
@@ -175,8 +172,3 @@ def _varies(column: Array) -> bool:
 def _sorted_groups(codes: Any) -> tuple[Any, Any]:
     order = np.lexsort(codes)
     return order, (codes[:, order[1:]] == codes[:, order[:-1]]).all(axis=0)
-
-
-def _longest_run(same: Any) -> int:
-    ends = np.flatnonzero(np.r_[True, ~same, True])
-    return int(np.diff(ends).max())

@@ -15,10 +15,12 @@ from ..data.sources import CONTENT_ROWS, content_hash, seeded
 from ..data.tables import read_rows
 from ..errors import DataError
 from ..flows.mixed import MixedFlow
+from ..models.continuation import hyperparameters
 from ..models.table import TableModel
 from .baselines import gaussian_log_density, kde_log_density, subsample
 from .content import Anomaly, ReportContent, Score
 from .views import view
+from .wording import training
 
 #: Rows that figures and baselines are computed from, at most; rows that are inverted at a time; unlikely rows listed.
 _ROWS, _BATCH, _ANOMALIES = 20_000, 4_096, 10
@@ -158,7 +160,7 @@ def _anomalies(model: TableModel, rows: _HeldOut) -> list[Anomaly]:
 
 def _facts(model: TableModel, rows: _HeldOut) -> dict[str, str]:
     facts = model.facts
-    flow = model.flow.flow_config if isinstance(model.flow, MixedFlow) else model.flow.config
+    flow = hyperparameters(model.flow)["flow"]
     shown = {
         "table": str(facts["table"]),
         "rows": f"{facts['used_rows']:,} used of {facts['rows']:,}",
@@ -167,7 +169,7 @@ def _facts(model: TableModel, rows: _HeldOut) -> dict[str, str]:
         "flow": f"{flow['conditioning']} conditioning, {flow['blocks']} blocks, {flow['scales']} scales, "
         f"{flow['waves']} waves, hidden widths {'-'.join(map(str, flow['hidden']))}",
         "parameters": f"{facts['parameters']:,}",
-        "training": f"{facts['steps']:,} steps in {facts['seconds']:.0f} s, best at step {facts['best_step']:,}",
+        "training": training(facts),
         "seed": str(facts["seed"]),
         "torch": str(facts["torch"]),
         "constant columns": ", ".join(c.name for c in model.preprocessor.columns if c.kind == "constant"),
