@@ -20,10 +20,11 @@ from ..models.image_fitting import fit_images
 from ..models.summary import restored_and_constant, usage
 from ..models.table import TableModel
 from ..models.table_fitting import fit_table
+from ..report.wording import training
 from ..signals import shielded
 from ..training.checkpoint import CheckpointFolder
 from .files import Force, claim_output
-from .info import reconstruction, training, validation
+from .info import reconstruction, validation
 from .inputs import Sql, input_path, open_input
 from .report import write_report
 from .signals import Stopped

@@ -15,11 +15,12 @@ from ..errors import ArgumentError
 from ..flows.flow import Flow
 from ..flows.mixed import MixedFlow
 from ..flows.sinusoidal import SinusoidalFlow
+from ..models.continuation import hyperparameters
 from ..models.image import ImageModel
 from ..models.loading import load
 from ..models.table import TableModel
 from ..ops.select import cpp_backend, cuda_backend, triton_backend
-from ..report.wording import at_most
+from ..report.wording import at_most, training
 from .terminal import echo
 
 
@@ -63,9 +64,10 @@ def _show_model(path: Path) -> None:
         echo(f"{path}: a flow over {model.features} features")
     flow = model if isinstance(model, Flow) else model.flow
     parameters = sum(p.numel() for p in flow.parameters())
-    config = flow.flow_config if isinstance(flow, MixedFlow) else flow.config
-    options = ", ".join(f"{k}={v}" for k, v in config.items() if k not in ("features", "context"))
-    options = options if isinstance(flow, (SinusoidalFlow, MixedFlow)) else str(flow.spec())
+    if isinstance(flow, (SinusoidalFlow, MixedFlow)):
+        options = ", ".join(f"{name}={value}" for name, value in hyperparameters(flow)["flow"].items())
+    else:
+        options = str(flow.spec())
     echo(f"flow: {parameters:,} parameters; {options}")
 
 
@@ -96,11 +98,6 @@ def _show_images(path: Path, model: ImageModel) -> None:
     echo(f"{validation(facts)}; alpha of the logit {model.pixels.alpha:g}")
     if "round_trip" in facts:  # not in files of 0.1.0
         echo(reconstruction(facts))
-
-
-def training(facts: dict[str, Any]) -> str:
-    """The length of the training."""
-    return f"{facts['steps']:,} steps in {facts['seconds']:.0f} s, best at step {facts['best_step']:,}"
 
 
 def validation(facts: dict[str, Any]) -> str:

@@ -34,15 +34,14 @@ def open_input(ctx: typer.Context, data: str, sql: str | None) -> Path | Table:
     """The table of a query or pipe, or else the path ``data``, which may also hold images."""
     if sql is not None:
         return open_query(data, sql)
-    path = Path(data)
-    return _open_pipe(ctx, data) if data == "-" or path == _STDIN or path.is_fifo() else path
+    path = _STDIN if data == "-" else Path(data)
+    return _open_pipe(ctx, data, path == _STDIN) if path == _STDIN or path.is_fifo() else path
 
 
-def _open_pipe(ctx: typer.Context, data: str) -> Table:
+def _open_pipe(ctx: typer.Context, data: str, is_stdin: bool) -> Table:
     """Copy a pipe to a temporary file, because tables are read more than once; it is removed when the command ends."""
     with shielded():
         folder = Path(ctx.with_resource(tempfile.TemporaryDirectory(prefix="sinuflow-")))
-    is_stdin = data == "-" or Path(data) == _STDIN
     with open(0 if is_stdin else data, "rb", closefd=not is_stdin) as pipe:
         start = pipe.read(8)
         suffix = next((suffix for magic, suffix in _FORMATS.items() if start.startswith(magic)), ".csv")

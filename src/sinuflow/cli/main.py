@@ -53,8 +53,7 @@ def _in_one_line(app: Callable[[], object]) -> int:
     except Stopped as stop:
         return _stopped(stop)
     except ColumnsError as error:
-        first, *others = str(error).splitlines()
-        for line in (f"error: {first}", *others):
+        for line in f"error: {error}".splitlines():
             _write(line)
         return 1
     except SinuflowError as error:

@@ -53,14 +53,14 @@ def command(
         command=shlex.join(words),  # without the folders of this machine
     )
     try:
-        figures = reproduce(item, options)
+        entries = reproduce(item, options)
     except Stopped:
         if runs is not None:
             with suppress(OSError):  # the terminal may be closed
                 echo(f"the runs are saved in {runs}: resume them with the same command", err=True)
         raise
-    for figure in figures:
-        echo(_line(figure))
+    for entry in entries:
+        echo(_line(entry))
     echo(f"written to {out}")
 
 
@@ -72,8 +72,8 @@ def _show_items() -> None:
         echo(f"{'':{width}}  on a CPU with --quick {item.cpu}, on a GPU {item.gpu}{after}")
 
 
-def _line(figure: dict[str, Any]) -> str:
-    value = "NaN" if figure["value"] is None else f"{figure['value']:.4g}"
-    spread = "" if figure["spread"] is None else f" +- {figure['spread']:.2g}"
-    paper = "" if figure["paper"] is None else f" (paper: {figure['paper']:g})"
-    return f"{figure['set']}, {figure['model']}: {figure['metric']} {value}{spread}{paper}"
+def _line(entry: dict[str, Any]) -> str:
+    value = "NaN" if entry["value"] is None else f"{entry['value']:.4g}"
+    spread = "" if entry["spread"] is None else f" +- {entry['spread']:.2g}"
+    paper = "" if entry["paper"] is None else f" (paper: {entry['paper']:g})"
+    return f"{entry['set']}, {entry['model']}: {entry['metric']} {value}{spread}{paper}"

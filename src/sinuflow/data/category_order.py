@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from .numbers import Array
 
@@ -50,8 +51,6 @@ def category_orders(numbers: Array, categories: Sequence[int]) -> dict[int, np.n
 
 def _scores(column: Array, kinds: int) -> Array:
     """A column as normal scores of its ranks, or as indicators of its most frequent categories, each standardized."""
-    import torch
-
     known = ~np.isnan(column)
     if kinds:
         counts = np.bincount(column[known].astype(np.int64), minlength=kinds)

@@ -44,16 +44,17 @@ from ..checks import (
 from ..errors import DataError
 from .column_format import ColumnFormat
 from .relations import Relation, relation_from_dict
-from .rounding import Rounding, rounding_from_dict
+from .rounding import CHECK_ROUNDING, Rounding
 
 Kind = Literal["number", "category", "constant"]
 Role = Literal["feature", "context"]
 
 #: The column maps of file format 1, and the fields of a stored column that are their arguments, with defaults.
 _FORMAT_1: dict[str, dict[str, float]] = {"linear": {}, "log": {"offset": 0.0}, "logit": {"lower": 0.0, "upper": 1.0}}
-#: The fields of a column with cells, and those of them that are lists.
+#: The fields that describe the cells of a column.
 _CELLS = {"knots", "scores", "rows", "cell", "atoms", "masses", "missing", "discrete"}
-_LISTS = ("knots", "scores", "atoms", "masses")
+#: The fields that are stored only if they differ from their defaults.
+_RARE = {"source", "part", "format", "relation", "rounding", "bounds", "unread", "zeros"}
 #: What settles how ambiguous texts are read, such as 03/04/2020 and 1,234.
 READINGS: dict[str, dict[str, Any]] = {
     "day-first": {"day_first": True},
@@ -67,18 +68,6 @@ MAP_NAMES = ("auto", "linear", *sorted(COLUMN_MAPS), "category", *READINGS)
 #: The least and the largest value that a column may have, as far as they are declared.
 Bounds = tuple[float | None, float | None]
 UNBOUNDED: Bounds = (None, None)
-
-#: The fields that few columns have, and what the others have.
-_ABSENT = {
-    "source": "",
-    "part": 0,
-    "format": None,
-    "relation": None,
-    "rounding": None,
-    "bounds": UNBOUNDED,
-    "unread": (),
-    "zeros": 0,
-}
 
 
 @dataclass(frozen=True)
@@ -181,20 +170,19 @@ class Column:
 
     def as_dict(self) -> dict[str, Any]:
         """All fields as JSON."""
-        stored = {**vars(self), "categories": list(self.categories)}
-        for name, absent in _ABSENT.items():
-            if stored[name] == absent:
-                del stored[name]
+        left_out = {name for name in _RARE if getattr(self, name) == getattr(Column, name)}
+        left_out |= set() if self.rows else _CELLS
+        stored = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in vars(self).items()
+            if name not in left_out
+        }
         if self.rounding is not None:
             stored["rounding"] = asdict(self.rounding)
-        stored |= {name: list(stored[name]) for name in ("bounds", "unread") if name in stored}
         if self.format is not None:
             stored["format"] = self.format.as_dict()
         if self.relation is not None:
             stored["relation"] = self.relation.as_dict()
-        if not self.rows:
-            stored = {name: value for name, value in stored.items() if name not in _CELLS}
-        stored |= {name: list(stored[name]) for name in _LISTS if name in stored}
         for defaults in _FORMAT_1.values():
             stored |= defaults
         if self.map in _FORMAT_1:
@@ -205,19 +193,23 @@ class Column:
     def from_dict(cls, stored: dict[str, Any]) -> Column:
         """The column that :meth:`as_dict` described, or an ``InvalidValueError`` if it is not one."""
         _STORED(stored, "column")
-        own = {name: value for name, value in stored.items() if name in cls.__dataclass_fields__}
+        own: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in stored.items()
+            if name in cls.__dataclass_fields__
+        }
         if stored["map"] in _FORMAT_1:
             own["arguments"] = {name: stored[name] for name in _FORMAT_1[stored["map"]]}
         if "format" in own:
             own["format"] = ColumnFormat.from_dict(own["format"], "the format of a column")
         if "rounding" in own:
-            own["rounding"] = rounding_from_dict(own["rounding"], "the rounding of a column")
+            CHECK_ROUNDING(own["rounding"], "the rounding of a column")
+            own["rounding"] = Rounding(**own["rounding"])
         if "relation" in own:
             own["relation"] = relation_from_dict(own["relation"])
             if own["relation"].target != own["name"]:
                 raise InvalidValueError("the relation of a column", "one for it", own["relation"].target)
-        tuples = {name: tuple(own[name]) for name in ("categories", "bounds", "unread", *_LISTS) if name in own}
-        column = cls(**{**own, **tuples})
+        column = cls(**own)
         column._check_consistency()
         return column
 
@@ -329,7 +321,7 @@ _STORED = fields(
     },
     {
         "arguments": fields({}, others=number()),
-        **dict.fromkeys(_LISTS, items(number())),
+        **dict.fromkeys(("knots", "scores", "atoms"), items(number())),
         "masses": items(number(above=0)),
         "rows": integer(1),
         **dict.fromkeys(("cell", "missing"), number(low=0)),
@@ -337,7 +329,7 @@ _STORED = fields(
         "source": text(LONGEST_NAME),
         "part": integer(0, 2),
         "format": anything,  # checked by ColumnFormat
-        "rounding": anything,  # checked by rounding_from_dict
+        "rounding": anything,  # checked by CHECK_ROUNDING
         "relation": fields({}, others=anything),  # checked by relation_from_dict
         "bounds": items(optional(number()), length=2),
         "unread": items(text()),

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,16 +19,15 @@ PREPROCESSED = "https://zenodo.org/records/1161203"
 _UCI = "https://archive.ics.uci.edu/dataset"
 _GAS, _HEPMASS = f"{_UCI}/322/gas+sensor+array+under+dynamic+gas+mixtures", f"{_UCI}/347/hepmass"
 
-Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
 
 class Splits(NamedTuple):
     """The examples of a dataset: float32 (rows, features) for tables, uint8 (N, C, H, W) for images."""
 
-    train: Array
-    val: Array
-    test: Array
+    train: np.ndarray
+    val: np.ndarray
+    test: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Dataset:
             return f"it has no recipe, so bring your own, with {self.shape[0]} columns, or take {larger}"
         return f"get the original from {self.source} and run `{self.command(folder)}`"
 
-    def _open(self, split: str, folder: Path) -> Array:
+    def _open(self, split: str, folder: Path) -> np.ndarray:
         path, remedy = folder / self.name / f"{split}.npy", self._instructions(folder)
         array = open_array(path, remedy)
         if array.shape[1:] != self.shape or not np.issubdtype(array.dtype, self.dtype):
@@ -87,7 +86,7 @@ class Dataset:
             raise DataError(f"{path} has no {self.examples}: {remedy}")
         return array
 
-    def _read(self, split: str, folder: Path) -> Array:
+    def _read(self, split: str, folder: Path) -> np.ndarray:
         return np.array(self._open(split, folder), subok=False)
 
 
@@ -114,7 +113,7 @@ class Benchmark(Dataset):
         """The number of columns."""
         return self.shape[0]
 
-    def _read(self, split: str, folder: Path) -> Array:
+    def _read(self, split: str, folder: Path) -> np.ndarray:
         with np.errstate(over="ignore"):  # overflows to infinity, which is refused below
             rows = np.array(self._open(split, folder), dtype=np.float32, order="C", subok=False)
         finite = np.isfinite(rows).all(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -37,20 +37,18 @@ def find_relations(numbers: Array, names: Sequence[str], categories: Collection[
         total = a + b
         percent = 100 * b / total
     """
-    if not len(names):
+    if not numbers.size:
         return []
     evidence = Evidence(numbers, names, categories)
-    if not evidence.order:
-        return []
     formulas = FormulaSearch(evidence)
     lookups = _lookup_sources(evidence)
     found: dict[str, Relation] = {}
     for target in reversed(evidence.order):
         for relation in _candidates(evidence, formulas, lookups.get(target, []), target):
-            if not _depends(found, relation.sources, relation.target):
+            if relation.target not in _sources_first(found, relation.sources):
                 found[relation.target] = relation
                 break
-    return _in_order(found)
+    return [found[name] for name in dict.fromkeys(_sources_first(found, found)) if name in found]
 
 
 def _candidates(
@@ -70,16 +68,9 @@ def _candidates(
             long.append(formula)
         else:
             yield formula
-    yield from _found(evidence, target, [sources for sources in lookups if len(sources) == 1])
+    yield from filter(None, (evidence.lookup(target, sources) for sources in lookups if len(sources) == 1))
     yield from long
-    yield from _found(evidence, target, [sources for sources in lookups if len(sources) > 1])
-
-
-def _found(evidence: Evidence, target: int, lookups: list[tuple[int, ...]]) -> Iterator[Relation]:
-    for sources in lookups:
-        lookup = evidence.lookup(target, sources)
-        if lookup is not None:
-            yield lookup
+    yield from filter(None, (evidence.lookup(target, sources) for sources in lookups if len(sources) > 1))
 
 
 def _determines(evidence: Evidence, target: int, sources: Sequence[str]) -> bool:
@@ -103,21 +94,9 @@ def _lookup_sources(evidence: Evidence) -> dict[int, list[tuple[int, ...]]]:
     return found
 
 
-def _depends(found: dict[str, Relation], names: Sequence[str], target: str) -> bool:
-    """Whether any of the columns is restored from the target."""
-    return any(name == target or (name in found and _depends(found, found[name].sources, target)) for name in names)
-
-
-def _in_order(found: dict[str, Relation]) -> list[Relation]:
-    """Sources before targets."""
-    ordered: dict[str, Relation] = {}
-
-    def add(name: str) -> None:
-        if name in found and name not in ordered:
-            for source in found[name].sources:
-                add(source)
-            ordered[name] = found[name]
-
-    for name in found:
-        add(name)
-    return list(ordered.values())
+def _sources_first(found: Mapping[str, Relation], names: Iterable[str]) -> Iterator[str]:
+    """The columns, each after those that it is restored from, which may be repeated."""
+    for name in names:
+        if name in found:
+            yield from _sources_first(found, found[name].sources)
+        yield name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from itertools import permutations
 from typing import Any
@@ -27,6 +28,7 @@ class FormulaSearch:
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
+        self._sample = dict(zip(evidence.names, evidence.sample.T, strict=True))
         self._calendars = self._find_calendars()
         self._clocks = [i for i in evidence.numbers if self._is_clock(i)][:_MOST_CLOCKS]
         self._sums = self._find_sums()
@@ -62,10 +64,11 @@ class FormulaSearch:
             allowed = 2 * (error[[low, high, *probes], None] + error[low] + error[high]) + 1e-9 * np.abs(slope * x)
             near = (x[1] != x[0]) & (off <= allowed).all(axis=0)
         for source in sources[near][:_MOST_CANDIDATES]:
-            width = (error[low] + error[high]) / abs(self._column(source)[high] - self._column(source)[low])
-            middle = (values[high] - values[low]) / (self._column(source)[high] - self._column(source)[low])
+            x = self._column(source)
+            width = (error[low] + error[high]) / abs(x[high] - x[low])
+            middle = (values[high] - values[low]) / (x[high] - x[low])
             for k in simple_numbers(middle - width, middle + width):
-                rest = values[rows] - k * self._column(source)[rows]
+                rest = values[rows] - k * x[rows]
                 constant = self._fit(target, rows, rest, np.ones(len(rows)))
                 if constant is not None:
                     yield self._formula(target, [(k, (source,), "value")], constant)
@@ -115,9 +118,9 @@ class FormulaSearch:
             near = (np.abs(x[:, a] + sign * x[:, b] - y[:, None]) <= error[:, None]).all(axis=0)
             for i, j in sorted(zip(a[near], b[near], strict=True), key=sum)[:_MOST_CANDIDATES]:
                 term: tuple[tuple[int, ...], Reading] = (sources[i], sources[j]), "ratio" if sign < 0 else "product"
-                factor = self._term((1.0, *term)).evaluate(self._evidence.columns)[self._evidence.rows]
-                told = np.flatnonzero(~np.isnan(factor) & ~np.isnan(values))
-                k = self._fit(target, told, values[told], factor[told])
+                factor = self._evaluate((1.0, *term))
+                known = np.flatnonzero(~np.isnan(factor) & ~np.isnan(values))
+                k = self._fit(target, known, values[known], factor[known])
                 if k is not None:
                     yield self._formula(target, [(k, *term)], 0.0)
 
@@ -125,17 +128,14 @@ class FormulaSearch:
         """Linear formulas with simple coefficients, for each target, from the null space of the columns."""
         evidence = self._evidence
         found: dict[int, list[Formula]] = {}
-        groups: dict[bytes, int] = {}
-        for i in evidence.numbers:
-            groups[evidence.missing[:, i].tobytes()] = groups.get(evidence.missing[:, i].tobytes(), 0) + 1
-        for missing in sorted(groups, key=lambda mask: -groups[mask])[:_MOST_GROUPS]:
+        groups = Counter(evidence.missing[:, i].tobytes() for i in evidence.numbers)
+        for missing, _ in groups.most_common(_MOST_GROUPS):
             mask = np.frombuffer(missing, dtype=bool)
             usable = [i for i in evidence.numbers if not evidence.missing[~mask, i].any()]
             most = max(int((~mask).sum()) // 3, 1)
             for start in range(0, len(usable), most):
-                part = sorted(usable)[start : start + most]
-                part = [i for i in evidence.numbers if i in set(part)]
-                for target, formula in self._dependent(part, ~mask):
+                part = set(sorted(usable)[start : start + most])
+                for target, formula in self._dependent([i for i in usable if i in part], ~mask):
                     if np.array_equal(evidence.missing[:, target], mask):
                         found.setdefault(target, []).append(formula)
         return found
@@ -145,7 +145,7 @@ class FormulaSearch:
         evidence = self._evidence
         terms: list[tuple[tuple[int, ...], Reading]] = [(c, "days") for c in self._calendars if set(c) <= set(columns)]
         terms += [((i,), "value") for i in columns]
-        x = np.stack([self._term((1.0, *t)).evaluate(evidence.columns)[evidence.rows][rows] for t in terms], axis=1)
+        x = np.stack([self._evaluate((1.0, *term))[rows] for term in terms], axis=1)
         scale = np.maximum(x.std(axis=0), 1e-300)
         mean = x.mean(axis=0)
         standard = (x - mean) / scale / math.sqrt(len(x))
@@ -179,27 +179,23 @@ class FormulaSearch:
 
     def _clock_differences(self, target: int) -> Iterator[Formula]:
         """Minutes between two clock times hhmm, or since midnight."""
-        evidence, values = self._evidence, self._column(target)
-        low, high = (
-            np.nanmin(evidence.columns[evidence.names[target]]),
-            np.nanmax(evidence.columns[evidence.names[target]]),
-        )
+        column = self._evidence.column(target)
+        low, high = np.nanmin(column), np.nanmax(column)
         sources = [i for i in self._clocks if i != target]
-        if high - low < 1440 and evidence.rounding[target].decimals == 0:
+        if high - low < 1440 and self._evidence.rounding[target].decimals == 0:
             for pair in [*((i,) for i in sources), *permutations(sources, 2)]:
                 parts = [(1.0 - 2.0 * k, (i,), "minutes") for k, i in enumerate(pair)]
-                yield from self._cyclic(target, values, parts, 1440, low - (1439 - high + low) // 2)
+                yield from self._cyclic(target, parts, 1440, low - (1439 - high + low) // 2)
 
     def _weekdays(self, target: int) -> Iterator[Formula]:
         """The day of the week of a date."""
-        values, column = self._column(target), self._evidence.columns[self._evidence.names[target]]
+        column = self._evidence.column(target)
         if self._evidence.rounding[target].decimals == 0 and np.nanmax(column) - np.nanmin(column) == 6:
             for calendar in self._calendars:
-                yield from self._cyclic(target, values, [(1.0, calendar, "days")], 7, np.nanmin(column))
+                yield from self._cyclic(target, [(1.0, calendar, "days")], 7, np.nanmin(column))
 
-    def _cyclic(self, target: int, values: Array, parts: list[Any], period: int, low: float) -> Iterator[Formula]:
-        terms = [self._term(part).evaluate(self._evidence.columns)[self._evidence.rows] for part in parts]
-        rest = np.mod(values - sum(terms), period)
+    def _cyclic(self, target: int, parts: list[Any], period: int, low: float) -> Iterator[Formula]:
+        rest = np.mod(self._column(target) - sum(map(self._evaluate, parts)), period)
         rest = rest[~np.isnan(rest)]
         if len(rest) and (rest == rest[0]).all():
             yield self._formula(target, parts, float(rest[0]), float(period), float(low))
@@ -213,9 +209,8 @@ class FormulaSearch:
         """Columns of years, months and days of the month, in this order."""
         evidence = self._evidence
         parts: list[list[int]] = [[], [], []]
-        for i, name in enumerate(evidence.names):
-            column = evidence.columns[name][evidence.rows]
-            known = column[~np.isnan(column)]
+        for i in range(len(evidence.names)):
+            known = self._column(i)[self._known(i)]
             if not evidence.is_category[i] and len(known) and (known == np.round(known)).all():
                 for part, (least, most), (low, high) in zip(
                     parts, ((1, 300), (2, 12), (28, 31)), ((1600, 2500), (1, 12), (1, 31)), strict=True
@@ -227,6 +222,10 @@ class FormulaSearch:
 
     def _term(self, part: tuple[float, tuple[int, ...], Reading]) -> Term:
         return Term(float(part[0]), tuple(self._evidence.names[i] for i in part[1]), part[2])
+
+    def _evaluate(self, part: tuple[float, tuple[int, ...], Reading]) -> Array:
+        """A term in the rows of the sample."""
+        return self._term(part).evaluate(self._sample)
 
     def _formula(
         self, target: int, parts: list[Any], constant: float, period: float = 0.0, low: float = 0.0

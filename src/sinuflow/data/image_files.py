@@ -190,9 +190,9 @@ def class_indices(labels: Any, classes: Sequence[str], count: int) -> Tensor:
     return indices
 
 
-def listed(classes: Sequence[str], most: int = 10) -> str:
+def listed(classes: Sequence[str]) -> str:
     """The names of classes, abbreviated if there are many."""
-    return ", ".join(classes[:most]) + (", ..." if len(classes) > most else "")
+    return ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
 
 
 def read_pngs(files: list[Path]) -> Tensor:

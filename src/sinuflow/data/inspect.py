@@ -61,9 +61,7 @@ def inspect_numbers(
     if not column.step and not column.atoms:
         column = _with_gap(column, known)
     column = _with_map(column, rest, wish)
-    if wish is not None and not isinstance(wish, str):
-        _refuse_wrong(column, rest)
-    _refuse_outside(column, rest)
+    _check_map(column, rest)
     column = _standardized(column, rest)
     return column if role == "context" or wish is not None else _with_spline(column, rest)
 
@@ -89,19 +87,15 @@ def _with_spline(column: Column, values: Array) -> Column:
     return column if knots == scores else replace(column, knots=knots, scores=scores)
 
 
-def _refuse_outside(column: Column, values: Array) -> None:
-    """Refuse values outside of the map."""
+def _check_map(column: Column, values: Array) -> None:
+    """Refuse a user's map that is not increasing, or whose derivative or inverse is wrong, and values outside of it."""
+    if column.map not in ("linear", *COLUMN_MAPS):
+        mistake = column_map_mistake(column.map, column.arguments, torch.from_numpy(values))
+        if mistake is not None:
+            raise DataError(f"column {column.name!r} cannot take the map {column.map!r}: {mistake}")
     outside = values[~np.isfinite(_mapped(column, values))]
     if len(outside):
         raise DataError(f"column {column.name!r} holds {outside[0]:g}, which is outside of the map {column.map!r}")
-
-
-def _refuse_wrong(column: Column, values: Array) -> None:
-    """Refuse a user's map that is not increasing, or whose derivative or inverse is wrong."""
-    own = column.map in COLUMN_MAPS
-    mistake = None if own else column_map_mistake(column.map, column.arguments, torch.from_numpy(values))
-    if mistake is not None:
-        raise DataError(f"column {column.name!r} cannot take the map {column.map!r}: {mistake}")
 
 
 def _with_grid(column: Column, values: Array) -> Column:

@@ -33,11 +33,6 @@ class Lookup:
     levels: tuple[tuple[float | None, ...], ...]
     values: tuple[float | None, ...]
 
-    @property
-    def kind(self) -> str:
-        """``lookup``."""
-        return "lookup"
-
     def predict(self, columns: Mapping[str, Array]) -> Array:
         """The target for each row."""
         return self._predict(columns)[0]
@@ -77,3 +72,8 @@ class Lookup:
 def from_json(values: Sequence[float | None]) -> Array:
     """Numbers as float64, with NaN for None."""
     return np.array([np.nan if value is None else value for value in values], dtype=float)
+
+
+def to_json(values: Array) -> tuple[float | None, ...]:
+    """The inverse of :func:`from_json`."""
+    return tuple(None if np.isnan(value) else float(value) for value in values)

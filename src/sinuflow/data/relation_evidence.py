@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from .formulas import Formula
-from .lookups import Lookup
+from .lookups import Lookup, to_json
 from .numbers import Array
 from .rounding import Rounding
 
@@ -37,45 +37,42 @@ class Evidence:
         self.sample = np.stack([column[self.rows] for column in self.columns.values()], axis=1)
         self.missing = np.isnan(self.sample)
         self.is_category = np.array([name in categories for name in self.names], dtype=bool)
-        self.distinct = np.array([len(np.unique(column)) for column in self.sample.T])
+        #: Codes of the sample's values, one row per column; the number of values, and of rows with the most common one.
+        codes = [np.unique(column, return_inverse=True)[1] for column in self.sample.T]
+        self.sample_codes = np.stack(codes).astype(np.int32)
+        self.distinct = self.sample_codes.max(axis=1) + 1
+        self.most_common = np.array([np.bincount(column).max() for column in codes])
         self.rounding = [Rounding.of(column) for column in self.sample.T]
         #: Usable columns, the simplest first: those are kept, and the last ones restored.
         self.order = sorted(usable, key=self._complexity)
         self.numbers = [i for i in self.order if not self.is_category[i]]
-        self.codes = lru_cache(maxsize=None)(self._codes)
-        self.groups = lru_cache(maxsize=None)(self._groups)
+        self.codes = cache(self._codes)
+        self.groups = cache(self._groups)
 
     def _complexity(self, i: int) -> tuple[float, ...]:
-        decimals = 99 if self.rounding[i].decimals is None else self.rounding[i].decimals
+        decimals = self.rounding[i].decimals
         largest = float(np.nanmax(np.abs(self.sample[:, i])))
-        return self.is_category[i], float(decimals or 0), float(int(np.log2(self.distinct[i]))), largest, i
+        return self.is_category[i], 99 if decimals is None else decimals, int(np.log2(self.distinct[i])), largest, i
+
+    def column(self, i: int) -> Array:
+        """A column in all rows."""
+        return self.columns[self.names[i]]
 
     def _codes(self, i: int) -> tuple[np.ndarray[Any, np.dtype[np.int64]], Array, Array]:
         """Codes of a column's values in all rows, the values, and each value's frequency."""
-        levels, codes, counts = np.unique(self.columns[self.names[i]], return_inverse=True, return_counts=True)
-        return codes.reshape(-1), levels, counts / len(codes)
+        levels, codes, counts = np.unique(self.column(i), return_inverse=True, return_counts=True)
+        return codes, levels, counts / len(codes)
 
     def _groups(self, sources: tuple[int, ...]) -> tuple[Any, Any]:
         """Rows sorted by the sources, and whether each has the same sources as the next one."""
         return _sorted_groups(np.stack([self.codes(i)[0] for i in sources]))
 
-    @cached_property
-    def most_common(self) -> Any:
-        """The number of rows of the sample that hold a column's most common value."""
-        return np.array([np.bincount(codes).max() for codes in self.sample_codes])
-
-    @cached_property
-    def sample_codes(self) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """Codes of the sample's values, one row per column."""
-        return np.stack([np.unique(column, return_inverse=True)[1].reshape(-1) for column in self.sample.T]).astype(
-            np.int32
-        )
-
     def determined(self, sources: tuple[int, ...]) -> list[int]:
         """The columns that the sources determine in the sample."""
         order, same = _sorted_groups(self.sample_codes[list(sources)])
         first, second = order[:-1][same], order[1:][same]
-        keys, most = int((~same).sum()) + 1, _longest_run(same)
+        runs = np.diff(np.flatnonzero(np.r_[True, ~same, True]))  # rows with each key
+        keys, most = len(runs), runs.max()
         # A function merges groups of rows: it has fewer values, and its most common one is more common.
         likely = np.where(self.distinct < keys, self.most_common >= most, self.most_common == most)
         left = np.array(
@@ -95,7 +92,7 @@ class Evidence:
         most = min(_MOST_KEYS, len(order) / _ROWS_PER_KEY ** len(sources))
         if keys > most or not (first == second).all():
             return None
-        if -np.log(frequency[second]).sum() < _NATS * len(sources) or not self._spread(codes):
+        if -np.log(frequency[second]).sum() < _NATS * len(sources) or not _spread(codes):
             return None
         levels = [self.codes(i)[1] for i in sources]
         shape = tuple(map(len, levels))
@@ -107,69 +104,62 @@ class Evidence:
             target=self.names[target],
             sources=tuple(self.names[i] for i in sources),
             ordered=tuple(not bool(self.is_category[i]) for i in sources),
-            levels=tuple(_json(each) for each in levels),
-            values=_json(values[table.reshape(-1)]),
+            levels=tuple(map(to_json, levels)),
+            values=to_json(values[table.reshape(-1)]),
         )
 
     def formula(self, candidate: Formula) -> Formula | None:
         """The formula with the rounding of its target, if it holds in all rows and is no coincidence."""
         target = self.columns[candidate.target]
         candidate = replace(candidate, rounding=Rounding.of(target))
-        predicted = candidate.predict(self.columns)
-        unexplained = np.isnan(target) & ~np.isnan(predicted)
+        unexplained = np.isnan(target) & ~np.isnan(candidate.predict(self.columns))
         if unexplained.any():
             gate = self._missing_with(candidate, np.isnan(target), unexplained)
             if gate is None:
                 return None
             candidate = replace(candidate, missing_with=gate)
-        if not candidate.holds(self.columns).all() or not self._is_evident(candidate):
-            return None
-        even, up = (replace(candidate, rounding=replace(candidate.rounding, up=up)) for up in (False, True))
-        chosen = min((even, up), key=self._wrong)
-        return chosen if self._wrong(chosen) <= _TIES and self._wrong(even) + self._wrong(up) < _MOST_TIES else None
-
-    def _wrong(self, candidate: Formula) -> float:
-        """The share of rows whose last digit the formula does not restore."""
-        target = self.columns[candidate.target]
         unrounded = replace(candidate, rounding=Rounding(single=candidate.rounding.single))
-        return float(np.mean(np.abs(candidate.predict(self.columns) - target) > unrounded.tolerance(self.columns)))
+        if not candidate.holds(self.columns).all() or not self._is_evident(candidate, unrounded):
+            return None
+        tolerance = unrounded.tolerance(self.columns)
+        directions = [replace(candidate, rounding=replace(candidate.rounding, up=up)) for up in (False, True)]
+        # The share of rows whose last digit each direction of rounding does not restore.
+        wrong = [float(np.mean(np.abs(each.predict(self.columns) - target) > tolerance)) for each in directions]
+        return directions[int(np.argmin(wrong))] if min(wrong) <= _TIES and sum(wrong) < _MOST_TIES else None
 
     def _missing_with(self, candidate: Formula, missing: Any, unexplained: Any) -> str | None:
         """A column that is missing in the rows without target that the formula does not explain."""
         for i in self.order:
-            gate = np.isnan(self.columns[self.names[i]])
+            gate = np.isnan(self.column(i))
             if self.names[i] != candidate.target and gate[unexplained].all() and missing[gate].all():
                 return self.names[i]
         return None
 
-    def _is_evident(self, candidate: Formula) -> bool:
+    def _is_evident(self, candidate: Formula, unrounded: Formula) -> bool:
         """Whether enough different rows confirm a formula that holds."""
         target = self.names.index(candidate.target)
         sources = [self.names.index(name) for term in candidate.terms for name in term.sources]
-        if not self._spread(self.codes(target)[0]) or any(
-            not self._spread(self.codes(i)[0], _SUPPORT) for i in sources
-        ):
+        codes, _, frequency = self.codes(target)
+        if not _spread(codes) or not all(_spread(self.codes(i)[0], _SUPPORT) for i in sources):
             return False
-        column = self.columns[candidate.target]
+        column = self.column(target)
         known = ~np.isnan(column)
         values, spread = column[known], np.std(column[known])
-        unrounded = replace(candidate, rounding=Rounding(single=candidate.rounding.single))
         if np.median(candidate.rounding.half_unit(values)) > spread / 20 and not unrounded.holds(self.columns).all():
             return False
         if unrounded.tolerance(self.columns)[known].max() > 1e-3 * spread:
             return False
         parameters = len(candidate.terms) + 1
         order, same = self.groups(tuple(sources))
-        codes, _, frequency = self.codes(target)
         nats = -np.log(frequency[codes[order[1:]]])
         if (~same).sum() >= max(10, 4 * parameters) and nats[~same].sum() >= _NATS:
             return True
         return bool(same.mean() >= 1 - 1 / _ROWS_PER_KEY and nats[same].sum() >= _NATS * parameters)
 
-    @staticmethod
-    def _spread(codes: Any, least: int = _VARYING_ROWS) -> bool:
-        """Whether enough rows differ from the most common value."""
-        return bool(len(codes) - np.bincount(codes).max() >= least)
+
+def _spread(codes: Any, least: int = _VARYING_ROWS) -> bool:
+    """Whether enough rows differ from the most common value."""
+    return bool(len(codes) - np.bincount(codes).max() >= least)
 
 
 def _varies(column: Array) -> bool:
@@ -182,12 +172,3 @@ def _varies(column: Array) -> bool:
 def _sorted_groups(codes: Any) -> tuple[Any, Any]:
     order = np.lexsort(codes)
     return order, (codes[:, order[1:]] == codes[:, order[:-1]]).all(axis=0)
-
-
-def _longest_run(same: Any) -> int:
-    ends = np.flatnonzero(np.r_[True, ~same, True])
-    return int(np.diff(ends).max())
-
-
-def _json(values: Array) -> tuple[float | None, ...]:
-    return tuple(None if np.isnan(value) else float(value) for value in values)

@@ -7,7 +7,7 @@ from typing import Any, Union, get_args
 
 import numpy as np
 
-from ..checks import LONGEST_NAME, InvalidValueError, fields, flag, items, number, one_of, optional, text
+from ..checks import LONGEST_NAME, InvalidValueError, anything, fields, flag, items, number, one_of, optional, text
 from .formulas import READINGS, Formula, Reading, Term
 from .lookups import Lookup, from_json
 from .rounding import CHECK_ROUNDING, Rounding
@@ -18,33 +18,35 @@ Relation = Union[Formula, Lookup]  # noqa: UP007
 
 def relation_from_dict(stored: dict[str, Any]) -> Relation:
     """The relation that ``as_dict`` described, or an ``InvalidValueError`` if it is not one."""
-    fields({"kind": one_of("formula", "lookup")}, others=lambda value, place: None)(stored, "relation")
-    place = stored["kind"]
+    fields({"kind": one_of("formula", "lookup")}, others=anything)(stored, "relation")
     own = {name: value for name, value in stored.items() if name != "kind"}
-    (_FORMULA if place == "formula" else _LOOKUP)(own, place)
-    relation: Relation
-    if place == "formula":
-        terms = tuple(Term(**{**term, "sources": tuple(term["sources"])}) for term in own["terms"])
-        relation = Formula(**{**own, "terms": terms, "rounding": Rounding(**own["rounding"])})
-        for term in terms:
-            if len(term.sources) != READINGS[term.reading][0]:
-                raise InvalidValueError(
-                    f"{place}.terms", f"{term.reading} of the right number of columns", own["terms"]
-                )
-    else:
-        levels = tuple(map(tuple, own["levels"]))
-        sources, ordered, values = (tuple(own[name]) for name in ("sources", "ordered", "values"))
-        relation = Lookup(own["target"], sources, ordered, levels, values)
-        sizes = [len(levels) for levels in relation.levels]
-        if not 1 <= len(sizes) <= 2 or {len(relation.sources), len(relation.ordered)} != {len(sizes)}:
-            raise InvalidValueError(f"{place}.sources", "one or two columns with their levels", own["sources"])
-        if len(relation.values) != math.prod(sizes):
-            raise InvalidValueError(f"{place}.values", f"a list of {math.prod(sizes)} entries", own["values"])
-        if any(None in levels[:-1] or (np.diff(from_json(levels)) <= 0).any() for levels in relation.levels):
-            raise InvalidValueError(f"{place}.levels", "in increasing order", own["levels"])
+    relation = _formula(own) if stored["kind"] == "formula" else _lookup(own)
     if relation.target in relation.sources:
-        raise InvalidValueError(f"{place}.target", "different from the sources", relation.target)
+        raise InvalidValueError(f"{stored['kind']}.target", "different from the sources", relation.target)
     return relation
+
+
+def _formula(stored: dict[str, Any]) -> Formula:
+    _FORMULA(stored, "formula")
+    terms = tuple(Term(**{**term, "sources": tuple(term["sources"])}) for term in stored["terms"])
+    for term in terms:
+        if len(term.sources) != READINGS[term.reading][0]:
+            raise InvalidValueError("formula.terms", f"{term.reading} of the right number of columns", stored["terms"])
+    return Formula(**{**stored, "terms": terms, "rounding": Rounding(**stored["rounding"])})
+
+
+def _lookup(stored: dict[str, Any]) -> Lookup:
+    _LOOKUP(stored, "lookup")
+    sources, ordered, values = (tuple(stored[name]) for name in ("sources", "ordered", "values"))
+    levels = tuple(map(tuple, stored["levels"]))
+    size = math.prod(map(len, levels))
+    if not 1 <= len(levels) <= 2 or not len(sources) == len(ordered) == len(levels):
+        raise InvalidValueError("lookup.sources", "one or two columns with their levels", stored["sources"])
+    if len(values) != size:
+        raise InvalidValueError("lookup.values", f"a list of {size} entries", stored["values"])
+    if any(None in column[:-1] or (np.diff(from_json(column)) <= 0).any() for column in levels):
+        raise InvalidValueError("lookup.levels", "in increasing order", stored["levels"])
+    return Lookup(stored["target"], sources, ordered, levels, values)
 
 
 _NAME = text(LONGEST_NAME)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -140,9 +139,3 @@ def _to_digits(values: Array, digits: int) -> Array:
 CHECK_ROUNDING = fields(
     {"decimals": optional(integer(0, 400)), "digits": optional(integer(1, 20)), "single": flag, "up": flag}
 )
-
-
-def rounding_from_dict(stored: Any, place: str) -> Rounding:
-    """The rounding with these fields, or an ``InvalidValueError`` if there is none."""
-    CHECK_ROUNDING(stored, place)
-    return Rounding(**stored)

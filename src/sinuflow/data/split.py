@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,7 @@ class Split:
     @cached_property
     def train(self) -> Ids:
         """The training rows, computed on first access: they may be many."""
-        free = np.ones(self.rows, dtype=bool)
-        for ids in (self.validation, self.test, self.unused):
-            free[ids] = False
-        return np.flatnonzero(free)
+        return _others(self.rows, *self.stored().values())
 
     @property
     def held_out(self) -> Ids:
@@ -49,7 +47,7 @@ class Split:
         held = _held_out(self.rows - len(self.unused))
         if len(self.validation) != held or len(self.test) not in (0, held):
             raise ValueError(f"the split does not belong to a table of {self.rows} rows")
-        for one, other in (("validation", "test"), ("validation", "unused"), ("test", "unused")):
+        for one, other in combinations(parts, 2):
             if len(np.intersect1d(parts[one], parts[other], assume_unique=True)):
                 raise ValueError(f"some rows are both {one} and {other}")
 
@@ -59,17 +57,21 @@ def split_rows(usable: Ids, rows: int, seed: int, test: bool = True) -> Split:
     order = np.random.default_rng(seed).permutation(len(usable))
     held = _held_out(len(usable))
     validation, testing = order[:held], order[held : 2 * held if test else held]
-    unused = np.ones(rows, dtype=bool)
-    unused[usable] = False
-    return Split(rows, np.sort(usable[validation]), np.sort(usable[testing]), np.flatnonzero(unused))
+    return Split(rows, np.sort(usable[validation]), np.sort(usable[testing]), _others(rows, usable))
 
 
 def folds(usable: Ids, rows: int, seed: int, count: int) -> list[Split]:
     """Splits whose validation rows are the parts of a random partition of the usable rows."""
-    unused = np.ones(rows, dtype=bool)
-    unused[usable] = False
-    parts = np.array_split(np.random.default_rng([seed, 2]).permutation(usable), count)
-    return [Split(rows, np.sort(part), part[:0], np.flatnonzero(unused)) for part in parts]
+    parts, unused = np.array_split(np.random.default_rng([seed, 2]).permutation(usable), count), _others(rows, usable)
+    return [Split(rows, np.sort(part), part[:0], unused) for part in parts]
+
+
+def _others(rows: int, *parts: Ids) -> Ids:
+    """The row numbers that are in none of the parts."""
+    free = np.ones(rows, dtype=bool)
+    for ids in parts:
+        free[ids] = False
+    return np.flatnonzero(free)
 
 
 def _held_out(rows: int) -> int:

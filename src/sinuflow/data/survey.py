@@ -136,8 +136,7 @@ def _check_arguments(
     for name in dict.fromkeys([*context, *drop, *maps, *bounds]):
         if name not in present:
             refusals.add(f"there is no column {name!r}{_hint(name, table.columns)}")
-    wishes: dict[str, Any] = dict(maps)
-    for name, wish in wishes.items():
+    for name, wish in dict[str, Any](maps).items():
         if isinstance(wish, str) and wish not in MAP_NAMES:
             refusals.add(f"column {name!r} cannot be mapped by {wish!r}: choose {', '.join(MAP_NAMES)}")
         elif not isinstance(wish, (str, ColumnMap)) and not (isinstance(wish, type) and issubclass(wish, ColumnMap)):

@@ -19,10 +19,9 @@ Function = Callable[[Tensor], Tensor]
 
 #: Integration nodes along a curve, much closer than the width of the noise, and rows compared with them at a time.
 _NODES, _CHUNK = 2048, 256
-#: The paper's one-dimensional example: the number of Gaussians, and the mean of the last one.
-COUNT, REACH = 7, 40.0
-#: The means of those Gaussians, and angles of eighths of a circle.
-_ROW = torch.linspace(-REACH, REACH, COUNT, dtype=torch.float64)
+#: The means of the Gaussians of the paper's one-dimensional example.
+MEANS = torch.linspace(-40.0, 40.0, 7, dtype=torch.float64)
+#: Angles of eighths of a circle.
 _EIGHTHS = torch.arange(8, dtype=torch.float64) * math.pi / 4
 
 
@@ -189,6 +188,6 @@ TOYS: dict[str, Toy] = {
         Toy("pinwheel", 2, 4.5, _draw_pinwheel, None),
         _circles("rings", [3.0, 2.25, 1.5, 0.75], 0.08),
         _curves("swissroll", _swissroll, 0.2),
-        _gaussians("gaussians", _ROW.unsqueeze(-1), 1.0, REACH + 5),
+        _gaussians("gaussians", MEANS.unsqueeze(-1), 1.0, 45.0),
     )
 }

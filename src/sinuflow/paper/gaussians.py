@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..data.datasets import Splits
-from ..data.toys import COUNT, REACH, Toy, toy
+from ..data.toys import MEANS, Toy, toy
 from .items import Options
 from .plotting import OTHER, OURS, TRUE, saved_figure
 from .record import Result
@@ -74,9 +74,8 @@ def on_grid(target: Toy) -> tuple[Tensor, Tensor, Tensor]:
     """A grid, the log-density on it, and the increasing map to noise, Φ⁻¹ of the distribution function."""
     x = torch.linspace(-target.limit, target.limit, _GRID, dtype=torch.float64)
     assert target.log_prob is not None
-    centres = torch.linspace(-REACH, REACH, COUNT, dtype=torch.float64)
     # From the smaller tail, to avoid cancellation.
-    below, above = (torch.special.ndtr(sign * (x.unsqueeze(-1) - centres)).mean(-1) for sign in (1, -1))
+    below, above = (torch.special.ndtr(sign * (x.unsqueeze(-1) - MEANS)).mean(-1) for sign in (1, -1))
     z = torch.where(below < 0.5, torch.special.ndtri(below), -torch.special.ndtri(above))
     return x, target.log_prob(x.unsqueeze(-1)), z
 

@@ -15,12 +15,6 @@ from .items import Options
 from .plotting import DASHED, OTHER, OURS, figure_path, saved_figure, show_images
 from .record import Result, percent
 
-#: Iterations that every layer may take; of the paper's figure only 70 is known.
-_ITERATIONS = {"full": (1, 2, 5, *range(10, 101, 10)), "quick": (1, 2, 5, 10, 20, 40, 70), "smoke": (1, 3, 10, 70)}
-#: Those whose images are shown.
-_SHOWN = {"full": (5, 20, 70), "quick": (2, 10, 70), "smoke": (1, 3, 70)}
-#: Images for Algorithm 1, for the certified solver in float32, and for it in float64.
-_COUNTS = {"full": (128, 10_000, 1_000), "quick": (32, 64, 32), "smoke": (16, 32, 16)}
 _COLUMNS = 12
 _BATCH = 500
 
@@ -48,16 +42,20 @@ def run(options: Options) -> Iterator[Result]:
 
 def reconstruct(flow: ImageRun, options: Options) -> Reconstruction:
     """Some test images by Algorithm 1, and all of them by the certified solver."""
-    few, many, exact = _COUNTS[options.size]
+    # Images for Algorithm 1, for the certified solver in float32, and for it in float64.
+    few, many, exact = options.of(full=(128, 10_000, 1_000), quick=(32, 64, 32), smoke=(16, 32, 16))
+    # Iterations that every layer may take, and those whose images are shown; of the paper's figure only 70 is known.
+    limits = options.of(full=(1, 2, 5, *range(10, 101, 10)), quick=(1, 2, 5, 10, 20, 40, 70), smoke=(1, 3, 10, 70))
+    pictured = options.of(full=(5, 20, 70), quick=(2, 10, 70), smoke=(1, 3, 70))
     images = flow.test_images()[:many]
     x = flow.logits(images)
     shown, curve, same = {"original": images[:_COLUMNS]}, dict[int, float](), dict[int, float]()
     algorithm_1 = {"solver": "fixed_point", "rtol": 0, "atol": 0}
-    for limit in _ITERATIONS[options.size]:
+    for limit in limits:
         solution, _ = round_trip(flow, x[:few], **algorithm_1, max_iterations=limit)
         curve[limit] = _l2(flow, solution, x[:few])
         same[limit] = _indistinguishable(flow.images(solution), images[:few])
-        if limit in _SHOWN[options.size]:
+        if limit in pictured:
             shown["1 iteration" if limit == 1 else f"{limit} iterations"] = flow.images(solution[:_COLUMNS])
     single, converged = round_trip(flow, x)
     double, _ = round_trip(flow, x[:exact].double())

@@ -17,13 +17,6 @@ from .plotting import OURS, TRUE, saved_figure
 from .record import Result, hardware, percent
 from .tables import short
 
-#: Number of images, tolerances (both rtol and atol) and iteration limits of Algorithm 1, and timings of the certified
-#: solver, of which the median is taken.
-_COUNTS = {"full": 128, "quick": 8, "smoke": 4}
-_TOLERANCES = {"full": (1e-2, 1e-3, 1e-4, 1e-5), "quick": (1e-2, 1e-4, 1e-6), "smoke": (1e-2, 1e-5)}
-_ITERATIONS = {"full": (10, 20, 50, 70, 100, 200), "quick": (5, 20, 70), "smoke": (2, 50)}
-_REPEATS = {"full": 3, "quick": 3, "smoke": 1}
-
 _SHADES = ("#f4c7a1", "#ea9a6b", "#c8553d", "#7a2415")
 
 
@@ -38,7 +31,10 @@ def run(options: Options) -> Iterator[Result]:
 @torch.no_grad()
 def measure(flow: ImageRun, options: Options) -> Iterator[Result]:
     """All timings of a flow."""
-    images = flow.logits(flow.test_images()[: _COUNTS[options.size]])
+    # Tolerances (both rtol and atol) and iteration limits of Algorithm 1.
+    tolerances = options.of(full=(1e-2, 1e-3, 1e-4, 1e-5), quick=(1e-2, 1e-4, 1e-6), smoke=(1e-2, 1e-5))
+    limits = options.of(full=(10, 20, 50, 70, 100, 200), quick=(5, 20, 70), smoke=(2, 50))
+    images = flow.logits(flow.test_images()[: options.of(full=128, quick=8, smoke=4)])
     noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(flow.seed))
     with flow.on_device(torch.float64) as model:
         # The reference for generated images is the certified solution in float64.
@@ -50,14 +46,15 @@ def measure(flow: ImageRun, options: Options) -> Iterator[Result]:
             model.invert(noise, solver=solver, max_iterations=50, on_failure="return")
         for task, (z, x) in tasks.items():
             yield _time(flow, task, z, x, None, None)
-            for tolerance, limit in itertools.product(_TOLERANCES[options.size], _ITERATIONS[options.size]):
+            for tolerance, limit in itertools.product(tolerances, limits):
                 yield _time(flow, task, z, x, tolerance, limit)
 
 
 def _time(flow: ImageRun, task: str, z: Tensor, x: Tensor, tolerance: float | None, limit: int | None) -> Result:
-    """The time of Algorithm 1 or, without a limit, of the certified solver."""
+    """The time of Algorithm 1 or, without a limit, the median time of the certified solver."""
     options = flow.options
-    metric, model, solver, repeats = f"seconds to {task} {len(z)} images", "certified", {}, _REPEATS[options.size]
+    metric, model, solver = f"seconds to {task} {len(z)} images", "certified", {}
+    repeats = options.of(full=3, quick=3, smoke=1)
     if limit is not None:
         metric += f", tolerance {tolerance:g}, at most {limit} iterations"
         model, repeats = "Algorithm 1", 1
@@ -94,7 +91,7 @@ def _plot(dataset: str, timings: list[Result], options: Options) -> None:
             shown = [timing.extra | {"seconds": timing.value} for timing in timings if timing.extra["task"] == task]
             _plot_quantity(column[0], shown, "seconds")
             _plot_quantity(column[1], shown, "largest_error")
-            column[0].set_title(f"{task} {_COUNTS[options.size]} images, {dataset}")
+            column[0].set_title(f"{task} {timings[0].rows} images, {dataset}")
             column[1].set_xlabel("iterations that each layer may take")
         for axis in axes[0]:
             axis.set_yscale("log", subs=(2, 5))

@@ -19,8 +19,6 @@ from .record import Result
 from .training import chosen_models, train
 
 METRIC = "KL from the true density, nats"
-#: Training, validation and test rows.
-_ROWS = {"full": (1_000_000, 20_000, 50_000), "quick": (200_000, 10_000, 20_000), "smoke": (5_000, 1_000, 2_000)}
 _GRID, _SHOWN = 200, 4_000
 
 
@@ -32,9 +30,12 @@ def run(options: Options) -> Iterator[Result]:
         raise ArgumentError(f"{wrong[0]} has one dimension: see `sinuflow reproduce gaussians`")
     panels: dict[str, tuple[Tensor, Tensor, float | None]] = {}  # learned density on the grid, samples, divergence
     models, steps = chosen_models("toy", ("today",), options), options.of(full=None, quick=2_500, smoke=150)
+    sizes = options.of(  # of the training, validation and test splits
+        full=(1_000_000, 20_000, 50_000), quick=(200_000, 10_000, 20_000), smoke=(5_000, 1_000, 2_000)
+    )
     for (model, recipe), name, seed in itertools.product(models.items(), names, options.seeds):
         target, generator = toy(name), torch.Generator().manual_seed(seed)
-        rows = [target.draw(size, generator) for size in _ROWS[options.size]]
+        rows = [target.draw(size, generator) for size in sizes]
         splits = Splits(*(part.float().numpy() for part in rows))
         trained = train(model, recipe, splits, seed, options, name, steps)
         flow = trained.flow.cpu()

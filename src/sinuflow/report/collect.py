@@ -9,21 +9,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data import Preprocessor, Table, open_table
+from ..data import Column, Preprocessor, Table, open_table
 from ..data.columns import quoted_list
 from ..data.sources import CONTENT_ROWS, content_hash, seeded
 from ..data.tables import read_rows
+from ..data.text_formats import NumberFormat
 from ..errors import DataError
 from ..flows.mixed import MixedFlow
+from ..models.continuation import hyperparameters
 from ..models.table import TableModel
 from .baselines import gaussian_log_density, kde_log_density, subsample
-from .content import Anomaly, ReportContent, Score
-from .views import view
+from .content import MISSING, Anomaly, ColumnView, Floats, Kind, ReportContent, Score
+from .wording import training
 
 #: Rows that figures and baselines are computed from, at most; rows that are inverted at a time; unlikely rows listed.
 _ROWS, _BATCH, _ANOMALIES = 20_000, 4_096, 10
 #: Points of a row's cells over which the density of a baseline is averaged.
 _DRAWS = 4
+#: Seconds of a mean Gregorian year.
+_YEAR = 31_556_952.0
+_UNSEEN = "(never seen)"
 
 
 def collect(model: TableModel, data: Any) -> ReportContent:
@@ -42,7 +47,7 @@ def collect(model: TableModel, data: Any) -> ReportContent:
     return ReportContent(
         title=f"Density of {model.facts['table']}",
         facts=_facts(model, rows),
-        columns=[view(c, rows.x[:, i], samples[:, i]) for i, c in enumerate(preprocessor.features)],
+        columns=[_view(c, rows.x[:, i], samples[:, i]) for i, c in enumerate(preprocessor.features)],
         history=model.history,
         best_step=int(model.facts["best_step"]),
         z=z.numpy(),
@@ -131,6 +136,37 @@ def _sample(model: TableModel, context: Tensor | None, count: int) -> Tensor:
     return model.preprocessor.inverse(model.flow(context).sample(shape, generator=generator).cpu())
 
 
+def _view(column: Column, data: Tensor, samples: Tensor) -> ColumnView:
+    """Held-out values and samples of a column, NaN where they are missing and infinite if they were never seen."""
+    values = data.numpy(), samples.numpy()
+    if column.kind == "category":
+        names = np.array([*(str(value) for value in column.categories), MISSING, _UNSEEN])
+        of_data, of_samples = (names[_codes(part, len(column.categories))] for part in values)
+        return ColumnView(column.name, "category", of_data, of_samples, column.describe())
+    name, first, unit = _axis(column)
+    kind: Kind = "integer" if "int" in column.type and unit == 1 else "number"
+    of_data, of_samples = ((first + part) / unit for part in values)
+    step = column.step / unit if column.rounded else 0.0
+    return ColumnView(name, kind, of_data, of_samples, column.describe(), step)
+
+
+def _codes(values: Floats, categories: int) -> np.ndarray:
+    missing = np.where(np.isnan(values), categories, values)
+    return np.minimum(missing, categories + 1).astype(np.int64)
+
+
+def _axis(column: Column) -> tuple[str, float, float]:
+    """The column's name with a unit, and numbers a and b with which (a + x) / b is in that unit."""
+    if column.format is None or isinstance(column.format.reader, NumberFormat):
+        return column.name, 0.0, 1.0
+    part, axis = column.format.parts[column.part], column.format.reader.axis
+    if part == "time" and axis.calendar:
+        return f"{column.name} (year)", 1970 * _YEAR + axis.origin, _YEAR
+    if part in ("time", "time of day"):
+        return f"{column.name} (hours)", 0.0, 3600.0
+    return column.name, 0.0, 1.0
+
+
 def _baselines(model: TableModel, rows: _HeldOut) -> list[Score]:
     """Densities of the columns' normal scores, on whose axes repeated and missing values own cells."""
     if model.preprocessor.context_columns or len(rows.train) < 2:
@@ -158,7 +194,7 @@ def _anomalies(model: TableModel, rows: _HeldOut) -> list[Anomaly]:
 
 def _facts(model: TableModel, rows: _HeldOut) -> dict[str, str]:
     facts = model.facts
-    flow = model.flow.flow_config if isinstance(model.flow, MixedFlow) else model.flow.config
+    flow = hyperparameters(model.flow)["flow"]
     shown = {
         "table": str(facts["table"]),
         "rows": f"{facts['used_rows']:,} used of {facts['rows']:,}",
@@ -167,7 +203,7 @@ def _facts(model: TableModel, rows: _HeldOut) -> dict[str, str]:
         "flow": f"{flow['conditioning']} conditioning, {flow['blocks']} blocks, {flow['scales']} scales, "
         f"{flow['waves']} waves, hidden widths {'-'.join(map(str, flow['hidden']))}",
         "parameters": f"{facts['parameters']:,}",
-        "training": f"{facts['steps']:,} steps in {facts['seconds']:.0f} s, best at step {facts['best_step']:,}",
+        "training": training(facts),
         "seed": str(facts["seed"]),
         "torch": str(facts["torch"]),
         "constant columns": ", ".join(c.name for c in model.preprocessor.columns if c.kind == "constant"),

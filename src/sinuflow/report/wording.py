@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from decimal import ROUND_CEILING, Context
+from typing import Any
 
 NOTHING = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
@@ -65,6 +66,11 @@ def share(value: float) -> str:
 def plural(count: int, noun: str) -> str:
     """A count with its noun."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def training(facts: dict[str, Any]) -> str:
+    """The length of a model's training."""
+    return f"{facts['steps']:,} steps in {facts['seconds']:.0f} s, best at step {facts['best_step']:,}"
 
 
 def shorten(name: str, most: int = 24) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...errors import ArgumentError, DataError, StorageError
 from ...files import replacing
-from ..datasets import BENCHMARKS, Array, Dataset, Splits
+from ..datasets import BENCHMARKS, Dataset, Splits
 from ..image_sets import IMAGE_SETS
 from .images import LabelledSplits, prepare_bsds300, prepare_cifar10, prepare_mnist
 from .tables import prepare_gas, prepare_hepmass, prepare_miniboone, prepare_power
@@ -88,7 +88,7 @@ def _check_outputs(paths: list[Path], force: bool) -> None:
             raise StorageError(f"cannot write into {folder}: it is not a folder")
 
 
-def _write_arrays(paths: list[Path], arrays: Iterable[Array]) -> None:
+def _write_arrays(paths: list[Path], arrays: Iterable[np.ndarray]) -> None:
     """Write all arrays or none: all temporary files are complete before the first replaces an old file."""
     try:
         paths[0].parent.mkdir(parents=True, exist_ok=True)

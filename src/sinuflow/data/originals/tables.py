@@ -59,12 +59,12 @@ def prepare_gas(original: Path) -> Splits:
     return standardize(split_tenths(table), by=table, ddof=1)
 
 
-def drop_correlated(table: Array, limit: float = 0.98) -> Array:
-    """Drop the first column whose correlation with another exceeds the limit, until there is none."""
+def drop_correlated(table: Array) -> Array:
+    """Drop the first column whose correlation with another exceeds 0.98, until there is none."""
     if len(table) < 2:
         return table
     with np.errstate(invalid="ignore", divide="ignore"):  # a constant column has no correlation
-        correlated = np.corrcoef(table, rowvar=False).reshape(table.shape[1], -1) > limit
+        correlated = np.corrcoef(table, rowvar=False).reshape(table.shape[1], -1) > 0.98
     np.fill_diagonal(correlated, False)
     columns = np.ones(len(correlated), dtype=bool)
     while (copies := (correlated & columns).any(1) & columns).any():
@@ -164,11 +164,11 @@ def standardize(parts: Iterable[Array], by: Array, ddof: int = 0) -> Splits:
     return Splits(*(((part - mean) / std).astype(np.float32) for part in parts))
 
 
-def repeats_smallest(table: Array, limit: int = 5) -> np.ndarray:
-    """Columns in which the smallest value occurs more than ``limit`` times.
+def repeats_smallest(table: Array) -> np.ndarray:
+    """Columns in which the smallest value occurs more than five times.
 
     The published preparation removes columns with "too many reoccurring values", but it counts the smallest value only:
     counts and censored values are removed, values that recur in the middle stay.
     """
-    repeats: np.ndarray = (table == table.min(0)).sum(0) > limit
+    repeats: np.ndarray = (table == table.min(0)).sum(0) > 5
     return repeats
