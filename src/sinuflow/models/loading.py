@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.kernel_density import KernelDensity
 from ..errors import SinuflowError, StorageError
 from ..flows.flow import Flow
 from ..flows.loading import build_flow
@@ -17,6 +16,7 @@ from ..flows.mixed import MixedFlow
 from ..flows.sinusoidal import SinusoidalFlow
 from ..flows.storage import grouped, read_model
 from .image import ImageModel
+from .ranking import Ranking
 from .table import TableModel
 
 
@@ -44,26 +44,24 @@ def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Fl
     try:
         fitted.schema(config, "configuration")
         expected = {"quantiles", *fitted.tensor_names}
-        if {name for name in model.tensors if not name.startswith(("flow/", "anomaly/", "kernels/"))} != expected:
+        if {name for name in model.tensors if not name.startswith(("flow/", "anomaly/", "ranking/"))} != expected:
             raise ValueError(f"besides the flow's tensors, it must have {', '.join(sorted(expected))} and no others")
         quantiles = _quantiles(model.tensors["quantiles"])
         anomaly = {name: _quantiles(t) for name, t in groups.get("anomaly", {}).items()}
-        if anomaly.keys() - {"quantiles"} or (fitted is not TableModel and {"anomaly", "kernels"} & groups.keys()):
+        if anomaly.keys() - {"quantiles"} or (fitted is not TableModel and {"anomaly", "ranking"} & groups.keys()):
             raise ValueError("it has tensors that such a model does not have")
         flow = build_flow(path, config["flow"], groups.get("flow", {}))
         if not isinstance(flow, (SinusoidalFlow, MixedFlow) if fitted is TableModel else SinusoidalFlow):
             raise ValueError("its flow must be a SinusoidalFlow, or for tables a MixedFlow")
         parts = fitted.parse(config, groups, flow)
-        kernels = None
-        if "kernels" in groups:
-            kernels = KernelDensity(parts[0].features, parts[0].context_columns, groups["kernels"])
+        ranking = Ranking.from_tensors(parts[0], groups["ranking"]) if "ranking" in groups else None
     except StorageError:
         raise
     except (ValueError, OverflowError, SinuflowError) as error:
         raise StorageError(f"{path} has an invalid configuration for a {fitted.description}: {error}") from error
     loaded: TableModel | ImageModel = fitted(flow, *parts, quantiles, config["history"], config["facts"])
     if isinstance(loaded, TableModel):
-        loaded.anomaly_quantiles, loaded.kernels = anomaly.get("quantiles"), kernels
+        loaded.anomaly_quantiles, loaded.ranking = anomaly.get("quantiles"), ranking
     return loaded.to(device)
 
 

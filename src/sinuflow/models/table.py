@@ -13,8 +13,6 @@ from torch import Tensor
 from ..checks import LONGEST_NAME, anything, choice, fields, flag, integer, items, number, one_of, optional, text
 from ..data import Column, Preprocessor, open_table
 from ..data.columns import MAP_NAMES, quoted_list
-from ..data.common_measure import CommonMeasure
-from ..data.kernel_density import KernelDensity
 from ..data.split import Split
 from ..data.tables import Rows, read_rows
 from ..data.values import code_of, table_arrays
@@ -26,6 +24,7 @@ from ..flows.sinusoidal import SinusoidalFlow
 from .calibration import percentile
 from .draws import Draws
 from .fitted import FittedModel, model_schema
+from .ranking import Ranking
 from .scores import score
 from .summary import notices
 
@@ -80,7 +79,7 @@ class TableModel(FittedModel):
         split: the training, validation and test rows.
         quantiles: of the log-densities of the calibration rows, in increasing order.
         anomaly_quantiles: the same of minus their anomaly scores; models of version 0.1.0 have none.
-        kernels: the kernel density of the anomaly score; models of version 0.1.0 have none.
+        ranking: the terms of the anomaly score; models of version 0.1.0 have none.
 
     The other arguments are those of all fitted models.
     """
@@ -92,7 +91,7 @@ class TableModel(FittedModel):
     history: list[dict[str, Any]]
     facts: dict[str, Any]
     anomaly_quantiles: Tensor | None = None
-    kernels: KernelDensity | None = None
+    ranking: Ranking | None = None
     kind, description, schema = "table", "model of a table", _SCHEMA
     tensor_names: ClassVar = {"preprocessing/mean", "preprocessing/factor"}
     tensor_names |= {"split/validation", "split/test", "split/unused"}
@@ -177,27 +176,23 @@ class TableModel(FittedModel):
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 
     def anomaly_score(self, data: Any) -> Array:
-        r"""How anomalous every row of a table is, in nats up to a constant.
+        r"""How anomalous every row of a table is.
 
-        .. math:: -\frac12 \big( \log p(x) - m(x) + \log k(x) \big)
+        .. math:: -\frac{\log p(x) - m(x)}{s_p} - \frac{\log k(x)}{s_k}
 
         with the log-density :math:`\log p` of :meth:`log_prob`, the change m to a measure that does not depend on the
         units of the columns (:class:`~sinuflow.data.common_measure.CommonMeasure`), and a kernel density estimate k
-        (:class:`~sinuflow.data.kernel_density.KernelDensity`), which is robust where rows are few.
+        (:class:`~sinuflow.data.kernel_density.KernelDensity`), which is robust where rows are few. s are the spreads of
+        the two terms among training rows, so that none of them dominates.
         """
         scores = [-self.comparable(r, self.score_rows(r)) for r in read_rows(open_table(data), self.preprocessor)]
         return np.concatenate(scores) if scores else np.empty(0)
 
     def comparable(self, rows: Rows, log_density: Array) -> Array:
         """Minus the :meth:`anomaly_score` of rows with these log-densities."""
-        if self.anomaly_quantiles is None and self.preprocessor.cells is None:  # a model of version 0.1.0
+        if self.ranking is None:  # a model of version 0.1.0
             return log_density
-        return np.asarray(self.comparable_numbers(rows.x, rows.context, torch.from_numpy(log_density)).numpy())
-
-    def comparable_numbers(self, x: Tensor, context: Tensor | None, log_density: Tensor) -> Tensor:
-        """The same of rows of numbers, and of the values of the context columns."""
-        result = log_density - CommonMeasure(self.preprocessor).log_terms(x)
-        return result if self.kernels is None else 0.5 * (result + self.kernels.log_prob(x, context))
+        return np.asarray(self.ranking(rows.x, rows.context, torch.from_numpy(log_density)).numpy())
 
     def anomaly_percentile(self, scores: Any) -> Array:
         """The percentage of calibration rows that are less anomalous: 100 is more anomalous than all of them.
@@ -312,8 +307,8 @@ class TableModel(FittedModel):
             tensors[f"split/{name}"] = torch.from_numpy(ids.astype(np.int32 if small else np.int64))
         if self.anomaly_quantiles is not None:
             tensors["anomaly/quantiles"] = self.anomaly_quantiles
-        if self.kernels is not None:
-            tensors |= {f"kernels/{name}": t for name, t in self.kernels.tensors().items()}
+        if self.ranking is not None:
+            tensors |= {f"ranking/{name}": t for name, t in self.ranking.tensors().items()}
         return {"preprocessing": self.preprocessor.as_dict()}, tensors
 
     @classmethod

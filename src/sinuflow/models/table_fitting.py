@@ -17,7 +17,6 @@ from ..data.arrow_rows import ArrowRows
 from ..data.atoms import LEVELS_ROWS
 from ..data.columns import Bounds, declared_bounds
 from ..data.inspect import Wish
-from ..data.kernel_density import KernelDensity
 from ..data.sources import CONTENT_ROWS, MemoryRows, RowSource, content_hash, fingerprint, seeded
 from ..data.split import Ids, Split, folds, split_rows
 from ..data.tables import columns_to_numbers
@@ -40,6 +39,7 @@ from .continuation import (
 )
 from .defaults import Recipe, continued, table_recipe
 from .fitted import Run
+from .ranking import Ranking
 from .table import TableModel
 
 #: The most rows for estimating the whitening, and the most validation rows and rows for calibration.
@@ -116,7 +116,7 @@ def fit_table(
     recipe = table_recipe(len(split.train), conditioning)
     flow = _build(run, recipe, preprocessor)
     result = _train(run, flow, recipe, rows)
-    model = TableModel(flow, preprocessor, split, torch.zeros(0), result.history, {}, kernels=rows.kernels())
+    model = TableModel(flow, preprocessor, split, torch.zeros(0), result.history, {})
     scores = _calibration_scores(run, model, recipe, rows, result.part_steps)
     _calibrate(model, scores)
     model.facts |= {
@@ -150,8 +150,8 @@ def _continued(run: Run, data: Any, start: TableModel) -> TableModel:
     recipe = replace(recipe, **hyperparameters(flow))
     result = _train(run, flow, continued(recipe), rows, start.facts["steps"])
     history = extended_history(start, result)
-    ranked = (start.anomaly_quantiles, start.kernels)
-    model = TableModel(flow, start.preprocessor, split, start.quantiles, history, {}, *ranked)
+    ranking = (start.anomaly_quantiles, start.ranking)
+    model = TableModel(flow, start.preprocessor, split, start.quantiles, history, {}, *ranking)
     calibrated = {}
     if result.best_step:
         before = start.facts["steps"]
@@ -192,6 +192,7 @@ def _calibration_scores(run: Run, model: TableModel, recipe: Recipe, rows: _Rows
 
     The second column is by the measure that is common to all rows.
     """
+    rows.rank(model)
     if rows.few:
         return _cross_fitted_scores(run, rows.table, rows.survey, recipe, steps)
     return rows.scores(model, _some(rows.split.held_out, _VALIDATION, run.seed))
@@ -204,7 +205,8 @@ def _cross_fitted_scores(run: Run, table: Table, surveyed: Survey, recipe: Recip
         rows = _Rows(table, surveyed, split, run.seed)
         flow = _build(run, recipe, rows.preprocessor)
         run.refit(flow, recipe, rows.source(split.train), steps, 1 / (1 + _FOLDS))
-        model = TableModel(flow, rows.preprocessor, split, torch.zeros(0), [], {}, kernels=rows.kernels())
+        model = TableModel(flow, rows.preprocessor, split, torch.zeros(0), [], {})
+        rows.rank(model)
         parts.append(rows.scores(model, split.validation))
     return torch.cat(parts)
 
@@ -268,12 +270,12 @@ class _Rows:
         numbers = {c.name: self.survey.numbers[chosen, i] for i, c in enumerate(self.preprocessor.columns)}
         x, context = self.in_memory(ids)
         scores = model.score_numbers(x, context) + torch.from_numpy(self.preprocessor.log_relations(numbers))
-        return torch.stack([scores, model.comparable_numbers(x, context, scores)], dim=1)
+        assert model.ranking is not None
+        return torch.stack([scores, model.ranking(x, context, scores)], dim=1)
 
-    def kernels(self) -> KernelDensity:
-        """The kernel density of training rows."""
-        columns = (self.preprocessor.features, self.preprocessor.context_columns)
-        return KernelDensity.fit(*columns, *self.sample, seeded(0))
+    def rank(self, model: TableModel) -> None:
+        """Fit the terms of the anomaly score of a trained model."""
+        model.ranking = Ranking.fit(self.preprocessor, *self.sample, model.score_numbers)
 
     def source(self, ids: Ids) -> RowSource:
         """These rows, for training or validation."""
