@@ -58,18 +58,6 @@ def first_large_integer(array: Any, numbers: Array) -> tuple[int, int] | None:
     return None
 
 
-def width_of_codes(array: Any) -> tuple[int, bool] | None:
-    """The length of texts of digits, 0 if it varies, and whether some begin with a zero; None without texts."""
-    from pyarrow import compute
-
-    ends = compute.min_max(compute.utf8_length(array)).as_py()
-    if ends["max"] is None:
-        return None
-    same = 1 < ends["min"] == ends["max"]
-    digits = same and bool(compute.all(compute.match_substring_regex(array, "^[0-9]+$")).as_py())
-    return (ends["max"], bool(compute.any(compute.starts_with(array, "0")).as_py())) if digits else (0, False)
-
-
 def _integers(array: Any) -> list[int | None]:
     """The integers of an array, None where a value is not an integer."""
     import pyarrow
