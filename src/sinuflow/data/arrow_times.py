@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..checks import InvalidValueError, anything, fields, one_of, optional, text
+from .format_base import CellFormat
 from .numbers import Array
 from .time_axis import DAY, FIRST, LAST, Integers, TimeAxis
 
@@ -33,7 +34,7 @@ def is_time(arrow_type: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class ArrowTime:
+class ArrowTime(CellFormat):
     """An Arrow type of dates, times or durations, as seconds since the origin of an axis.
 
     Dates are of the years 1 to 9999. Timestamps with a time zone stay in UTC, as an hour occurs twice when clocks are
@@ -55,6 +56,10 @@ class ArrowTime:
     unit: str
     zone: str | None
     axis: TimeAxis
+
+    _check = fields(
+        {"type": one_of(*_UNITS), "unit": one_of(*_PER_SECOND), "zone": optional(text(100)), "axis": anything}
+    )
 
     @staticmethod
     def of(array: Any) -> ArrowTime:
@@ -82,7 +87,6 @@ class ArrowTime:
         return make() if self.type.startswith("date") else make(self.unit)
 
     def parse(self, array: Any) -> Array:
-        """The seconds of an array of any type of its kind since the origin, NaN where they are missing."""
         import pyarrow
 
         array = array.combine_chunks() if isinstance(array, pyarrow.ChunkedArray) else array
@@ -91,7 +95,6 @@ class ArrowTime:
         return np.where(array.is_null(), np.nan, (ticks - self.axis.origin * units) / units)
 
     def write(self, numbers: Array) -> Any:
-        """Seconds since the origin as an array of this type, null where they are not finite."""
         import pyarrow
 
         units = _PER_SECOND[self.unit]
@@ -108,34 +111,15 @@ class ArrowTime:
         stored = (ticks // DAY if self.unit == "day" else ticks).astype(np.int32 if narrow else np.int64)
         return pyarrow.array(stored, mask=~finite).cast(self.arrow_type)
 
-    def as_dict(self) -> dict[str, Any]:
-        """The type as JSON can hold it."""
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(value: Any, place: str = "type") -> ArrowTime:
-        """The type that ``as_dict`` describes; anything else is refused."""
-        _CHECK(value, place)
-        axis = TimeAxis.from_dict(value["axis"], f"{place}.axis")
-        if value["unit"] not in _UNITS[value["type"]]:
-            raise InvalidValueError(f"{place}.unit", f"a unit of {value['type']}", value["unit"])
-        if axis.per_second > _PER_SECOND[value["unit"]]:
-            raise InvalidValueError(f"{place}.axis.step", f"at least one {value['unit']}", axis.step)
-        if axis.calendar != value["type"].startswith(("date", "timestamp")):
-            raise InvalidValueError(f"{place}.axis.calendar", "true for dates and timestamps only", axis.calendar)
-        if value["zone"] is not None and value["type"] != "timestamp":
-            raise InvalidValueError(f"{place}.zone", "null but for timestamps", value["zone"])
-        return ArrowTime(value["type"], value["unit"], value["zone"], axis)
-
-
-_CHECK = fields(
-    {
-        "type": one_of(*_UNITS),
-        "unit": one_of(*_PER_SECOND),
-        "zone": optional(text(100)),
-        "axis": fields({}, others=anything),
-    }
-)
+    def _check_consistency(self, place: str) -> None:
+        if self.unit not in _UNITS[self.type]:
+            raise InvalidValueError(f"{place}.unit", f"a unit of {self.type}", self.unit)
+        if self.axis.per_second > _PER_SECOND[self.unit]:
+            raise InvalidValueError(f"{place}.axis.step", f"at least one {self.unit}", self.axis.step)
+        if self.axis.calendar != self.type.startswith(("date", "timestamp")):
+            raise InvalidValueError(f"{place}.axis.calendar", "true for dates and timestamps only", self.axis.calendar)
+        if self.zone is not None and self.type != "timestamp":
+            raise InvalidValueError(f"{place}.zone", "null but for timestamps", self.zone)
 
 
 def _ticks(array: Any, unit: str) -> Integers:

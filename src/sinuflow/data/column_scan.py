@@ -15,10 +15,11 @@ from ..errors import DataError
 from .arrow_times import ArrowTime, is_time
 from .column_format import ColumnFormat
 from .columns import READINGS, UNBOUNDED, Bounds, Column, Role
+from .format_base import CellFormat, FormatError
 from .inspect import Wish, inspect_codes, inspect_numbers
 from .numbers import Array, parse_number
 from .tables import Table
-from .text_formats import DurationFormat, FormatError, NumberFormat, TimeFormat, recognize
+from .text_formats import recognize
 from .time_parts import choose_parts, split
 from .values import INFINITE, distinct_values, first_large_integer, kind_of, recode, to_numbers
 
@@ -39,10 +40,9 @@ _LARGEST = 1e150
 #: A column with fewer values than this is set aside if most are missing.
 _FEWEST = 10
 
-Reader = NumberFormat | TimeFormat | DurationFormat | ArrowTime
 #: How a column is read again: by a format, as categories although it begins with numbers, or as numbers although some
 #: texts are not.
-Reading = Reader | Literal["category", "number"]
+Reading = CellFormat | Literal["category", "number"]
 
 
 class SetAside(NamedTuple):
@@ -188,7 +188,7 @@ class ColumnScan:
             return "number"
         return "category" if self._numeric else None
 
-    def _recognize(self, texts: list[str], hints: dict[str, Any]) -> Reader | None:
+    def _recognize(self, texts: list[str], hints: dict[str, Any]) -> CellFormat | None:
         """The format of all these texts, or of all but a few without digits, such as "unknown" or 0000-00-00."""
         reader = recognize(texts, **hints)
         with_digits = [text for text in texts if any(c in "123456789" for c in text)]
@@ -259,13 +259,12 @@ class ColumnScan:
 
     def features(self, values: Array) -> list[tuple[Feature, Array]]:
         """The features of the column, and their values."""
-        if self.reader is None or isinstance(self.reader, NumberFormat):
-            ends = (float(self.low), float(self.high))
-            return [(Feature(self, None if self.reader is None else ColumnFormat(self.reader), 0, ends), values)]
-        parts = ("time",) if self.role == "context" else choose_parts(values, self.reader.axis)
-        chosen = ColumnFormat(self.reader, parts)
-        found = split(values, parts, self.reader.axis).T
-        return [(Feature(self, chosen, k, _ends(part)), part) for k, part in enumerate(found)]
+        known = None if self.reader is None else ColumnFormat(self.reader)
+        axis = None if known is None else known.axis
+        if known is None or axis is None:
+            return [(Feature(self, known, 0, (float(self.low), float(self.high))), values)]
+        known = replace(known, parts=("time",) if self.role == "context" else choose_parts(values, axis))
+        return [(Feature(self, known, k, _ends(v)), v) for k, v in enumerate(split(values, known.parts, axis).T)]
 
 
 @dataclass(frozen=True)
@@ -321,7 +320,7 @@ class Feature:
     @property
     def is_time(self) -> bool:
         """Whether the feature is a time or a part of it."""
-        return self.format is not None and not isinstance(self.format.reader, NumberFormat)
+        return self.format is not None and self.format.axis is not None
 
     def _check_bounds(self) -> None:
         """Refuse bounds of a column without numbers, and values outside of them."""

@@ -1,4 +1,4 @@
-"""The interface of text formats, their errors, and the style of decimals that they share."""
+"""The interface of cell formats, and what formats of texts share."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..checks import Check
 from ..errors import DataError
 from .numbers import Array
+from .time_axis import TimeAxis
 
 #: Decimals of a column: always as many; none for whole numbers; or as many as are not zero.
 TRAILING = ("fixed", "whole", "shortest")
@@ -25,8 +27,44 @@ class AmbiguousFormat(FormatError):  # noqa: N818
     """Two formats fit all texts of a column, with different values."""
 
 
-class TextFormat(ABC):
-    """How the texts of a column represent numbers: ``parse`` reads them, ``write`` is its inverse."""
+class CellFormat(ABC):
+    """How cells represent numbers or times: ``parse`` reads them, ``write`` is its inverse.
+
+    Subclasses are dataclasses, whose fields ``_check`` checks one by one.
+    """
+
+    _check: ClassVar[Check]
+
+    @abstractmethod
+    def parse(self, array: Any) -> Array:
+        """The numbers of an Arrow array, of times the seconds since an origin; NaN if missing or of another format."""
+
+    @abstractmethod
+    def write(self, numbers: Array) -> Any:
+        """Numbers as an Arrow array, null where they are not finite."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The format as JSON can hold it."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    @classmethod
+    def from_dict(cls, value: Any, place: str = "format") -> CellFormat:
+        """The format that ``as_dict`` describes; anything else is refused."""
+        cls._check(value, place)
+        stored = {name: entry for name, entry in value.items() if name != "kind"}
+        if "axis" in stored:
+            stored["axis"] = TimeAxis.from_dict(stored["axis"], f"{place}.axis")
+        known = cls(**stored)
+        known._check_consistency(place)
+        return known
+
+    @abstractmethod
+    def _check_consistency(self, place: str) -> None:
+        """Refuse fields that are valid one by one, but inconsistent."""
+
+
+class TextFormat(CellFormat):
+    """How texts represent numbers or times."""
 
     kind: ClassVar[str]
 
@@ -39,19 +77,17 @@ class TextFormat(ABC):
         """Finite numbers as an Arrow array of strings."""
 
     def parse(self, array: Any) -> Array:
-        """The numbers of an Arrow array of strings, or of a dictionary of them; NaN if missing or of another format."""
         import pyarrow
-        import pyarrow.compute
+        from pyarrow import compute
 
         array = array.combine_chunks() if isinstance(array, pyarrow.ChunkedArray) else array
         encoded = array if pyarrow.types.is_dictionary(array.type) else array.cast(pyarrow.string()).dictionary_encode()
-        texts = pyarrow.compute.utf8_trim_whitespace(encoded.dictionary.cast(pyarrow.string()))
+        texts = compute.utf8_trim_whitespace(encoded.dictionary.cast(pyarrow.string()))
         places = encoded.indices.cast(pyarrow.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
         numbers: Array = np.append(self.read(texts), np.nan)[places]
         return numbers
 
     def write(self, numbers: Array) -> Any:
-        """Numbers as an Arrow array of strings, null where they are not finite."""
         import pyarrow
 
         finite = np.isfinite(numbers)
@@ -59,8 +95,7 @@ class TextFormat(ABC):
         return self.texts(distinct).take(pyarrow.array(places.reshape(-1), mask=~finite))
 
     def as_dict(self) -> dict[str, Any]:
-        """The format as JSON can hold it."""
-        return {"kind": self.kind, **dataclasses.asdict(self)}  # type: ignore[call-overload]
+        return {"kind": self.kind, **super().as_dict()}
 
 
 def fits(text_format: TextFormat, texts: Any) -> bool:
@@ -68,20 +103,27 @@ def fits(text_format: TextFormat, texts: Any) -> bool:
     return all(not np.isnan(text_format.read(part)).any() for part in (texts.slice(0, _FIRST), texts.slice(_FIRST)))
 
 
-def longest(texts: Any) -> str:
-    """The longest string of an Arrow array: it shows most of the format."""
+def named_groups(pattern: str, texts: Any) -> dict[str, Any]:
+    """The named groups of a regular expression as Arrow arrays of strings, null where a text does not match it."""
     from pyarrow import compute
 
-    return str(texts[int(compute.utf8_length(texts).to_numpy(zero_copy_only=False).argmax())])
+    found = compute.extract_regex(texts, f"^{pattern}$")
+    return {field.name: compute.struct_field(found, [i]) for i, field in enumerate(found.type)}
+
+
+def lengths(texts: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The lengths of the strings of an Arrow array, 0 for null."""
+    from pyarrow import compute
+
+    counts: Array = compute.utf8_length(texts).fill_null(0).to_numpy(zero_copy_only=False)
+    return counts.astype(np.int64)
 
 
 def decimals_of(fractions: Any) -> tuple[int, str]:
     """The largest number of decimals and the style of an Arrow array with the digits after the decimal separator."""
-    from pyarrow import compute
-
-    lengths = set(compute.unique(compute.utf8_length(fractions)).to_pylist())
-    most = max(lengths, default=0)
-    return most, "fixed" if len(lengths) < 2 else "whole" if lengths == {0, most} else "shortest"
+    counts = set(lengths(fractions).tolist())
+    most = max(counts, default=0)
+    return most, "fixed" if len(counts) < 2 else "whole" if counts == {0, most} else "shortest"
 
 
 def shortened_decimals(text: str, trailing: str) -> str:

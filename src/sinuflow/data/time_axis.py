@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -61,10 +61,6 @@ class TimeAxis:
     def merged(self, other: TimeAxis) -> TimeAxis:
         """This axis with a step of which all times of both axes are multiples."""
         return TimeAxis(self.origin, min(self.step, other.step), self.calendar)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The axis as JSON can hold it."""
-        return asdict(self)
 
     @staticmethod
     def from_dict(value: Any, place: str = "axis") -> TimeAxis:

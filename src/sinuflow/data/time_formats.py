@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..checks import InvalidValueError, anything, fields, integer, one_of, text
-from .format_base import TRAILING, AmbiguousFormat, FormatError, TextFormat, decimals_of, fits
+from .format_base import TRAILING, AmbiguousFormat, FormatError, TextFormat, decimals_of, fits, named_groups
 from .numbers import Array
 from .time_axis import DAY, FIRST, LAST, Integers, TimeAxis
 from .time_patterns import DATES, DIRECTIVES, LAST_RESORT, NAMES, OF_DATES, patterns, regex, tokens_of
@@ -46,6 +46,16 @@ class TimeFormat(TextFormat):
     case: str = "title"
 
     kind: ClassVar[str] = "time"
+    _check = fields(
+        {
+            "kind": one_of("time"),
+            "pattern": text(60),
+            "axis": anything,
+            "decimals": integer(high=9),
+            "trailing": one_of(*TRAILING),
+            "case": one_of("title", "upper", "lower"),
+        }
+    )
 
     @cached_property
     def _tokens(self) -> list[str]:
@@ -55,16 +65,9 @@ class TimeFormat(TextFormat):
     def _has(self) -> set[str]:
         return {token.replace("-", "") for token in self._tokens if token[0] == "%"}
 
-    @cached_property
-    def _regex(self) -> str:
-        return "^" + regex(self._tokens) + "$"
-
     def pieces(self, texts: Any) -> dict[str, Any]:
         """The text of each directive, null where a text does not match."""
-        from pyarrow import compute
-
-        found = compute.extract_regex(texts, self._regex)
-        return {f"%{field.name}": compute.struct_field(found, [i]) for i, field in enumerate(found.type)}
+        return {f"%{name}": piece for name, piece in named_groups(regex(self._tokens), texts).items()}
 
     def read(self, texts: Any) -> Array:
         from pyarrow import compute
@@ -186,24 +189,13 @@ class TimeFormat(TextFormat):
         axis = TimeAxis.of(np.floor(self.read(texts)).astype(np.int64), fractions, 10**9, self.axis.calendar)
         return replace(self, pattern=pattern, axis=axis, decimals=decimals, trailing=trailing, case=case)
 
-    @staticmethod
-    def from_dict(value: Any, place: str = "format") -> TimeFormat:
-        """The format that ``as_dict`` describes; anything else is refused."""
-        _CHECK(value, place)
-        axis = TimeAxis.from_dict(value["axis"], f"{place}.axis")
-        time_format = TimeFormat(**{**{k: v for k, v in value.items() if k != "kind"}, "axis": axis})
-        if not time_format.is_valid():
-            raise InvalidValueError(f"{place}.pattern", "a pattern of strftime with its axis", value["pattern"])
-        return time_format
-
-    def is_valid(self) -> bool:
-        """Whether the pattern is one of a date, a time of day, or both, and the axis is of this kind."""
+    def _check_consistency(self, place: str) -> None:
         directives = [token.replace("-", "") for token in self._tokens if len(token) > 1]
         years, months, hours, halves = (
             sum(d in kinds for d in directives)
             for kinds in (("%Y", "%y"), ("%m", "%b", "%B"), ("%H", "%I"), ("%p", "%P"))
         )
-        return (
+        valid = (
             "".join(self._tokens) == self.pattern
             and len(directives) == len(self._has)
             and self._has < DIRECTIVES.keys() - {"%z"}
@@ -213,18 +205,8 @@ class TimeFormat(TextFormat):
             and re.search("(?<![.,])%f", self.pattern) is None
             and ("%f" in self._has) == (self.decimals > 0)
         )
-
-
-_CHECK = fields(
-    {
-        "kind": one_of("time"),
-        "pattern": text(60),
-        "axis": fields({}, others=anything),
-        "decimals": integer(high=9),
-        "trailing": one_of(*TRAILING),
-        "case": one_of("title", "upper", "lower"),
-    }
-)
+        if not valid:
+            raise InvalidValueError(f"{place}.pattern", "a pattern of strftime with its axis", self.pattern)
 
 
 def _integers(directive: str, texts: Any) -> Integers:

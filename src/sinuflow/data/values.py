@@ -11,7 +11,7 @@ import numpy as np
 
 from ..checks import LARGEST_INTEGER
 from ..errors import DataError
-from .column_format import ColumnFormat, unreadable
+from .column_format import ColumnFormat
 from .columns import Column, quoted_list
 from .numbers import Array, parse_number
 
@@ -117,7 +117,8 @@ def _formatted_numbers(column_format: ColumnFormat, array: Any) -> tuple[Array, 
 
     try:
         numbers = column_format.read(array)
-        return numbers, unreadable(array, numbers[:, 0])
+        bad = np.isnan(numbers[:, 0]) & ~np.asarray(array.is_null())
+        return numbers, int(bad.argmax()) if bad.any() else None
     except ArrowException:  # another type, which does not become a time
         for at in range(len(array)):
             with suppress(ArrowException):
