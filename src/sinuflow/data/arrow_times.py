@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,8 @@ _UNITS = {
     "time64": ("us", "ns"),
     "duration": ("s", "ms", "us", "ns"),
 }
+#: How the names of types begin that have a calendar.
+_CALENDAR = ("date", "timestamp")
 #: A float64 that int64 holds.
 _LARGEST = 2**63 - 1024
 
@@ -64,13 +67,10 @@ class ArrowTime(CellFormat):
     @staticmethod
     def of(array: Any) -> ArrowTime:
         """The type of an array, with an axis for its times; ``merged`` adds those of others."""
-        kind, _, unit = str(array.type).partition("[")
-        zone = getattr(array.type, "tz", None)
-        unit = unit.partition(",")[0].rstrip("]")
-        ticks = _ticks(array.drop_null(), unit)
-        seconds, fractions = np.divmod(ticks, _PER_SECOND[unit])
-        calendar = kind.startswith(("date", "timestamp"))
-        return ArrowTime(kind, unit, zone, TimeAxis.of(seconds, fractions, _PER_SECOND[unit], calendar))
+        kind, unit = re.findall(r"\w+", str(array.type))[:2]
+        seconds, fractions = np.divmod(_ticks(array.drop_null(), unit), _PER_SECOND[unit])
+        axis = TimeAxis.of(seconds, fractions, _PER_SECOND[unit], calendar=kind.startswith(_CALENDAR))
+        return ArrowTime(kind, unit, getattr(array.type, "tz", None), axis)
 
     def merged(self, other: ArrowTime) -> ArrowTime:
         """This type with an axis on which also the times of another part of the column lie."""
@@ -87,9 +87,6 @@ class ArrowTime(CellFormat):
         return make() if self.type.startswith("date") else make(self.unit)
 
     def parse(self, array: Any) -> Array:
-        import pyarrow
-
-        array = array.combine_chunks() if isinstance(array, pyarrow.ChunkedArray) else array
         ticks = _ticks(array.cast(self.arrow_type).fill_null(0), self.unit)
         units = _PER_SECOND[self.unit]
         return np.where(array.is_null(), np.nan, (ticks - self.axis.origin * units) / units)
@@ -116,7 +113,7 @@ class ArrowTime(CellFormat):
             raise InvalidValueError(f"{place}.unit", f"a unit of {self.type}", self.unit)
         if self.axis.per_second > _PER_SECOND[self.unit]:
             raise InvalidValueError(f"{place}.axis.step", f"at least one {self.unit}", self.axis.step)
-        if self.axis.calendar != self.type.startswith(("date", "timestamp")):
+        if self.axis.calendar != self.type.startswith(_CALENDAR):
             raise InvalidValueError(f"{place}.axis.calendar", "true for dates and timestamps only", self.axis.calendar)
         if self.zone is not None and self.type != "timestamp":
             raise InvalidValueError(f"{place}.zone", "null but for timestamps", self.zone)
@@ -126,7 +123,6 @@ def _ticks(array: Any, unit: str) -> Integers:
     """The stored integers of an array without nulls; seconds for days."""
     import pyarrow
 
-    array = array.combine_chunks() if isinstance(array, pyarrow.ChunkedArray) else array
     stored = array.cast(pyarrow.int32() if array.type.bit_width == 32 else pyarrow.int64())
     ticks: Integers = stored.to_numpy(zero_copy_only=False).astype(np.int64)
     return ticks * DAY if unit == "day" else ticks
