@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from .formats import arrow_modules, check_names, open_stream, translated
+from .formats import check_names, import_arrow, open_stream, translated
 from .numbers import parse_number
 
 #: Cells that are missing values.
-_MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "NAN", "NULL", "null", "None"]
+MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "NAN", "NULL", "null", "None"]
 #: Possible separators of the cells: the most frequent one in the header, outside quotes, is taken.
 _SEPARATORS = (",", ";", "\t", "|")
 #: Bytes per block, and at least so many per column, so that blocks of wide tables have many rows.
@@ -27,7 +27,7 @@ class CsvRows:
     """
 
     def __init__(self, path: Path, names: list[str], parse: Any, read: Any) -> None:
-        arrow, _ = arrow_modules()
+        arrow = import_arrow()
         self._path, self._parse, self._read = path, parse, read
         self.schema = arrow.schema([(name, arrow.string()) for name in names])
 
@@ -79,15 +79,6 @@ def csv_dataset(path: Path, name: str) -> CsvRows:
             parse.ignore_empty_lines = False
             read.skip_rows = len(start[: len(start) - len(start.lstrip(b"\r\n"))].splitlines())
         return CsvRows(path, names, parse, read)
-
-
-def with_missing(array: Any) -> Any:
-    """The cells of a column, with null for strings that are missing values."""
-    arrow, _ = arrow_modules()
-    from pyarrow import compute
-
-    missing = compute.is_in(array, value_set=arrow.array(_MISSING, array.type))
-    return compute.if_else(missing, arrow.scalar(None, array.type), array) if missing.true_count else array
 
 
 def check_quotes(path: Path, separator: str, name: str) -> None:
