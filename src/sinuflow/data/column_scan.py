@@ -87,16 +87,13 @@ class ColumnScan:
     def add(self, array: Any, first_row: int) -> Array:
         """The piece as numbers, or as codes once a string is not a number."""
         numbers = np.full(len(array), np.nan) if self.set_aside else self._numbers(array, first_row)
-        self.missing += int(np.isnan(numbers).sum())
-        if len(numbers) and not np.isnan(numbers).all():
-            self.low, self.high = min(self.low, np.nanmin(numbers)), max(self.high, np.nanmax(numbers))
-            self.whole = self.whole and bool((np.isnan(numbers) | (numbers == np.round(numbers))).all())
-            if self._counts:
-                steps = np.diff(numbers, prepend=self._last)
-                self._counts, self._last = (
-                    bool((steps >= 1).all() and (numbers == np.round(numbers)).all()),
-                    numbers[-1],
-                )
+        known = numbers[~np.isnan(numbers)]
+        self.missing += len(numbers) - len(known)
+        if len(known):
+            self.low, self.high = min(self.low, known.min()), max(self.high, known.max())
+            self.whole = self.whole and bool((known == np.round(known)).all())
+            self._counts = self._counts and self.whole and bool((np.diff(numbers, prepend=self._last) >= 1).all())
+            self._last = numbers[-1]
         return numbers
 
     def _numbers(self, array: Any, first_row: int) -> Array:
@@ -291,9 +288,8 @@ class Feature:
             if scan.wish not in (None, "auto", "category"):
                 shown = repr(scan.wish) if isinstance(scan.wish, str) else scan.wish
                 raise DataError(f"column {scan.name!r} holds categories, and cannot take the map {shown}")
-            return self._with_missing(
-                inspect_codes(scan.name, values, tuple(scan.categories), scan.type, scan.role), len(values)
-            )
+            column = inspect_codes(scan.name, values, tuple(scan.categories), scan.type, scan.role)
+            return self._with_missing(column, len(values))
         if self.format is None and isinstance(scan.wish, str) and scan.wish in READINGS:
             raise DataError(f"column {scan.name!r} holds plain numbers, and cannot be read by {scan.wish!r}")
         known = values[~np.isnan(values)]

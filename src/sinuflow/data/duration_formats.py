@@ -74,10 +74,8 @@ class DurationFormat(TextFormat):
         seconds, fractions = _amounts(named_groups(_STYLES[self.style], texts))
         return seconds + fractions / 1e9
 
-    def texts(self, numbers: Array) -> Any:
-        import pyarrow
-
-        return pyarrow.array([self._text(number) for number in self.axis.steps(numbers).tolist()], pyarrow.string())
+    def texts(self, numbers: Array) -> list[str]:
+        return [self._text(number) for number in self.axis.steps(numbers).tolist()]
 
     def _text(self, steps: float) -> str:
         signed = self.style in ("clock", "iso")
@@ -90,9 +88,8 @@ class DurationFormat(TextFormat):
         decimals = shortened_decimals(f".{fraction:0{self.decimals}d}", self.trailing) if self.decimals else ""
         if self.style == "iso":
             return sign + self._iso(amounts, decimals)
-        clock = (
-            ":".join(f"{amounts[u]:0{self.digits if u == 'H' else 2}d}" for u in self.units if u in "HMS") + decimals
-        )
+        widths = {"H": self.digits, "M": 2, "S": 2}
+        clock = ":".join(f"{amounts[unit]:0{widths[unit]}d}" for unit in self.units if unit in widths) + decimals
         days = amounts.get("D", 0)
         if self.style == "pandas":
             return f"{days} days {'+' if days < 0 else ''}{clock}"

@@ -73,8 +73,8 @@ class TextFormat(CellFormat):
         """The numbers of an Arrow array of strings; NaN where a text does not fit."""
 
     @abstractmethod
-    def texts(self, numbers: Array) -> Any:
-        """Finite numbers as an Arrow array of strings."""
+    def texts(self, numbers: Array) -> list[str]:
+        """Finite numbers as texts."""
 
     def parse(self, array: Any) -> Array:
         import pyarrow
@@ -92,7 +92,9 @@ class TextFormat(CellFormat):
 
         finite = np.isfinite(numbers)
         distinct, places = np.unique(np.where(finite, numbers, 0.0), return_inverse=True)
-        return self.texts(distinct).take(pyarrow.array(places.reshape(-1), mask=~finite))
+        return pyarrow.array(self.texts(distinct), pyarrow.string()).take(
+            pyarrow.array(places.reshape(-1), mask=~finite)
+        )
 
     def as_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, **super().as_dict()}

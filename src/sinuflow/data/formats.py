@@ -215,11 +215,10 @@ def _check_alike(files: list[str], schemas: list[Any]) -> None:
     The order of columns may differ, and columns of type null have nothing to convert.
     """
     remedy = "write all files of the folder with the same columns and types"
-    columns = {name for name in schemas[0].names if not INDEX_COLUMN.fullmatch(name)}
     types: dict[str, tuple[Any, str]] = {}
     for file, schema in zip(files, schemas, strict=True):
         check_names(file, schema.names)
-        present = {name for name in schema.names if not INDEX_COLUMN.fullmatch(name)}
+        columns, present = ({n for n in s.names if not INDEX_COLUMN.fullmatch(n)} for s in (schemas[0], schema))
         for absent, one, other in ((columns - present, file, files[0]), (present - columns, files[0], file)):
             if absent:
                 raise DataError(f"{one} has no column {min(absent)!r}, but {other} has one: {remedy}")

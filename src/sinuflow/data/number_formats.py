@@ -117,11 +117,9 @@ class NumberFormat(TextFormat):
         negative = np.asarray(compute.is_in(pieces["sign"], value_set=pyarrow.array(["(", "-", _MINUS])))
         return np.where(valid, np.where(negative, -numbers, numbers), np.nan)
 
-    def texts(self, numbers: Array) -> Any:
-        import pyarrow
-
+    def texts(self, numbers: Array) -> list[str]:
         marks = str.maketrans({",": self.group, ".": self.decimal})
-        return pyarrow.array([self._text(number, marks) for number in numbers.tolist()], pyarrow.string())
+        return [self._text(number, marks) for number in numbers.tolist()]
 
     def _text(self, number: float, marks: dict[int, str]) -> str:
         text = shortened_decimals(f"{abs(number):,.{self.decimals}f}", self.trailing)

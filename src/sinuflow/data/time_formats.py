@@ -103,7 +103,7 @@ class TimeFormat(TextFormat):
         numbers = seconds + number["%f"] / 1e9 if "%f" in number else seconds.astype(np.float64)
         return np.where(valid, numbers, np.nan)
 
-    def texts(self, numbers: Array) -> Any:
+    def texts(self, numbers: Array) -> list[str]:
         import pyarrow
         from pyarrow import compute
 
@@ -135,11 +135,12 @@ class TimeFormat(TextFormat):
                 parts.append(pyarrow.array(names, pyarrow.string()).take(pyarrow.array(value[directive])))
             elif token[0] == "%":
                 width = 4 if token == "%Y" else 1 if "-" in token else 2
-                texts = pyarrow.array(value[directive]).cast(pyarrow.string())
-                parts.append(compute.utf8_lpad(texts, width=width, padding="0"))
+                number = pyarrow.array(value[directive]).cast(pyarrow.string())
+                parts.append(compute.utf8_lpad(number, width=width, padding="0"))
             else:
                 parts.append(token)
-        return compute.binary_join_element_wise(*parts, "")
+        texts: list[str] = compute.binary_join_element_wise(*parts, "").to_pylist()
+        return texts
 
     def _rounded(self, numbers: Array) -> tuple[Integers, Integers]:
         """Seconds since 1970 or midnight within what the pattern can hold, and the digits after the decimal point."""

@@ -53,22 +53,12 @@ def first_large_integer(array: Any, numbers: Array) -> tuple[int, int] | None:
     ``numbers`` are the values of the Arrow array as float64.
     """
     rows = np.flatnonzero(np.abs(numbers) >= LARGEST_INTEGER)
-    for row, value in zip(rows, _integers(array.take(rows)) if len(rows) else [], strict=True):
-        if value is not None and abs(value) > LARGEST_INTEGER:
-            return int(row), value
+    for row, cell in zip(rows.tolist(), array.take(rows).to_pylist(), strict=True):
+        text = str(cell)
+        # Longer texts are infinite as float64.
+        if len(text) < 400 and _INTEGER.fullmatch(text) and abs(int(text)) > LARGEST_INTEGER:
+            return row, int(text)
     return None
-
-
-def _integers(array: Any) -> list[int | None]:
-    """The integers of an array, None where a value is not an integer."""
-    import pyarrow
-
-    kind = array.type
-    if kind_of(str(kind)) == "text":  # longer strings are infinite as float64
-        return [int(text) if len(text) < 400 and _INTEGER.fullmatch(text) else None for text in array.to_pylist()]
-    if pyarrow.types.is_integer(kind) or (pyarrow.types.is_decimal(kind) and kind.scale <= 0):
-        return [int(value) for value in array.to_pylist()]
-    return [None] * len(array)
 
 
 def distinct_values(array: Any) -> tuple[list[Any], Array]:
