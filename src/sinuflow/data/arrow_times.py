@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..checks import InvalidValueError, anything, fields, one_of, optional, text
-from .format_base import CellFormat
+from .cell_formats import CellFormat
 from .numbers import Array
 from .time_axis import DAY, FIRST, LAST, Integers, TimeAxis
 

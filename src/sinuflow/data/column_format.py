@@ -7,7 +7,7 @@ from typing import Any
 
 from ..checks import InvalidValueError, anything, fields, items, optional, text
 from .arrow_times import ArrowTime
-from .format_base import CellFormat
+from .cell_formats import CellFormat
 from .numbers import Array
 from .text_formats import text_format_from_dict
 from .time_axis import TimeAxis

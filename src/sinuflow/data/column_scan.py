@@ -13,9 +13,9 @@ import numpy as np
 from ..checks import LARGEST_INTEGER
 from ..errors import DataError
 from .arrow_times import ArrowTime, is_time
+from .cell_formats import CellFormat, FormatError
 from .column_format import ColumnFormat
 from .columns import READINGS, UNBOUNDED, Bounds, Column, Role
-from .format_base import CellFormat, FormatError
 from .inspect import Wish, inspect_codes, inspect_numbers
 from .numbers import Array, parse_number
 from .tables import Table
@@ -80,8 +80,7 @@ class ColumnScan:
         self._leading_zeros = False
         self._is_time = wish != "category" and is_time(table.dataset.schema.field(name).type)
         if kind is None and not self._is_time:
-            nothing = self.type == "null"
-            what = "no values" if nothing else f"{self.type}, which is neither number nor text"
+            what = "no values" if self.type == "null" else f"{self.type}, which is neither number nor text"
             self.set_aside = SetAside(f"holds {what}")
 
     def add(self, array: Any, first_row: int) -> Array:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..checks import InvalidValueError, anything, fields, flag, integer, one_of
-from .format_base import TRAILING, TextFormat, decimals_of, fits, lengths, named_groups, shortened_decimals
+from .cell_formats import TRAILING, TextFormat, decimals_of, fits, lengths, named_groups, shortened_decimals
 from .numbers import Array
 from .time_axis import TimeAxis
 

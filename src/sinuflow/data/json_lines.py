@@ -28,8 +28,7 @@ def json_lines(path: Path, name: str) -> Any:
     batches = []
 
     def flush() -> None:
-        arrays = [arrow.array([row.get(column) for row in rows], arrow.string()) for column in columns]
-        batches.append(arrow.table(arrays, names=list(columns)))
+        batches.append(arrow.Table.from_pylist(rows, arrow.schema([(name, arrow.string()) for name in columns])))
         rows.clear()
 
     with translated(name), open_stream(path) as stream:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..checks import InvalidValueError, fields, flag, integer, one_of, text
-from .format_base import (
+from .cell_formats import (
     TRAILING,
     AmbiguousFormat,
     TextFormat,

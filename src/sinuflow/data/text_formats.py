@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..checks import anything, fields, one_of
+from .cell_formats import AmbiguousFormat, CellFormat, FormatError, TextFormat
 from .duration_formats import DurationFormat, recognize_duration
-from .format_base import AmbiguousFormat, CellFormat, FormatError, TextFormat
 from .number_formats import NumberFormat, recognize_number
 from .numbers import parse_number
 from .time_formats import TimeFormat, recognize_time

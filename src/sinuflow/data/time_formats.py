@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..checks import InvalidValueError, anything, fields, integer, one_of, text
-from .format_base import (
+from .cell_formats import (
     TRAILING,
     AmbiguousFormat,
     FormatError,
@@ -179,20 +179,17 @@ class TimeFormat(TextFormat):
         return replace(self, pattern=pattern, axis=axis, decimals=decimals, trailing=trailing, case=case)
 
     def _check_consistency(self, place: str) -> None:
-        directives = [token.replace("-", "") for token in self._tokens if len(token) > 1]
-        years, months, hours, halves = (
-            sum(d in kinds for d in directives)
-            for kinds in (("%Y", "%y"), ("%m", "%b", "%B"), ("%H", "%I"), ("%p", "%P"))
-        )
+        has, hours = self._has, len(self._has & {"%H", "%I"})
         valid = (
             "".join(self._tokens) == self.pattern
-            and len(directives) == len(self._has)
-            and self._has < DIRECTIVES.keys() - {"%z"}
-            and (years == months == 1 if self.axis.calendar else hours == 1 and not self._has & OF_DATES)
-            and halves == ("%I" in self._has)
+            and sum(len(token) > 1 for token in self._tokens) == len(has)
+            and has < DIRECTIVES.keys() - {"%z"}
+            and (not has & OF_DATES or self.axis.calendar)
+            and (len(has & {"%Y", "%y"}) == len(has & {"%m", "%b", "%B"}) == 1 if self.axis.calendar else hours == 1)
+            and len(has & {"%p", "%P"}) == ("%I" in has)
             and hours <= 1
             and re.search("(?<![.,])%f", self.pattern) is None
-            and ("%f" in self._has) == (self.decimals > 0)
+            and ("%f" in has) == (self.decimals > 0)
         )
         if not valid:
             raise InvalidValueError(f"{place}.pattern", "a pattern of strftime with its axis", self.pattern)

@@ -54,10 +54,9 @@ def choose_parts(numbers: Array, axis: TimeAxis) -> Parts:
     of_day = ("time of day",) if time.any() else ()
     if not of_day and days.max() > days.min() and (_in_months(days) % 1 == 0).all():
         return ("month",)
-    span = int(days.max() - days.min()) + 1
-    known = days.min() + np.arange(min(span, _LONGEST))
-    week = _unevenness(_weekday(days), _weekday(known), 7) if span >= _WEEKS else 0.0
-    year = _unevenness(_month(days), _month(known), 12) if span >= _YEARS else 0.0
+    span = days.min() + np.arange(min(int(days.max() - days.min()) + 1, _LONGEST))
+    week = _unevenness(_weekday(days), _weekday(span), 7) if len(span) >= _WEEKS else 0.0
+    year = _unevenness(_month(days), _month(span), 12) if len(span) >= _YEARS else 0.0
     uneven_week, uneven_year = week > _UNEVEN_WEEK, year > _UNEVEN_YEAR
     if uneven_week and (not uneven_year or week / 6 >= year / 11):
         return ("week", "weekday", *of_day)
@@ -152,7 +151,7 @@ def _month(days: Integers) -> Integers:
     return days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12
 
 
-def _unevenness(values: Integers, known: Integers, count: int) -> float:
-    """The chi-square statistic of values in 0, ..., count - 1 against the frequencies of known ones."""
-    expected = np.bincount(known, minlength=count) * (len(values) / len(known))
+def _unevenness(values: Integers, span: Integers, count: int) -> float:
+    """The chi-square statistic of values in 0, ..., count - 1 against their frequencies in a span of days."""
+    expected = np.bincount(span, minlength=count) * (len(values) / len(span))
     return float(((np.bincount(values, minlength=count) - expected) ** 2 / expected).sum())
