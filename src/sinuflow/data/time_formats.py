@@ -109,18 +109,20 @@ class TimeFormat(TextFormat):
 
         seconds, fraction = self._rounded(numbers)
         times = pyarrow.array(seconds, pyarrow.timestamp("s"))
-        year, month, hour = (np.asarray(part(times)) for part in (compute.year, compute.month, compute.hour))
+        calendar = (compute.year, compute.month, compute.day, compute.day_of_week)
+        clock = (compute.hour, compute.minute, compute.second)
+        year, month, day, weekday, hour, minute, second = (np.asarray(part(times)) for part in (*calendar, *clock))
         value = {
             "%Y": year,
             "%y": year % 100,
             "%m": month,
-            "%d": compute.day(times),
+            "%d": day,
             "%H": hour,
             "%I": (hour + 11) % 12 + 1,
-            "%M": compute.minute(times),
-            "%S": compute.second(times),
+            "%M": minute,
+            "%S": second,
             **dict.fromkeys(("%b", "%B"), month - 1),
-            **dict.fromkeys(("%a", "%A"), compute.day_of_week(times)),
+            **dict.fromkeys(("%a", "%A"), weekday),
             **dict.fromkeys(("%p", "%P"), hour // 12),
         }
         parts: list[Any] = []
