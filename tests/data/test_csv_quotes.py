@@ -60,6 +60,7 @@ def test_malformed_quotes_are_refused_and_no_others(tmp_path, monkeypatch):
         ('1,x"y\n"ab" ,2\n', "line 3: a cell goes on"),
         ('1,2\n1,"2\n', "line 3: a quote is never closed"),
         ('1,x"y\n1,"2\n\n', "line 3: a quote is never closed"),
+        ('1,"2\n""3""\n', "line 2: a quote is never closed"),
     ],
 )
 def test_malformed_quotes_are_refused_with_their_line(tmp_path, rows, message):

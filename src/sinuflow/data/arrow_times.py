@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+import re
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..checks import InvalidValueError, anything, fields, one_of, optional, text
+from .cell_formats import CellFormat
 from .numbers import Array
 from .time_axis import DAY, FIRST, LAST, Integers, TimeAxis
 
@@ -21,6 +23,8 @@ _UNITS = {
     "time64": ("us", "ns"),
     "duration": ("s", "ms", "us", "ns"),
 }
+#: How the names of types begin that have a calendar.
+_CALENDAR = ("date", "timestamp")
 #: A float64 that int64 holds.
 _LARGEST = 2**63 - 1024
 
@@ -33,7 +37,7 @@ def is_time(arrow_type: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class ArrowTime:
+class ArrowTime(CellFormat):
     """An Arrow type of dates, times or durations, as seconds since the origin of an axis.
 
     Dates are of the years 1 to 9999. Timestamps with a time zone stay in UTC, as an hour occurs twice when clocks are
@@ -56,16 +60,17 @@ class ArrowTime:
     zone: str | None
     axis: TimeAxis
 
+    _check = fields(
+        {"type": one_of(*_UNITS), "unit": one_of(*_PER_SECOND), "zone": optional(text(100)), "axis": anything}
+    )
+
     @staticmethod
     def of(array: Any) -> ArrowTime:
         """The type of an array, with an axis for its times; ``merged`` adds those of others."""
-        kind, _, unit = str(array.type).partition("[")
-        zone = getattr(array.type, "tz", None)
-        unit = unit.partition(",")[0].rstrip("]")
-        ticks = _ticks(array.drop_null(), unit)
-        seconds, fractions = np.divmod(ticks, _PER_SECOND[unit])
-        calendar = kind.startswith(("date", "timestamp"))
-        return ArrowTime(kind, unit, zone, TimeAxis.of(seconds, fractions, _PER_SECOND[unit], calendar))
+        kind, unit = re.findall(r"\w+", str(array.type))[:2]
+        seconds, fractions = np.divmod(_ticks(array.drop_null(), unit), _PER_SECOND[unit])
+        axis = TimeAxis.of(seconds, fractions, _PER_SECOND[unit], calendar=kind.startswith(_CALENDAR))
+        return ArrowTime(kind, unit, getattr(array.type, "tz", None), axis)
 
     def merged(self, other: ArrowTime) -> ArrowTime:
         """This type with an axis on which also the times of another part of the column lie."""
@@ -82,16 +87,11 @@ class ArrowTime:
         return make() if self.type.startswith("date") else make(self.unit)
 
     def parse(self, array: Any) -> Array:
-        """The seconds of an array of any type of its kind since the origin, NaN where they are missing."""
-        import pyarrow
-
-        array = array.combine_chunks() if isinstance(array, pyarrow.ChunkedArray) else array
         ticks = _ticks(array.cast(self.arrow_type).fill_null(0), self.unit)
         units = _PER_SECOND[self.unit]
         return np.where(array.is_null(), np.nan, (ticks - self.axis.origin * units) / units)
 
     def write(self, numbers: Array) -> Any:
-        """Seconds since the origin as an array of this type, null where they are not finite."""
         import pyarrow
 
         units = _PER_SECOND[self.unit]
@@ -108,41 +108,21 @@ class ArrowTime:
         stored = (ticks // DAY if self.unit == "day" else ticks).astype(np.int32 if narrow else np.int64)
         return pyarrow.array(stored, mask=~finite).cast(self.arrow_type)
 
-    def as_dict(self) -> dict[str, Any]:
-        """The type as JSON can hold it."""
-        return asdict(self)
-
-    @staticmethod
-    def from_dict(value: Any, place: str = "type") -> ArrowTime:
-        """The type that ``as_dict`` describes; anything else is refused."""
-        _CHECK(value, place)
-        axis = TimeAxis.from_dict(value["axis"], f"{place}.axis")
-        if value["unit"] not in _UNITS[value["type"]]:
-            raise InvalidValueError(f"{place}.unit", f"a unit of {value['type']}", value["unit"])
-        if axis.per_second > _PER_SECOND[value["unit"]]:
-            raise InvalidValueError(f"{place}.axis.step", f"at least one {value['unit']}", axis.step)
-        if axis.calendar != value["type"].startswith(("date", "timestamp")):
-            raise InvalidValueError(f"{place}.axis.calendar", "true for dates and timestamps only", axis.calendar)
-        if value["zone"] is not None and value["type"] != "timestamp":
-            raise InvalidValueError(f"{place}.zone", "null but for timestamps", value["zone"])
-        return ArrowTime(value["type"], value["unit"], value["zone"], axis)
-
-
-_CHECK = fields(
-    {
-        "type": one_of(*_UNITS),
-        "unit": one_of(*_PER_SECOND),
-        "zone": optional(text(100)),
-        "axis": fields({}, others=anything),
-    }
-)
+    def _check_consistency(self, place: str) -> None:
+        if self.unit not in _UNITS[self.type]:
+            raise InvalidValueError(f"{place}.unit", f"a unit of {self.type}", self.unit)
+        if self.axis.per_second > _PER_SECOND[self.unit]:
+            raise InvalidValueError(f"{place}.axis.step", f"at least one {self.unit}", self.axis.step)
+        if self.axis.calendar != self.type.startswith(_CALENDAR):
+            raise InvalidValueError(f"{place}.axis.calendar", "true for dates and timestamps only", self.axis.calendar)
+        if self.zone is not None and self.type != "timestamp":
+            raise InvalidValueError(f"{place}.zone", "null but for timestamps", self.zone)
 
 
 def _ticks(array: Any, unit: str) -> Integers:
     """The stored integers of an array without nulls; seconds for days."""
     import pyarrow
 
-    array = array.combine_chunks() if isinstance(array, pyarrow.ChunkedArray) else array
     stored = array.cast(pyarrow.int32() if array.type.bit_width == 32 else pyarrow.int64())
     ticks: Integers = stored.to_numpy(zero_copy_only=False).astype(np.int64)
     return ticks * DAY if unit == "day" else ticks

@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from ..checks import LARGEST_INTEGER
 from ..errors import DataError
-from . import values as cells
 from .arrow_times import ArrowTime, is_time
+from .cell_formats import CellFormat, FormatError
 from .column_format import ColumnFormat
 from .columns import READINGS, UNBOUNDED, Bounds, Column, Role
 from .inspect import Wish, inspect_codes, inspect_numbers
 from .numbers import Array, parse_number
 from .tables import Table
-from .text_formats import DurationFormat, FormatError, NumberFormat, TimeFormat, recognize
+from .text_formats import recognize
 from .time_parts import choose_parts, split
+from .values import INFINITE, distinct_values, first_large_integer, kind_of, recode, to_numbers
 
 #: The share of cells that are numbers (or times) from which the column is one of numbers, with some exceptions; the
 #: most different exceptions; and the most different numbers beside which the exceptions are categories instead.
@@ -39,24 +40,9 @@ _LARGEST = 1e150
 #: A column with fewer values than this is set aside if most are missing.
 _FEWEST = 10
 
-Reader = NumberFormat | TimeFormat | DurationFormat | ArrowTime
-
-
-@dataclass(frozen=True)
-class Known:
-    """What an earlier reading of a table has found out."""
-
-    texts: frozenset[str] = frozenset()  # columns of categories, although their first values are numbers
-    numbers: frozenset[str] = frozenset()  # columns of numbers, although some texts are not
-    readers: dict[str, Reader] = field(default_factory=dict)  # the formats of columns
-
-    def extended(self, found: dict[str, Reader | str]) -> Known | None:
-        """With how to read further columns: by a format, as "texts" or as "numbers"; None if there are none."""
-        if not found:
-            return None
-        texts, numbers = ({name for name, how in found.items() if how == kind} for kind in ("texts", "numbers"))
-        readers = {name: how for name, how in found.items() if not isinstance(how, str)}
-        return Known(self.texts | texts, self.numbers | numbers, {**self.readers, **readers})
+#: How a column is read again: by a format, as categories although it begins with numbers, or as numbers although some
+#: texts are not.
+Reading = CellFormat | Literal["category", "number"]
 
 
 class SetAside(NamedTuple):
@@ -69,13 +55,15 @@ class SetAside(NamedTuple):
 class ColumnScan:
     """The type, range and categories of one column, read piece by piece."""
 
-    def __init__(self, table: Table, name: str, role: Role, wish: Wish | None, bounds: Bounds, known: Known) -> None:
+    def __init__(
+        self, table: Table, name: str, role: Role, wish: Wish | None, bounds: Bounds, reading: Reading | None = None
+    ) -> None:
         self.name, self.role, self.wish, self.bounds = name, role, wish, bounds
         self.type = str(table.dataset.schema.field(name).type)
-        kind = cells.kind_of(self.type)
-        self.kind = "category" if wish == "category" or name in known.texts else kind
-        self.reader = known.readers.get(name)
-        self._reread_as_numbers = name in known.numbers
+        kind = kind_of(self.type)
+        self.kind = "category" if "category" in (wish, reading) else kind
+        self.reader = None if isinstance(reading, str) else reading
+        self._must_be_numbers = reading == "number"
         self._arrow_time: ArrowTime | None = None
         self.missing = 0
         self.low, self.high, self.whole = np.inf, -np.inf, True
@@ -84,31 +72,27 @@ class ColumnScan:
         #: Cells of a column of numbers or times that cannot be parsed, by their text: they count as missing.
         self.unread: Counter[str] = Counter()
         self._last, self._counts = -np.inf, True
-        self._began_as_numbers = False
         self._frequencies: Counter[Any] = Counter()  # of the categories
         self._numeric = 0  # cells before the first category
         self._distinct: set[float] = set()  # some of them
-        #: The length of all texts, if all consist of digits, and whether some begin with a zero.
-        self._codes_width: tuple[int, bool] | None = None
+        #: The lengths of texts of digits, 0 for other texts, until there are two; and whether some begin with a zero.
+        self._widths: set[int] = set()
+        self._leading_zeros = False
         self._is_time = wish != "category" and is_time(table.dataset.schema.field(name).type)
         if kind is None and not self._is_time:
-            nothing = self.type == "null"
-            what = "no values" if nothing else f"{self.type}, which is neither number nor text"
+            what = "no values" if self.type == "null" else f"{self.type}, which is neither number nor text"
             self.set_aside = SetAside(f"holds {what}")
 
     def add(self, array: Any, first_row: int) -> Array:
         """The piece as numbers, or as codes once a string is not a number."""
         numbers = np.full(len(array), np.nan) if self.set_aside else self._numbers(array, first_row)
-        self.missing += int(np.isnan(numbers).sum())
-        if len(numbers) and not np.isnan(numbers).all():
-            self.low, self.high = min(self.low, np.nanmin(numbers)), max(self.high, np.nanmax(numbers))
-            self.whole = self.whole and bool((np.isnan(numbers) | (numbers == np.round(numbers))).all())
-            if self._counts:
-                steps = np.diff(numbers, prepend=self._last)
-                self._counts, self._last = (
-                    bool((steps >= 1).all() and (numbers == np.round(numbers)).all()),
-                    numbers[-1],
-                )
+        known = numbers[~np.isnan(numbers)]
+        self.missing += len(numbers) - len(known)
+        if len(known):
+            self.low, self.high = min(self.low, known.min()), max(self.high, known.max())
+            self.whole = self.whole and bool((known == np.round(known)).all())
+            self._counts = self._counts and self.whole and bool((np.diff(numbers, prepend=self._last) >= 1).all())
+            self._last = numbers[-1]
         return numbers
 
     def _numbers(self, array: Any, first_row: int) -> Array:
@@ -122,18 +106,17 @@ class ColumnScan:
             return np.where(array.is_null(), np.nan, 0.0)
         if self.kind == "category" or self.categories:
             return self._codes(array)
-        numbers, bad = cells.to_numbers(array)
-        if bad.any() and not self._reread_as_numbers:
+        numbers, bad = to_numbers(array)
+        if bad.any() and not self._must_be_numbers:
             return self._codes(array)
         self._count_unread(array, bad)
         if self.kind == "text":
-            self._codes_width = _merged_width(self._codes_width, cells.width_of_codes(array))
+            self._add_widths(array)
         known = numbers[~np.isnan(numbers)]
         self._numeric += len(known)
-        self._began_as_numbers = True
         if len(self._distinct) <= _SOME_CATEGORIES:
             self._distinct.update(np.unique(known)[: _SOME_CATEGORIES + 1].tolist())
-        large = cells.first_large_integer(array, numbers)
+        large = first_large_integer(array, numbers)
         if large is not None:
             row, value = large
             self.set_aside = SetAside(
@@ -144,7 +127,7 @@ class ColumnScan:
             return np.full(len(array), np.nan)
         infinite = np.isinf(numbers)
         if infinite.any():
-            self.unread[cells.INFINITE] += int(infinite.sum())
+            self.unread[INFINITE] += int(infinite.sum())
             numbers = np.where(infinite, np.nan, numbers)
         return numbers
 
@@ -154,28 +137,37 @@ class ColumnScan:
             if len(self.unread) > _MOST_UNREAD:
                 self.set_aside = SetAside(f"holds texts such as {next(iter(self.unread))!r} among numbers or times")
 
+    def _add_widths(self, array: Any) -> None:
+        from pyarrow import compute
+
+        if len(self._widths) < 2:
+            self._widths.update(compute.unique(compute.utf8_length(array)).drop_null().to_pylist())
+        if len(self._widths) == 1:
+            self._widths |= {0} if compute.match_substring_regex(array, "^[0-9]+$").false_count else set()
+            self._leading_zeros |= compute.starts_with(array, "0").true_count > 0
+
     def _codes(self, array: Any) -> Array:
-        values, codes = cells.distinct_values(array)
+        values, codes = distinct_values(array)
         counts = np.bincount(codes[~np.isnan(codes)].astype(np.int64), minlength=len(values))
         self._frequencies.update({value: int(n) for value, n in zip(values, counts, strict=True) if value is not None})
         known = [np.nan if v is None else self.categories.setdefault(v, len(self.categories)) for v in values]
         if len(self.categories) > _MOST_TEXTS:
             self.set_aside = SetAside(f"identifiers or free text, more than {_MOST_TEXTS:,} different ones")
-        return cells.recode(codes, known)
+        return recode(codes, known)
 
     @property
     def zeros(self) -> int:
         """The number of digits if all texts have as many, some of them with zeros at the start; otherwise 0."""
-        width, some = self._codes_width or (0, False)
-        return width if some and not self.unread else 0
+        width = max(self._widths, default=0)
+        return width if width > 1 and self._widths == {width} and self._leading_zeros and not self.unread else 0
 
     @property
     def is_automatic(self) -> bool:
         """Whether the kind of the column is chosen by its values."""
         return self.wish is None or (isinstance(self.wish, str) and self.wish in ("auto", *READINGS))
 
-    def reread(self) -> Reader | str | None:
-        """How to read the column again, after the last piece: by a format, as "texts" or "numbers", or not at all."""
+    def reread(self) -> Reading | None:
+        """How to read the column again, after the last piece; None if it need not be."""
         if self.reader is not None or self._arrow_time is not None:
             return self._arrow_time if self.reader is None else None
         if self.kind != "text" or not self.categories:
@@ -189,10 +181,10 @@ class ColumnScan:
         if reader is not None:
             return reader
         if self._are_numbers(texts):
-            return "numbers"
-        return "texts" if self._began_as_numbers else None
+            return "number"
+        return "category" if self._numeric else None
 
-    def _recognize(self, texts: list[str], hints: dict[str, Any]) -> Reader | None:
+    def _recognize(self, texts: list[str], hints: dict[str, Any]) -> CellFormat | None:
         """The format of all these texts, or of all but a few without digits, such as "unknown" or 0000-00-00."""
         reader = recognize(texts, **hints)
         with_digits = [text for text in texts if any(c in "123456789" for c in text)]
@@ -258,18 +250,17 @@ class ColumnScan:
         """Give the categories the codes 0, 1, ... in this order."""
         codes = np.full(len(self.categories), np.nan)
         codes[[self.categories[value] for value in order]] = np.arange(len(order))
-        values[:] = cells.recode(values, codes.tolist())
+        values[:] = recode(values, codes.tolist())
         self.categories = {value: i for i, value in enumerate(order)}
 
     def features(self, values: Array) -> list[tuple[Feature, Array]]:
         """The features of the column, and their values."""
-        if self.reader is None or isinstance(self.reader, NumberFormat):
-            ends = (float(self.low), float(self.high))
-            return [(Feature(self, None if self.reader is None else ColumnFormat(self.reader), 0, ends), values)]
-        parts = ("time",) if self.role == "context" else choose_parts(values, self.reader.axis)
-        chosen = ColumnFormat(self.reader, parts)
-        found = split(values, parts, self.reader.axis).T
-        return [(Feature(self, chosen, k, _ends(part)), part) for k, part in enumerate(found)]
+        known = None if self.reader is None else ColumnFormat(self.reader)
+        axis = None if known is None else known.axis
+        if known is None or axis is None:
+            return [(Feature(self, known, 0, (float(self.low), float(self.high))), values)]
+        known = replace(known, parts=("time",) if self.role == "context" else choose_parts(values, axis))
+        return [(Feature(self, known, k, _ends(v)), v) for k, v in enumerate(split(values, known.parts, axis).T)]
 
 
 @dataclass(frozen=True)
@@ -294,10 +285,10 @@ class Feature:
         self._check_bounds()
         if scan.categories:
             if scan.wish not in (None, "auto", "category"):
-                raise DataError(f"column {scan.name!r} holds categories, and cannot take the map {_shown(scan.wish)}")
-            return self._with_missing(
-                inspect_codes(scan.name, values, tuple(scan.categories), scan.type, scan.role), len(values)
-            )
+                shown = repr(scan.wish) if isinstance(scan.wish, str) else scan.wish
+                raise DataError(f"column {scan.name!r} holds categories, and cannot take the map {shown}")
+            column = inspect_codes(scan.name, values, tuple(scan.categories), scan.type, scan.role)
+            return self._with_missing(column, len(values))
         if self.format is None and isinstance(scan.wish, str) and scan.wish in READINGS:
             raise DataError(f"column {scan.name!r} holds plain numbers, and cannot be read by {scan.wish!r}")
         known = values[~np.isnan(values)]
@@ -324,7 +315,7 @@ class Feature:
     @property
     def is_time(self) -> bool:
         """Whether the feature is a time or a part of it."""
-        return self.format is not None and not isinstance(self.format.reader, NumberFormat)
+        return self.format is not None and self.format.axis is not None
 
     def _check_bounds(self) -> None:
         """Refuse bounds of a column without numbers, and values outside of them."""
@@ -339,17 +330,6 @@ class Feature:
                 raise DataError(f"column {scan.name!r} holds {value:g}, which is {beyond} its bound {bound:g}")
 
 
-def _merged_width(one: tuple[int, bool] | None, other: tuple[int, bool] | None) -> tuple[int, bool] | None:
-    """The width of codes of two pieces; 0 if it is not the same, None for a piece without values."""
-    if one is None or other is None:
-        return one or other
-    return (one[0], one[1] or other[1]) if one[0] == other[0] else (0, False)
-
-
 def _ends(values: Array) -> tuple[float, float]:
     known = values[~np.isnan(values)]
     return (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
-
-
-def _shown(wish: Any) -> str:
-    return repr(wish) if isinstance(wish, str) else str(wish)

@@ -7,20 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..errors import DataError
-from .formats import arrow_modules, check_names, open_stream, translated
+from .formats import check_names, import_arrow, open_stream, translated
 from .numbers import parse_number
 
 #: Cells that are missing values.
-_MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "NAN", "NULL", "null", "None"]
+MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "NAN", "NULL", "null", "None"]
 #: Possible separators of the cells: the most frequent one in the header, outside quotes, is taken.
 _SEPARATORS = (",", ";", "\t", "|")
 #: Bytes per block, and at least so many per column, so that blocks of wide tables have many rows.
 _BLOCK, _BLOCK_PER_COLUMN = 1 << 20, 2048
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_QUOTE = ord('"')
 
 
 class CsvRows:
@@ -30,7 +27,7 @@ class CsvRows:
     """
 
     def __init__(self, path: Path, names: list[str], parse: Any, read: Any) -> None:
-        arrow, _ = arrow_modules()
+        arrow = import_arrow()
         self._path, self._parse, self._read = path, parse, read
         self.schema = arrow.schema([(name, arrow.string()) for name in names])
 
@@ -84,86 +81,34 @@ def csv_dataset(path: Path, name: str) -> CsvRows:
         return CsvRows(path, names, parse, read)
 
 
-def with_missing(array: Any) -> Any:
-    """The cells of a column, with null for strings that are missing values."""
-    arrow, _ = arrow_modules()
-    from pyarrow import compute
-
-    missing = compute.is_in(array, value_set=arrow.array(_MISSING, array.type))
-    return compute.if_else(missing, arrow.scalar(None, array.type), array) if missing.true_count else array
-
-
 def check_quotes(path: Path, separator: str, name: str) -> None:
     """Refuse quotes that Arrow drops silently: text after a closing quote, or a quote that is never closed.
 
     Quotes inside an unquoted cell are text.
     """
-    check = _Check(name, separator)
+    ends, quoted = rf"{separator}\r\n", r'"(?:[^"]*"")*[^"]*"'
+    complete = re.compile(rf'(?:[^"]*[{ends}]|{quoted}[{ends}]|[^"{ends}][^{ends}]*[{ends}])*'.encode())
+    closed = re.compile(rf'{quoted}(?!")'.encode())
+    # The lines before a block; the cell that it continues, reduced to its quotes, and the line where that begins.
+    lines, rest, opened = 0, b"", 1
+
+    def line(before: bytes) -> int:
+        return lines + max(before.count(b"\n"), before.count(b"\r")) + 1
+
     with open_stream(path) as file:
-        before, block = b"\n", file.read(_BLOCK).removeprefix(_BYTE_ORDER_MARK)
+        block = file.read(_BLOCK).removeprefix(_BYTE_ORDER_MARK)
         while block:
-            following = file.read(_BLOCK)
-            check.block(before, block, following[:1] or b"\n")
-            before, block = block[-1:], following
-    if check.inside:
-        raise DataError(f"{name}, line {check.opened}: a quote is never closed: close it, or double it if it is text")
-
-
-class _Check:
-    """The state of the check between blocks."""
-
-    def __init__(self, name: str, separator: str) -> None:
-        self._name = name
-        #: By byte: whether it ends a cell, and whether it may come after a quote in a quoted cell.
-        self._ends = np.isin(np.arange(256), [ord(separator), ord("\n"), ord("\r")])
-        self._may_follow = self._ends | (np.arange(256) == _QUOTE)
-        self._lines = 0
-        #: Whether a quoted cell is open, and the line where it begins.
-        self.inside, self.opened = False, 0
-        #: Whether the last byte of the previous block is a closing quote; a second one would make it text.
-        self._closed = False
-
-    def block(self, before: bytes, block: bytes, after: bytes) -> None:
-        """Check a block, given the bytes before and after it."""
-        data = np.frombuffer(before + block + after, dtype=np.uint8)
-        quotes = np.flatnonzero(data[1:-1] == _QUOTE) + 1
-        if not self._all_alternate(data, quotes, block):
-            self._follow(data, quotes, block)
-        self._closed = block[-1] == _QUOTE and self._closed
-        self._lines = self._line(block, len(block) + 1) - 1
-
-    def _all_alternate(self, data: np.ndarray, quotes: np.ndarray, block: bytes) -> bool:
-        """Whether the quotes open and close cells in turn: vectorized, and true of most files."""
-        opening, closing = quotes[int(self.inside) :: 2], quotes[int(not self.inside) :: 2]
-        # An opening quote right after a closing one is text, and the cell continues.
-        doubled = (data[opening - 1] == _QUOTE) & ((opening > 1) | self._closed)
-        if not ((self._ends[data[opening - 1]] | doubled).all() and self._may_follow[data[closing + 1]].all()):
-            return False
-        if len(quotes):
-            self.inside ^= len(quotes) % 2 == 1
-            self._closed = not self.inside
-            if len(opening):
-                self.opened = self._line(block, int(opening[-1]))
-        return True
-
-    def _follow(self, data: np.ndarray, quotes: np.ndarray, block: bytes) -> None:
-        """Check quote by quote: some are text of unquoted cells, or malformed."""
-        closed, opened = 0 if self._closed else -1, 0
-        for at in quotes.tolist():
-            if self.inside:
-                if not self._may_follow[data[at + 1]]:
-                    raise DataError(
-                        f"{self._name}, line {self._line(block, at)}: a cell goes on after its closing quote: "
-                        "double the quotes that are text"
-                    )
-                self.inside, closed = False, at
-            elif closed == at - 1 or self._ends[data[at - 1]]:
-                self.inside, opened = True, at
-        if opened:
-            self.opened = self._line(block, opened)
-        self._closed = closed == int(quotes[-1])
-
-    def _line(self, block: bytes, at: int) -> int:
-        """The line of a byte of the block, counted from 1."""
-        before = block[: at - 1]
-        return self._lines + max(before.count(b"\n"), before.count(b"\r")) + 1
+            data = rest + block
+            last = complete.sub(b"", data, count=1)
+            start = len(data) - len(last)
+            opened = line(data[:start]) if start or not rest else opened
+            cell = closed.match(last)
+            if cell is not None and cell.end() < len(last):
+                raise DataError(
+                    f"{name}, line {line(data[: start + cell.end()])}: a cell goes on after its closing quote: "
+                    "double the quotes that are text"
+                )
+            rest, lines = b'""' if cell is not None else last[:1], line(data) - 1
+            block = file.read(_BLOCK)
+    if rest == b'"':
+        raise DataError(f"{name}, line {opened}: a quote is never closed: close it, or double it if it is text")

@@ -8,11 +8,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..checks import InvalidValueError, anything, fields, flag, integer, one_of
-from .format_base import TRAILING, TextFormat, decimals_of, fits, shortened_decimals
+from .cell_formats import TRAILING, TextFormat, decimals_of, fits, lengths, named_groups, shortened_decimals
 from .numbers import Array
 from .time_axis import TimeAxis
 
 _SECONDS = {"W": 7 * 86_400, "D": 86_400, "H": 3600, "M": 60, "S": 1}
+#: All selections of units.
+_UNITS = ["".join(u for i, u in enumerate(_SECONDS) if bits >> i & 1) for bits in range(1, 32)]
 _CLOCK = r"(?P<H>[0-9]{1,9}):(?P<M>[0-5][0-9])(?::(?P<S>[0-5][0-9])(?:\.(?P<f>[0-9]{1,9}))?)?"
 #: ISO 8601 also has years and months, which have no fixed length.
 _ISO = "".join(
@@ -55,22 +57,25 @@ class DurationFormat(TextFormat):
     full: bool = False  # whether units that are zero are written, in ISO 8601
 
     kind: ClassVar[str] = "duration"
-
-    def pieces(self, texts: Any) -> dict[str, Any]:
-        """The text of each unit, empty where there is none, null where a text does not match."""
-        from pyarrow import compute
-
-        found = compute.extract_regex(texts, f"^{_STYLES[self.style]}$")
-        return {field.name: compute.struct_field(found, [i]) for i, field in enumerate(found.type)}
+    _check = fields(
+        {
+            "kind": one_of("duration"),
+            "style": one_of(*_STYLES),
+            "units": one_of(*_UNITS),
+            "axis": anything,
+            "decimals": integer(high=9),
+            "trailing": one_of(*TRAILING),
+            "digits": integer(1, 9),
+            "full": flag,
+        }
+    )
 
     def read(self, texts: Any) -> Array:
-        seconds, fractions = _amounts(self.pieces(texts))
+        seconds, fractions = _amounts(named_groups(_STYLES[self.style], texts))
         return seconds + fractions / 1e9
 
-    def texts(self, numbers: Array) -> Any:
-        import pyarrow
-
-        return pyarrow.array([self._text(number) for number in self.axis.steps(numbers).tolist()], pyarrow.string())
+    def texts(self, numbers: Array) -> list[str]:
+        return [self._text(number) for number in self.axis.steps(numbers).tolist()]
 
     def _text(self, steps: float) -> str:
         signed = self.style in ("clock", "iso")
@@ -83,9 +88,8 @@ class DurationFormat(TextFormat):
         decimals = shortened_decimals(f".{fraction:0{self.decimals}d}", self.trailing) if self.decimals else ""
         if self.style == "iso":
             return sign + self._iso(amounts, decimals)
-        clock = (
-            ":".join(f"{amounts[u]:0{self.digits if u == 'H' else 2}d}" for u in self.units if u in "HMS") + decimals
-        )
+        widths = {"H": self.digits, "M": 2, "S": 2}
+        clock = ":".join(f"{amounts[unit]:0{widths[unit]}d}" for unit in self.units if unit in widths) + decimals
         days = amounts.get("D", 0)
         if self.style == "pandas":
             return f"{days} days {'+' if days < 0 else ''}{clock}"
@@ -103,11 +107,9 @@ class DurationFormat(TextFormat):
 
     def styled(self, texts: Any) -> DurationFormat:
         """The format with the style of these texts, all of which it fits."""
-        from pyarrow import compute
-
-        pieces = self.pieces(texts)
-        lengths = {u: compute.utf8_length(pieces[u]).to_numpy(zero_copy_only=False) for u in _SECONDS if u in pieces}
-        present = {unit: count > 0 for unit, count in lengths.items() if count.any()}
+        pieces = named_groups(_STYLES[self.style], texts)
+        sizes = {unit: lengths(pieces[unit]) for unit in _SECONDS if unit in pieces}
+        present = {unit: size > 0 for unit, size in sizes.items() if size.any()}
         decimals, trailing = decimals_of(pieces["f"])
         seconds, fractions = _amounts(pieces)
         return replace(
@@ -116,38 +118,16 @@ class DurationFormat(TextFormat):
             axis=TimeAxis.of(seconds.astype(np.int64), np.abs(fractions).astype(np.int64), 10**9, False),
             decimals=decimals,
             trailing=trailing,
-            digits=int(lengths["H"].min()) if self.style != "iso" else 1,
+            digits=int(sizes["H"].min()) if self.style != "iso" else 1,
             full=all(bool(entry.all()) for entry in present.values()),
         )
 
-    @staticmethod
-    def from_dict(value: Any, place: str = "format") -> DurationFormat:
-        """The format that ``as_dict`` describes; anything else is refused."""
-        _CHECK(value, place)
-        axis = TimeAxis.from_dict(value["axis"], f"{place}.axis")
-        if axis.calendar or axis.origin:
-            raise InvalidValueError(f"{place}.axis", "without origin", value["axis"])
+    def _check_consistency(self, place: str) -> None:
+        if self.axis.calendar or self.axis.origin:
+            raise InvalidValueError(f"{place}.axis", "without origin", vars(self.axis))
         allowed = {"clock": ("HM", "HMS"), "pandas": ("DHM", "DHMS"), "python": ("HM", "HMS", "DHM", "DHMS")}
-        if value["units"] not in allowed.get(value["style"], (value["units"],)):
-            raise InvalidValueError(f"{place}.units", f"units of the style {value['style']}", value["units"])
-        return DurationFormat(**{**{k: v for k, v in value.items() if k != "kind"}, "axis": axis})
-
-
-#: All selections of units, from the longest to the shortest.
-_UNITS = ["".join(u for i, u in enumerate(_SECONDS) if bits >> i & 1) for bits in range(1, 32)]
-
-_CHECK = fields(
-    {
-        "kind": one_of("duration"),
-        "style": one_of(*_STYLES),
-        "units": one_of(*_UNITS),
-        "axis": fields({}, others=anything),
-        "decimals": integer(high=9),
-        "trailing": one_of(*TRAILING),
-        "digits": integer(1, 9),
-        "full": flag,
-    }
-)
+        if self.units not in allowed.get(self.style, (self.units,)):
+            raise InvalidValueError(f"{place}.units", f"units of the style {self.style}", self.units)
 
 
 def _amounts(pieces: dict[str, Any]) -> tuple[Array, Array]:
@@ -156,15 +136,14 @@ def _amounts(pieces: dict[str, Any]) -> tuple[Array, Array]:
     from pyarrow import compute
 
     def numbers(texts: Any) -> Array:
-        amounts: Array = (
-            compute.replace_substring_regex(texts, "^$", "0").cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
-        )
+        digits = compute.replace_substring_regex(texts, "^$", "0")
+        amounts: Array = digits.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
         return amounts
 
-    known = [compute.utf8_length(pieces[unit]) for unit in _SECONDS if unit in pieces]
-    some = sum(lengths.to_numpy(zero_copy_only=False) for lengths in known) > 0
-    total = sum(numbers(pieces[unit]) * seconds for unit, seconds in _SECONDS.items() if unit in pieces)
-    sign = 1 - 2 * compute.binary_length(pieces["sign"]).fill_null(0).to_numpy(zero_copy_only=False)
+    units = {unit: seconds for unit, seconds in _SECONDS.items() if unit in pieces}
+    some = sum(lengths(pieces[unit]) for unit in units) > 0
+    total = sum(numbers(pieces[unit]) * seconds for unit, seconds in units.items())
+    sign = 1 - 2 * lengths(pieces["sign"])
     fractions = numbers(compute.utf8_rpad(pieces["f"], width=9, padding="0"))
     return np.where(some, sign * total, np.nan), sign * fractions
 

@@ -26,21 +26,21 @@ _ROWS = ("X", "x", "data")
 INDEX_COLUMN = re.compile(r"__index_level_\d+__")
 
 
-def arrow_modules() -> tuple[Any, Any]:
-    """``pyarrow`` and ``pyarrow.dataset``, imported on first use."""
+def import_arrow() -> Any:
+    """``pyarrow`` with its datasets and file systems, imported on first use."""
     try:
         import pyarrow
         import pyarrow.dataset
         import pyarrow.fs
     except ImportError:
         raise SinuflowError("tables need pyarrow and narwhals: pip install 'sinuflow[cli]'") from None
-    return pyarrow, pyarrow.dataset
+    return pyarrow
 
 
 @contextmanager
 def translated(name: str) -> Iterator[None]:
     """Translate errors of Arrow and the operating system into a DataError about the table ``name``."""
-    arrow, _ = arrow_modules()
+    arrow = import_arrow()
     try:
         yield
     except (UnicodeError, arrow.ArrowException, OSError, OverflowError) as error:
@@ -58,7 +58,7 @@ def translated(name: str) -> Iterator[None]:
 
 def open_stream(path: Path) -> Any:
     """The bytes of a file as a stream, decompressed if its suffix is one of ``COMPRESSIONS``."""
-    arrow, _ = arrow_modules()
+    arrow = import_arrow()
     return arrow.input_stream(os.path.abspath(path), compression=COMPRESSIONS.get(path.suffix.lower()))
 
 
@@ -110,23 +110,23 @@ def open_npz(path: Path) -> np.ndarray[Any, Any]:
 
 def ipc_dataset(path: Path) -> Any:
     """The dataset of an Arrow or Feather file, or of a stream of Arrow messages, which is held in memory."""
-    arrow, datasets = arrow_modules()
+    arrow = import_arrow()
     with translated(str(path)), arrow.memory_map(os.path.abspath(path)) as file:
         if file.read(6) != b"ARROW1":
             file.seek(0)
             with arrow.ipc.open_stream(file) as reader:
                 table = reader.read_all()
             table.validate(full=True)
-            return datasets.dataset(table)
+            return arrow.dataset.dataset(table)
         with arrow.ipc.open_file(file) as reader:
             for i in range(reader.num_record_batches):
                 reader.get_batch(i).validate(full=True)  # offsets of a damaged file may point anywhere
-        return datasets.dataset(os.path.abspath(path), format="ipc")
+        return arrow.dataset.dataset(os.path.abspath(path), format="ipc")
 
 
 def array_to_arrow(name: str, array: np.ndarray) -> Any:
     """A two-dimensional array as an Arrow table with the columns x0, x1, ..."""
-    arrow, _ = arrow_modules()
+    arrow = import_arrow()
     if array.ndim != 2 or not (np.issubdtype(array.dtype, np.number) or array.dtype == bool):
         raise DataError(f"{name} must hold numbers in rows and columns; it has shape {array.shape}, type {array.dtype}")
     if np.iscomplexobj(array):
@@ -139,7 +139,7 @@ def array_to_arrow(name: str, array: np.ndarray) -> Any:
 
 def frame_to_arrow(data: Any) -> Any:
     """A frame, without pandas' index, or the result of a query as an Arrow table."""
-    arrow, _ = arrow_modules()
+    arrow = import_arrow()
     import narwhals
 
     if narwhals.dependencies.is_pandas_dataframe(data):
@@ -187,14 +187,14 @@ def parquet_dataset(path: Path) -> tuple[Any, list[str] | None]:
 
     Partition keys (``key=value`` folders) are strings: ``01`` is not 1. A column of the files takes precedence.
     """
-    arrow, datasets = arrow_modules()
+    arrow = import_arrow()
     if path.is_dir() and not any(path.rglob("*.parquet")):
         raise DataError(f"{path} is a folder without .parquet files")
     with translated(str(path)):
         files = sorted(map(str, path.rglob("*.parquet"))) if path.is_dir() else [str(path)]
         # Pre-buffering would hold the whole file in memory.
-        options = datasets.ParquetFragmentScanOptions(pre_buffer=False)
-        form = datasets.ParquetFileFormat(default_fragment_scan_options=options)
+        options = arrow.dataset.ParquetFragmentScanOptions(pre_buffer=False)
+        form = arrow.dataset.ParquetFileFormat(default_fragment_scan_options=options)
         system = arrow.fs.LocalFileSystem()
         schemas = [form.make_fragment(file, filesystem=system).physical_schema for file in files]
         _check_alike(files, schemas)
@@ -203,9 +203,9 @@ def parquet_dataset(path: Path) -> tuple[Any, list[str] | None]:
         keys = dict.fromkeys(unquote(folder.partition("=")[0]) for folder in folders)  # in the order of the path
         partitions = arrow.schema([(key, arrow.string()) for key in keys if key not in schema.names])
         schema = arrow.schema([*schema, *partitions], schema.metadata)
-        root = {"partitioning": datasets.partitioning(partitions, flavor="hive"), "partition_base_dir": str(path)}
+        root = {"partitioning": arrow.dataset.partitioning(partitions, flavor="hive"), "partition_base_dir": str(path)}
         place = root if len(partitions) else {}
-        dataset = datasets.dataset(files, schema=schema, format=form, filesystem=system, **place)
+        dataset = arrow.dataset.dataset(files, schema=schema, format=form, filesystem=system, **place)
         return dataset, files if all(other.equals(schema) for other in schemas) else None
 
 
@@ -215,11 +215,10 @@ def _check_alike(files: list[str], schemas: list[Any]) -> None:
     The order of columns may differ, and columns of type null have nothing to convert.
     """
     remedy = "write all files of the folder with the same columns and types"
-    columns = {name for name in schemas[0].names if not INDEX_COLUMN.fullmatch(name)}
     types: dict[str, tuple[Any, str]] = {}
     for file, schema in zip(files, schemas, strict=True):
         check_names(file, schema.names)
-        present = {name for name in schema.names if not INDEX_COLUMN.fullmatch(name)}
+        columns, present = ({n for n in s.names if not INDEX_COLUMN.fullmatch(n)} for s in (schemas[0], schema))
         for absent, one, other in ((columns - present, file, files[0]), (present - columns, files[0], file)):
             if absent:
                 raise DataError(f"{one} has no column {min(absent)!r}, but {other} has one: {remedy}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from .formats import arrow_modules, open_stream, translated
+from .formats import import_arrow, open_stream, translated
 
 #: Lines that are converted at a time.
 _CHUNK = 65_536
@@ -22,14 +22,13 @@ def json_lines(path: Path, name: str) -> Any:
 
     Numbers keep their text. A column that a line lacks is null there; blank lines are skipped.
     """
-    arrow, _ = arrow_modules()
+    arrow = import_arrow()
     rows: list[dict[str, str | None]] = []
     columns: dict[str, None] = {}
     batches = []
 
     def flush() -> None:
-        arrays = [arrow.array([row.get(column) for row in rows], arrow.string()) for column in columns]
-        batches.append(arrow.table(arrays, names=list(columns)))
+        batches.append(arrow.Table.from_pylist(rows, arrow.schema([(name, arrow.string()) for name in columns])))
         rows.clear()
 
     with translated(name), open_stream(path) as stream:

@@ -11,13 +11,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..checks import InvalidValueError, fields, flag, integer, one_of, text
-from .format_base import (
+from .cell_formats import (
     TRAILING,
     AmbiguousFormat,
     TextFormat,
     decimals_of,
     fits,
-    longest,
+    lengths,
+    named_groups,
     shortened_decimals,
 )
 from .numbers import Array
@@ -26,6 +27,8 @@ from .numbers import Array
 _GROUPS = (",", ".", " ", "'", "\u2019", "\u00a0", "\u202f", "\u2009")
 _MINUS = "\u2212"
 _SIGN = f"[+{_MINUS}-]"
+#: The groups of a pattern for an opening parenthesis, and for a sign before or after the prefix.
+_SIGNS = ("open", "before", "inside")
 #: Words before a number; other prefixes must hold a currency symbol, as Q1 and PAL2 are names.
 _CODES = "USD EUR GBP CHF JPY CNY INR AUD CAD NZD SEK NOK DKK PLN CZK HUF BRL MXN ZAR KRW SGD HKD Rs kr"
 #: Currencies of countries with a decimal point.
@@ -68,23 +71,38 @@ class NumberFormat(TextFormat):
     group_from: int = 4  # digits from which thousands are separated
 
     kind: ClassVar[str] = "number"
+    _check = fields(
+        {
+            "kind": one_of("number"),
+            "prefix": text(20),
+            "suffix": text(20),
+            "group": one_of("", *_GROUPS),
+            "decimal": one_of(".", ","),
+            "decimals": integer(high=_MOST_DIGITS),
+            "trailing": one_of(*TRAILING),
+            "negative": one_of("before", "inside", "parentheses"),
+            "minus": one_of("-", _MINUS),
+            "plus": flag,
+            "group_from": integer(4, 5),
+        }
+    )
 
     @cached_property
     def _pattern(self) -> str:
         group, decimal = re.escape(self.group), re.escape(self.decimal)
         grouped = f"[1-9][0-9]{{0,2}}(?:{group}[0-9]{{3}})+|" if group else ""
         return (
-            rf"^(?P<open>\(?)(?P<before>{_SIGN}?){re.escape(self.prefix)}(?P<inside>{_SIGN}?)"
+            rf"(?P<open>\(?)(?P<before>{_SIGN}?){re.escape(self.prefix)}(?P<inside>{_SIGN}?)"
             rf"(?P<whole>{grouped}0|[1-9][0-9]*|)(?:{decimal}(?P<fraction>[0-9]+))?"
-            rf"{re.escape(self.suffix)}(?P<close>\)?)$"
+            rf"{re.escape(self.suffix)}(?P<close>\)?)"
         )
 
     def _pieces(self, texts: Any) -> dict[str, Any]:
-        """The named groups of the pattern, null where a text does not match."""
+        """The named groups of the pattern, and as "sign" a parenthesis or sign; null where a text does not match."""
         from pyarrow import compute
 
-        found = compute.extract_regex(texts, self._pattern)
-        return {field.name: compute.struct_field(found, [i]) for i, field in enumerate(found.type)}
+        pieces = named_groups(self._pattern, texts)
+        return {**pieces, "sign": compute.binary_join_element_wise(*(pieces[name] for name in _SIGNS), "")}
 
     def read(self, texts: Any) -> Array:
         import pyarrow
@@ -94,16 +112,14 @@ class NumberFormat(TextFormat):
         whole = compute.replace_substring(pieces["whole"], self.group, "") if self.group else pieces["whole"]
         digits = compute.binary_join_element_wise("0", whole, ".", pieces["fraction"], "0", "")
         numbers = digits.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
-        given = {name: _lengths(piece) for name, piece in pieces.items()}
-        signs = given["before"] + given["inside"] + given["open"]
-        valid = (given["open"] == given["close"]) & (signs <= 1) & (given["whole"] + given["fraction"] > 0)
-        return np.where(valid, np.where(_negative(pieces), -numbers, numbers), np.nan)
+        size = {name: lengths(piece) for name, piece in pieces.items()}
+        valid = (size["open"] == size["close"]) & (size["sign"] <= 1) & (size["whole"] + size["fraction"] > 0)
+        negative = np.asarray(compute.is_in(pieces["sign"], value_set=pyarrow.array(["(", "-", _MINUS])))
+        return np.where(valid, np.where(negative, -numbers, numbers), np.nan)
 
-    def texts(self, numbers: Array) -> Any:
-        import pyarrow
-
+    def texts(self, numbers: Array) -> list[str]:
         marks = str.maketrans({",": self.group, ".": self.decimal})
-        return pyarrow.array([self._text(number, marks) for number in numbers.tolist()], pyarrow.string())
+        return [self._text(number, marks) for number in numbers.tolist()]
 
     def _text(self, number: float, marks: dict[int, str]) -> str:
         text = shortened_decimals(f"{abs(number):,.{self.decimals}f}", self.trailing)
@@ -125,66 +141,24 @@ class NumberFormat(TextFormat):
         pieces = self._pieces(texts)
         decimals, trailing = decimals_of(pieces["fraction"])
         separators = compute.count_substring(pieces["whole"], self.group).to_numpy() if self.group else np.zeros(1)
-        whole = _lengths(pieces["whole"]) - separators * len(self.group)
+        whole = lengths(pieces["whole"]) - separators
         if whole.max() + decimals > _MOST_DIGITS:
             return None
-        signs = compute.binary_join_element_wise(pieces["before"], pieces["inside"], "")
-        used = set(compute.unique(signs).to_pylist())
-        positive = ~_negative(pieces) & (self.read(texts) != 0)
-        plus = compute.equal(signs, "+").to_numpy(zero_copy_only=False)[positive]
-        inside = bool(_lengths(pieces["inside"]).any())
-        parentheses = bool(_lengths(pieces["open"]).any())
+        signs = set(pieces["sign"].to_pylist())
+        plus = compute.equal(pieces["sign"], "+").to_numpy(zero_copy_only=False)[self.read(texts) > 0]
         return replace(
             self,
             decimals=decimals,
             trailing=trailing,
-            negative="parentheses" if parentheses else "inside" if inside else "before",
-            minus=_MINUS if _MINUS in used else "-",
+            negative="parentheses" if "(" in signs else "inside" if lengths(pieces["inside"]).any() else "before",
+            minus=_MINUS if _MINUS in signs else "-",
             plus=bool(len(plus)) and bool(plus.all()),
             group_from=5 if self.group and not separators[whole == 4].any() and (whole == 4).any() else 4,
         )
 
-    @staticmethod
-    def from_dict(value: Any, place: str = "format") -> NumberFormat:
-        """The format that ``as_dict`` describes; anything else is refused."""
-        _CHECK(value, place)
-        if value["decimal"] == value["group"]:
-            raise InvalidValueError(f"{place}.group", "different from the decimal separator", value["group"])
-        return NumberFormat(**{name: entry for name, entry in value.items() if name != "kind"})
-
-
-_CHECK = fields(
-    {
-        "kind": one_of("number"),
-        "prefix": text(20),
-        "suffix": text(20),
-        "group": one_of("", *_GROUPS),
-        "decimal": one_of(".", ","),
-        "decimals": integer(high=_MOST_DIGITS),
-        "trailing": one_of(*TRAILING),
-        "negative": one_of("before", "inside", "parentheses"),
-        "minus": one_of("-", _MINUS),
-        "plus": flag,
-        "group_from": integer(4, 5),
-    }
-)
-
-
-def _lengths(texts: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-    from pyarrow import compute
-
-    lengths: Array = compute.utf8_length(texts).fill_null(0).to_numpy(zero_copy_only=False)
-    return lengths.astype(np.int64)
-
-
-def _negative(pieces: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    from pyarrow import compute
-
-    marks = compute.binary_join_element_wise(pieces["open"], pieces["before"], pieces["inside"], "").fill_null("")
-    negative: np.ndarray[Any, np.dtype[np.bool_]] = compute.match_substring_regex(marks, f"[({_MINUS}-]").to_numpy(
-        zero_copy_only=False
-    )
-    return negative
+    def _check_consistency(self, place: str) -> None:
+        if self.decimal == self.group:
+            raise InvalidValueError(f"{place}.group", "different from the decimal separator", self.group)
 
 
 def recognize_number(texts: Any, decimal: str | None = None) -> NumberFormat | None:
@@ -196,43 +170,33 @@ def recognize_number(texts: Any, decimal: str | None = None) -> NumberFormat | N
     """
     from pyarrow import compute
 
-    affixes = _AFFIXES.fullmatch(longest(texts))
+    affixes = _AFFIXES.fullmatch(max(texts.to_pylist(), key=len))
     if affixes is None or not _is_unit(affixes["prefix"], affixes["suffix"]):
         return None
     affix = NumberFormat(affixes["prefix"], affixes["suffix"])
-    used = [mark for mark in _GROUPS if compute.any(compute.match_substring(texts, mark)).as_py()]
-    candidates = [
-        replace(affix, decimal=point, group=group)
-        for point in (".", ",")
-        for group in ["", *used]
-        if group != point and (point == "." or {",", "."} & {*used})
-    ]
-    known = [candidate for candidate in candidates if fits(candidate, texts)]
+    groups = [mark for mark in _GROUPS if compute.any(compute.match_substring(texts, mark)).as_py()]
     readings: list[tuple[NumberFormat, Array]] = []
-    for candidate in known:
-        numbers = candidate.read(texts) if len(known) > 1 else np.empty(0)
-        if not any(np.array_equal(numbers, other) for _, other in readings):
-            readings.append((candidate, numbers))
+    for point in (".", ",") if {",", "."} & {*groups} else (".",):
+        candidates = (replace(affix, decimal=point, group=group) for group in ["", *groups] if group != point)
+        known = next((candidate for candidate in candidates if fits(candidate, texts)), None)
+        if known is not None:
+            readings.append((known, known.read(texts)))
     if not readings:
         return None
-    if len(readings) > 1 and decimal is None:
-        return _decide(readings, texts, affixes["prefix"] + affixes["suffix"])
-    settled = [candidate for candidate, _ in readings if candidate.decimal == decimal] or [readings[0][0]]
-    return settled[0].styled(texts)
-
-
-def _decide(readings: list[tuple[NumberFormat, Array]], texts: Any, unit: str) -> NumberFormat | None:
-    from pyarrow import compute
-
-    point, comma = (next(r for r in readings if r[0].decimal == mark)[0] for mark in (".", ","))
-    commas = comma.group == "" or point.group == ","  # whether the texts hold commas, or else points
+    (first, numbers), (second, others) = readings[0], readings[-1]
+    if np.array_equal(numbers, others):
+        return first.styled(texts)
+    if decimal is not None:
+        return (second if decimal == second.decimal else first).styled(texts)
+    # Both fit: either the point with commas between thousands, or the comma with points.
+    unit, commas = affixes["prefix"] + affixes["suffix"], second.group == "" or first.group == ","
     if any(symbol in unit for symbol in _ENGLISH) or (not commas and not _is_currency(unit)):
-        return point.styled(texts)
-    with_comma = compute.sum(compute.match_substring(texts, ",")).as_py()
-    if point.group == "," and comma.group == "" and _ENOUGH <= with_comma < len(texts):
-        return point.styled(texts)
-    at = int((readings[0][1] != readings[1][1]).argmax())
-    values = " or ".join(sorted(f"{numbers[at]:.15g}" for _, numbers in readings[:2]))
+        return first.styled(texts)
+    with_comma = compute.match_substring(texts, ",").true_count
+    if first.group == "," and second.group == "" and _ENOUGH <= with_comma < len(texts):
+        return first.styled(texts)
+    at = int((numbers != others).argmax())
+    values = " or ".join(sorted(f"{reading[at]:.15g}" for reading in (numbers, others)))
     raise AmbiguousFormat(
         f"holds {texts[at].as_py()!r}, which may be {values}: write its numbers with a decimal point and without "
         "separators of thousands"

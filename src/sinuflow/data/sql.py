@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DataError, SinuflowError
-from .formats import arrow_modules, first_line
+from .formats import first_line, import_arrow
 from .tables import Table, open_table
 
 #: Rows that are converted at a time.
@@ -34,7 +34,7 @@ def open_query(database: str, query: str) -> Table:
 
     ``database`` is a SQLite or DuckDB file, which is opened read-only, or a URI that connectorx accepts.
     """
-    arrow_modules()
+    import_arrow()
     path = database_path(database)
     try:
         result = _on_server(database, query) if path is None else _from_file(path, query)
@@ -62,13 +62,13 @@ def _from_file(path: Path, query: str) -> Any:
         import duckdb
 
         with duckdb.connect(str(path), read_only=True) as connection:
-            return arrow_modules()[0].table(connection.sql(query))
+            return import_arrow().table(connection.sql(query))
     raise DataError(f"{path} is neither a SQLite nor a DuckDB database, which --sql reads")
 
 
 def _fetch(cursor: sqlite3.Cursor) -> Any:
     """The result of a query to SQLite, whose columns can mix types; of such results, all columns become text."""
-    arrow, _ = arrow_modules()
+    arrow = import_arrow()
     if cursor.description is None:
         raise DataError("the query has no result: --sql takes one SELECT")
     names = [column[0] for column in cursor.description]
@@ -83,7 +83,7 @@ def _fetch(cursor: sqlite3.Cursor) -> Any:
 
 
 def _array(cells: tuple[Any, ...]) -> Any:
-    arrow, _ = arrow_modules()
+    arrow = import_arrow()
     try:
         return arrow.array(cells)
     except arrow.ArrowException:

@@ -12,7 +12,7 @@ import numpy as np
 from ..bijections.columns import ColumnMap
 from ..errors import DataError
 from .category_order import category_orders
-from .column_scan import ColumnScan, Feature, Known, SetAside
+from .column_scan import ColumnScan, Feature, Reading, SetAside
 from .columns import MAP_NAMES, UNBOUNDED, Bounds, Column, Role, quoted_list
 from .find_relations import find_relations
 from .inspect import Wish
@@ -73,14 +73,17 @@ def survey(
     left_out, side = set(drop), set(context)
     names = [name for name in table.columns if name not in left_out]
     roles: list[Role] = ["context" if name in side else "feature" for name in names]
-    known: Known | None = Known()
-    while known is not None:  # twice if texts must be read by a format, or as numbers with exceptions
+    readings: dict[str, Reading] = {}
+    while True:  # twice if texts must be read by a format, or as numbers with exceptions
         scans = [
-            ColumnScan(table, name, role, maps.get(name), bounds.get(name, UNBOUNDED), known)
+            ColumnScan(table, name, role, maps.get(name), bounds.get(name, UNBOUNDED), readings.get(name))
             for name, role in zip(names, roles, strict=True)
         ]
         sample, total = _read(table, scans, seed)
-        known = known.extended({scan.name: reading for scan in scans if (reading := scan.reread()) is not None})
+        again = {scan.name: reading for scan in scans if (reading := scan.reread()) is not None}
+        if not again:
+            break
+        readings |= again
     if total == 0:
         raise DataError(f"{table.name} has no rows")
     for scan in scans:

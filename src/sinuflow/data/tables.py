@@ -15,12 +15,12 @@ from torch import Tensor
 from ..errors import DataError
 from . import formats
 from .columns import Column, quoted_list
-from .csv_files import csv_dataset, with_missing
+from .csv_files import MISSING, csv_dataset
 from .json_lines import json_lines
 from .numbers import Array
 from .preprocessing import Preprocessor
 from .refusals import Refusals
-from .values import numbers_of
+from .values import numbers_of, without_texts
 
 #: Rows read at a time.
 _CHUNK = 65_536
@@ -80,7 +80,7 @@ class Table:
         """A column of a batch of this table, with null for missing values of a text file."""
         array = batch.column(column)
         if self._text:
-            return with_missing(array)
+            return without_texts(array, MISSING)
         with formats.translated(self.name):
             array.validate(full=True)  # strings in Parquet files may be invalid UTF-8
         return array
@@ -95,18 +95,18 @@ def open_table(data: Any, name: str | None = None) -> Table:
 
     ``name`` is what messages call it, by default the path.
     """
-    arrow, datasets = formats.arrow_modules()
+    arrow = formats.import_arrow()
     if isinstance(data, (str, os.PathLike)):
         return _open_path(Path(data), name or str(data))
     if isinstance(data, Table):
         return data
-    if isinstance(data, datasets.Dataset):
+    if isinstance(data, arrow.dataset.Dataset):
         return Table(name or "the dataset", data)
     if isinstance(data, (arrow.Table, arrow.RecordBatch)):
-        return Table(name or "the table", datasets.dataset(data))
+        return Table(name or "the table", arrow.dataset.dataset(data))
     if isinstance(data, np.ndarray):
-        return Table("the array", datasets.dataset(formats.array_to_arrow("the array", data)))
-    return Table("the frame", datasets.dataset(formats.frame_to_arrow(data)))
+        return Table("the array", arrow.dataset.dataset(formats.array_to_arrow("the array", data)))
+    return Table("the frame", arrow.dataset.dataset(formats.frame_to_arrow(data)))
 
 
 def _open_path(path: Path, name: str) -> Table:
@@ -116,7 +116,7 @@ def _open_path(path: Path, name: str) -> Table:
         raise DataError(f"there is no {path}") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-    _, datasets = formats.arrow_modules()
+    datasets = formats.import_arrow().dataset
     suffix = path.suffix.lower()
     if stat.S_ISDIR(mode) or suffix in (".parquet", ".pq"):
         dataset, files = formats.parquet_dataset(path)

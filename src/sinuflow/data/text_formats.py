@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..checks import anything, fields, one_of
+from .cell_formats import AmbiguousFormat, CellFormat, FormatError, TextFormat
 from .duration_formats import DurationFormat, recognize_duration
-from .format_base import AmbiguousFormat, FormatError, TextFormat
 from .number_formats import NumberFormat, recognize_number
 from .numbers import parse_number
 from .time_formats import TimeFormat, recognize_time
@@ -17,20 +17,15 @@ __all__ = [
     "DurationFormat",
     "FormatError",
     "NumberFormat",
-    "TextFormat",
     "TimeFormat",
     "recognize",
     "text_format_from_dict",
 ]
 
-_KINDS: dict[str, type[NumberFormat] | type[TimeFormat] | type[DurationFormat]] = {
-    kind.kind: kind for kind in (NumberFormat, TimeFormat, DurationFormat)
-}
+_KINDS: dict[str, type[TextFormat]] = {kind.kind: kind for kind in (NumberFormat, TimeFormat, DurationFormat)}
 
 
-def recognize(
-    texts: Sequence[str], *, day_first: bool | None = None, decimal: str | None = None
-) -> NumberFormat | TimeFormat | DurationFormat | None:
+def recognize(texts: Sequence[str], *, day_first: bool | None = None, decimal: str | None = None) -> TextFormat | None:
     """The format of all these texts, the different ones of a column without missing cells; None if there is none.
 
     Numbers that Python reads, and a single text, have no format.
@@ -64,7 +59,7 @@ def recognize(
     return number or recognize_time(strings, day_first) or recognize_duration(strings)
 
 
-def text_format_from_dict(value: Any, place: str = "format") -> NumberFormat | TimeFormat | DurationFormat:
+def text_format_from_dict(value: Any, place: str = "format") -> CellFormat:
     """The format that ``as_dict`` describes; anything else is refused."""
     fields({"kind": one_of(*_KINDS)}, others=anything)(value, place)
     return _KINDS[value["kind"]].from_dict(value, place)

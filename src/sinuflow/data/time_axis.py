@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,11 @@ class TimeAxis:
         """Seconds per step, or 1 if a step is shorter."""
         return max(1, round(self.step))
 
+    @property
+    def steps_per_day(self) -> int:
+        """Steps per day."""
+        return DAY // self.seconds * self.per_second
+
     def steps(self, numbers: Array) -> Array:
         """The nearest whole numbers of steps since the origin."""
         rounded: Array = np.rint(numbers * self.per_second / self.seconds)
@@ -61,10 +66,6 @@ class TimeAxis:
     def merged(self, other: TimeAxis) -> TimeAxis:
         """This axis with a step of which all times of both axes are multiples."""
         return TimeAxis(self.origin, min(self.step, other.step), self.calendar)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The axis as JSON can hold it."""
-        return asdict(self)
 
     @staticmethod
     def from_dict(value: Any, place: str = "axis") -> TimeAxis:
@@ -99,3 +100,9 @@ def _step(seconds: Integers, fractions: Integers, per_second: int) -> float:
         return next(step for step in STEPS[4:] if common * round(1 / step) % per_second == 0)
     common = int(np.gcd.reduce(seconds))
     return next(step for step in STEPS if common % int(step) == 0)
+
+
+def first_days(periods: Any) -> tuple[Integers, Integers]:
+    """The first days of months or years of datetime64, and those of the following ones, counted from 1970-01-01."""
+    start, following = (period.astype("datetime64[D]").astype(np.int64) for period in (periods, periods + 1))
+    return start, following

@@ -10,15 +10,24 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..checks import InvalidValueError, anything, fields, integer, one_of, text
-from .format_base import TRAILING, AmbiguousFormat, FormatError, TextFormat, decimals_of, fits
+from .cell_formats import (
+    TRAILING,
+    AmbiguousFormat,
+    FormatError,
+    TextFormat,
+    decimals_of,
+    fits,
+    named_groups,
+    shortened_decimals,
+)
 from .numbers import Array
-from .time_axis import DAY, FIRST, LAST, Integers, TimeAxis
+from .time_axis import DAY, FIRST, LAST, Integers, TimeAxis, first_days
 from .time_patterns import DATES, DIRECTIVES, LAST_RESORT, NAMES, OF_DATES, patterns, regex, tokens_of
 
 #: The seconds from 1969 to 2068, which two-digit years stand for.
 _CENTURY = (-365 * DAY, 36_160 * DAY - 1)
-#: Days to add to a date to find the nearest month.
-_HALF_MONTH = 15
+#: Seconds to add to a time to find the nearest month.
+_HALF_MONTH = 15 * DAY
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,16 @@ class TimeFormat(TextFormat):
     case: str = "title"
 
     kind: ClassVar[str] = "time"
+    _check = fields(
+        {
+            "kind": one_of("time"),
+            "pattern": text(60),
+            "axis": anything,
+            "decimals": integer(high=9),
+            "trailing": one_of(*TRAILING),
+            "case": one_of("title", "upper", "lower"),
+        }
+    )
 
     @cached_property
     def _tokens(self) -> list[str]:
@@ -55,16 +74,9 @@ class TimeFormat(TextFormat):
     def _has(self) -> set[str]:
         return {token.replace("-", "") for token in self._tokens if token[0] == "%"}
 
-    @cached_property
-    def _regex(self) -> str:
-        return "^" + regex(self._tokens) + "$"
-
     def pieces(self, texts: Any) -> dict[str, Any]:
         """The text of each directive, null where a text does not match."""
-        from pyarrow import compute
-
-        found = compute.extract_regex(texts, self._regex)
-        return {f"%{field.name}": compute.struct_field(found, [i]) for i, field in enumerate(found.type)}
+        return {f"%{name}": piece for name, piece in named_groups(regex(self._tokens), texts).items()}
 
     def read(self, texts: Any) -> Array:
         from pyarrow import compute
@@ -79,8 +91,7 @@ class TimeFormat(TextFormat):
             year = number["%Y"] if "%Y" in number else short + np.where(short < 69, 2000, 1900)
             month = next(number[d] for d in ("%m", "%b", "%B") if d in number)
             day = number.get("%d", zero + 1)
-            first = ((year - 1970) * 12 + month - 1).astype("datetime64[M]")
-            start, following = (m.astype("datetime64[D]").astype(np.int64) for m in (first, first + 1))
+            start, following = first_days(((year - 1970) * 12 + month - 1).astype("datetime64[M]"))
             valid &= (year > 0) & (month > 0) & (month < 13) & (day > 0) & (day <= following - start)
             seconds = (start + day - 1) * DAY
         hour, minute, second = (number.get(directive, zero) for directive in ("%H", "%M", "%S"))
@@ -92,71 +103,54 @@ class TimeFormat(TextFormat):
         numbers = seconds + number["%f"] / 1e9 if "%f" in number else seconds.astype(np.float64)
         return np.where(valid, numbers, np.nan)
 
-    def texts(self, numbers: Array) -> Any:
+    def texts(self, numbers: Array) -> list[str]:
         import pyarrow
         from pyarrow import compute
 
         seconds, fraction = self._rounded(numbers)
-        days, within = np.divmod(seconds, DAY)
-        if self.axis.calendar and "%d" not in self._has:
-            days = days + _HALF_MONTH
-        date = days.astype("datetime64[D]")
-        months = date.astype("datetime64[M]").astype(np.int64)
-        hour, minute = within // 3600, within // 60 % 60
-        year = months // 12 + 1970
+        times = pyarrow.array(seconds, pyarrow.timestamp("s"))
+        calendar = (compute.year, compute.month, compute.day, compute.day_of_week)
+        clock = (compute.hour, compute.minute, compute.second)
+        year, month, day, weekday, hour, minute, second = (np.asarray(part(times)) for part in (*calendar, *clock))
         value = {
             "%Y": year,
             "%y": year % 100,
-            "%m": months % 12 + 1,
-            "%d": (date - date.astype("datetime64[M]")).astype(np.int64) + 1,
+            "%m": month,
+            "%d": day,
             "%H": hour,
             "%I": (hour + 11) % 12 + 1,
             "%M": minute,
-            "%S": within % 60,
-            **dict.fromkeys(("%b", "%B"), months % 12),
-            **dict.fromkeys(("%a", "%A"), (days + 3) % 7),
+            "%S": second,
+            **dict.fromkeys(("%b", "%B"), month - 1),
+            **dict.fromkeys(("%a", "%A"), weekday),
             **dict.fromkeys(("%p", "%P"), hour // 12),
         }
         parts: list[Any] = []
         for token in self._tokens:
             directive = token.replace("-", "")
             if directive == "%f":
-                parts.append(self._decimals(fraction, parts.pop()))
+                mark = parts.pop()
+                digits = (shortened_decimals(f".{part:0{self.decimals}d}", self.trailing) for part in fraction.tolist())
+                parts.append(pyarrow.array([text.replace(".", mark) for text in digits], pyarrow.string()))
             elif directive in NAMES:
                 names = [getattr(name, self.case)() if name.istitle() else name for name in NAMES[directive]]
                 parts.append(pyarrow.array(names, pyarrow.string()).take(pyarrow.array(value[directive])))
             elif token[0] == "%":
                 width = 4 if token == "%Y" else 1 if "-" in token else 2
-                parts.append(_padded(value[directive], width))
+                number = pyarrow.array(value[directive]).cast(pyarrow.string())
+                parts.append(compute.utf8_lpad(number, width=width, padding="0"))
             else:
                 parts.append(token)
-        return compute.binary_join_element_wise(*parts, "")
+        texts: list[str] = compute.binary_join_element_wise(*parts, "").to_pylist()
+        return texts
 
     def _rounded(self, numbers: Array) -> tuple[Integers, Integers]:
         """Seconds since 1970 or midnight within what the pattern can hold, and the digits after the decimal point."""
-        low, high = (FIRST, LAST) if self.axis.calendar else (0, DAY - 1)
-        low, high = _CENTURY if "%y" in self._has else (low, high)
-        high -= _HALF_MONTH * DAY if self.axis.calendar and "%d" not in self._has else 0
-        units = 10**self.decimals
-        numbers = self.axis.numbers(self.axis.steps(numbers))
-        whole = np.floor(numbers)
-        fraction = np.rint((numbers - whole) * units)
-        whole, fraction = whole + (fraction == units), np.where(fraction == units, 0, fraction)
-        seconds = np.clip(whole + self.axis.origin, low, high)
-        return seconds.astype(np.int64), fraction.astype(np.int64)
-
-    def _decimals(self, fraction: Integers, point: str) -> Any:
-        """The decimal separator with the digits after it, or nothing."""
-        import pyarrow
-        from pyarrow import compute
-
-        digits = _padded(fraction, self.decimals)
-        if self.trailing == "shortest":
-            digits = compute.utf8_rtrim(digits, characters="0")
-        whole = self.trailing != "fixed"
-        return compute.if_else(
-            pyarrow.array((fraction == 0) & whole), "", compute.binary_join_element_wise(point, digits, "")
-        )
+        low, high = _CENTURY if "%y" in self._has else (FIRST, LAST) if self.axis.calendar else (0, DAY - 1)
+        shift = _HALF_MONTH if self.axis.calendar and "%d" not in self._has else 0
+        whole, rest = np.divmod(self.axis.steps(numbers), self.axis.per_second)
+        seconds = np.clip(whole * self.axis.seconds + self.axis.origin, low, high - shift) + shift
+        return seconds.astype(np.int64), rest.astype(np.int64) * 10**self.decimals // self.axis.per_second
 
     def styled(self, texts: Any) -> TimeFormat | None:
         """The format with the style of these texts, all of which it fits; None if they rather are ranges of years."""
@@ -186,45 +180,21 @@ class TimeFormat(TextFormat):
         axis = TimeAxis.of(np.floor(self.read(texts)).astype(np.int64), fractions, 10**9, self.axis.calendar)
         return replace(self, pattern=pattern, axis=axis, decimals=decimals, trailing=trailing, case=case)
 
-    @staticmethod
-    def from_dict(value: Any, place: str = "format") -> TimeFormat:
-        """The format that ``as_dict`` describes; anything else is refused."""
-        _CHECK(value, place)
-        axis = TimeAxis.from_dict(value["axis"], f"{place}.axis")
-        time_format = TimeFormat(**{**{k: v for k, v in value.items() if k != "kind"}, "axis": axis})
-        if not time_format.is_valid():
-            raise InvalidValueError(f"{place}.pattern", "a pattern of strftime with its axis", value["pattern"])
-        return time_format
-
-    def is_valid(self) -> bool:
-        """Whether the pattern is one of a date, a time of day, or both, and the axis is of this kind."""
-        directives = [token.replace("-", "") for token in self._tokens if len(token) > 1]
-        years, months, hours, halves = (
-            sum(d in kinds for d in directives)
-            for kinds in (("%Y", "%y"), ("%m", "%b", "%B"), ("%H", "%I"), ("%p", "%P"))
-        )
-        return (
+    def _check_consistency(self, place: str) -> None:
+        has, hours = self._has, len(self._has & {"%H", "%I"})
+        valid = (
             "".join(self._tokens) == self.pattern
-            and len(directives) == len(self._has)
-            and self._has < DIRECTIVES.keys() - {"%z"}
-            and (years == months == 1 if self.axis.calendar else hours == 1 and not self._has & OF_DATES)
-            and halves == ("%I" in self._has)
+            and sum(len(token) > 1 for token in self._tokens) == len(has)
+            and has < DIRECTIVES.keys() - {"%z"}
+            and (not has & OF_DATES or self.axis.calendar)
+            and (len(has & {"%Y", "%y"}) == len(has & {"%m", "%b", "%B"}) == 1 if self.axis.calendar else hours == 1)
+            and len(has & {"%p", "%P"}) == ("%I" in has)
             and hours <= 1
             and re.search("(?<![.,])%f", self.pattern) is None
-            and ("%f" in self._has) == (self.decimals > 0)
+            and ("%f" in has) == (self.decimals > 0)
         )
-
-
-_CHECK = fields(
-    {
-        "kind": one_of("time"),
-        "pattern": text(60),
-        "axis": fields({}, others=anything),
-        "decimals": integer(high=9),
-        "trailing": one_of(*TRAILING),
-        "case": one_of("title", "upper", "lower"),
-    }
-)
+        if not valid:
+            raise InvalidValueError(f"{place}.pattern", "a pattern of strftime with its axis", self.pattern)
 
 
 def _integers(directive: str, texts: Any) -> Integers:
@@ -243,19 +213,13 @@ def _integers(directive: str, texts: Any) -> Integers:
     return numbers
 
 
-def _padded(numbers: Integers, width: int) -> Any:
-    import pyarrow
-    from pyarrow import compute
-
-    return compute.utf8_lpad(pyarrow.array(numbers).cast(pyarrow.string()), width=width, padding="0")
-
-
 def recognize_time(texts: Any, day_first: bool | None = None) -> TimeFormat | None:
     """The time format of an Arrow array of strings, or None; ``day_first`` settles what 03/04/2020 means."""
-    example = _example(texts)
+    # The text with the most separators, of these the longest: it has decimals if any has, whatever the month.
+    example = max(reversed(texts.to_pylist()), key=lambda text: (len(re.findall("[^0-9A-Za-z]", text)), len(text)))
     for dates in (DATES, LAST_RESORT):
         known = [
-            TimeFormat(pattern, TimeAxis(calendar=pattern[:2] in OF_DATES or "%m" in pattern or "%b" in pattern))
+            TimeFormat(pattern, TimeAxis(calendar=not OF_DATES.isdisjoint(tokens_of(pattern))))
             for pattern in patterns(example, dates)
         ]
         known = [candidate for candidate in known if fits(candidate, texts)]
@@ -270,12 +234,3 @@ def recognize_time(texts: Any, day_first: bool | None = None) -> TimeFormat | No
         if known:
             return known[0].styled(texts)
     return None
-
-
-def _example(texts: Any) -> str:
-    """The text with the most separators, of these the longest: it has decimals if any has, whatever the month."""
-    from pyarrow import compute
-
-    separators, length = compute.count_substring_regex(texts, "[^0-9A-Za-z]"), compute.utf8_length(texts)
-    best = np.lexsort((length.to_numpy(zero_copy_only=False), separators.to_numpy(zero_copy_only=False)))[-1]
-    return str(texts[int(best)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .numbers import Array
-from .time_axis import DAY, Integers, TimeAxis
+from .time_axis import DAY, Integers, TimeAxis, first_days
 
 Parts = tuple[str, ...]
 
@@ -54,10 +54,9 @@ def choose_parts(numbers: Array, axis: TimeAxis) -> Parts:
     of_day = ("time of day",) if time.any() else ()
     if not of_day and days.max() > days.min() and (_in_months(days) % 1 == 0).all():
         return ("month",)
-    span = int(days.max() - days.min()) + 1
-    known = days.min() + np.arange(min(span, _LONGEST))
-    week = _unevenness(_weekday(days), _weekday(known), 7) if span >= _WEEKS else 0.0
-    year = _unevenness(_month(days), _month(known), 12) if span >= _YEARS else 0.0
+    span = days.min() + np.arange(min(int(days.max() - days.min()) + 1, _LONGEST))
+    week = _unevenness(_weekday(days), _weekday(span), 7) if len(span) >= _WEEKS else 0.0
+    year = _unevenness(_month(days), _month(span), 12) if len(span) >= _YEARS else 0.0
     uneven_week, uneven_year = week > _UNEVEN_WEEK, year > _UNEVEN_YEAR
     if uneven_week and (not uneven_year or week / 6 >= year / 11):
         return ("week", "weekday", *of_day)
@@ -116,7 +115,7 @@ def join(values: Array, parts: Parts, axis: TimeAxis) -> Array:
     part = dict(zip(parts, np.where(missing[:, None], 0.0, values).T, strict=True))
     if "year" in part:
         year = (np.clip(np.rint(part["year"]), 1, 9999).astype(np.int64) - 1970).astype("datetime64[Y]")
-        start, following = (y.astype("datetime64[D]").astype(np.int64) for y in (year, year + 1))
+        start, following = first_days(year)
         day = np.clip(np.rint(part["day of year"]), 0, following - start - 1)
         days = start + day - axis.origin // DAY
     elif "month" in part:
@@ -127,22 +126,20 @@ def join(values: Array, parts: Parts, axis: TimeAxis) -> Array:
     else:
         days = np.rint(part["day"])
     time = axis.steps(part["time of day"]) if "time of day" in part else np.zeros(len(values))
-    steps_per_day = DAY // axis.seconds * axis.per_second
-    steps = days * steps_per_day + np.clip(time, 0, steps_per_day - 1)
+    steps = days * axis.steps_per_day + np.clip(time, 0, axis.steps_per_day - 1)
     return np.where(missing, np.nan, axis.numbers(steps))
 
 
 def _days(numbers: Array, axis: TimeAxis) -> tuple[Integers, Array]:
     """Days since 1970 and seconds within the day, of numbers without NaN."""
-    steps_per_day = DAY // axis.seconds * axis.per_second
-    days, within = np.divmod(axis.steps(numbers).astype(np.int64), steps_per_day)
+    days, within = np.divmod(axis.steps(numbers).astype(np.int64), axis.steps_per_day)
     return days + axis.origin // DAY, axis.numbers(within.astype(np.float64))
 
 
 def _in_months(days: Array | Integers) -> Array:
     """Months since 1970, with fractions."""
     whole = np.floor(days).astype(np.int64).astype("datetime64[D]").astype("datetime64[M]")
-    start, following = (month.astype("datetime64[D]").astype(np.int64) for month in (whole, whole + 1))
+    start, following = first_days(whole)
     return np.asarray(whole.astype(np.int64) + (days - start) / (following - start), np.float64)
 
 
@@ -154,7 +151,7 @@ def _month(days: Integers) -> Integers:
     return days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12
 
 
-def _unevenness(values: Integers, known: Integers, count: int) -> float:
-    """The chi-square statistic of values in 0, ..., count - 1 against the frequencies of known ones."""
-    expected = np.bincount(known, minlength=count) * (len(values) / len(known))
+def _unevenness(values: Integers, span: Integers, count: int) -> float:
+    """The chi-square statistic of values in 0, ..., count - 1 against their frequencies in a span of days."""
+    expected = np.bincount(span, minlength=count) * (len(values) / len(span))
     return float(((np.bincount(values, minlength=count) - expected) ** 2 / expected).sum())

@@ -94,6 +94,6 @@ def _date_patterns(example: str, dates: list[str]) -> Iterator[str]:
     weekday = re.match(rf"(?i:({'|'.join(_DAYS)})|{'|'.join(NAMES['%a'])})(,?\s+)", example)
     start = ("%A" if weekday[1] else "%a") + weekday[2] if weekday else ""
     for date in dates:
-        for pattern in {date: 0, date.replace("%b", "%B"): 0}:
+        for pattern in dict.fromkeys((date, date.replace("%b", "%B"))):
             if re.fullmatch(regex(tokens_of(start + pattern)), example):
                 yield start + pattern

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..checks import LARGEST_INTEGER
 from ..errors import DataError
-from .column_format import ColumnFormat, unreadable
+from .column_format import ColumnFormat
 from .columns import Column, quoted_list
 from .numbers import Array, parse_number
 
@@ -19,6 +18,8 @@ from .numbers import Array, parse_number
 _INTEGERS = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 #: How :attr:`Column.unread` names infinities.
 INFINITE = "inf"
+#: The error about the cell with this number in its array, given the problem.
+Refusal = Callable[[int, str], DataError]
 #: Strings that are integers, and not real numbers such as 1e20.
 _INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
 
@@ -52,34 +53,12 @@ def first_large_integer(array: Any, numbers: Array) -> tuple[int, int] | None:
     ``numbers`` are the values of the Arrow array as float64.
     """
     rows = np.flatnonzero(np.abs(numbers) >= LARGEST_INTEGER)
-    for row, value in zip(rows, _integers(array.take(rows)) if len(rows) else [], strict=True):
-        if value is not None and abs(value) > LARGEST_INTEGER:
-            return int(row), value
+    for row, cell in zip(rows.tolist(), array.take(rows).to_pylist(), strict=True):
+        text = str(cell)
+        # Longer texts are infinite as float64.
+        if len(text) < 400 and _INTEGER.fullmatch(text) and abs(int(text)) > LARGEST_INTEGER:
+            return row, int(text)
     return None
-
-
-def width_of_codes(array: Any) -> tuple[int, bool] | None:
-    """The length of texts of digits, 0 if it varies, and whether some begin with a zero; None without texts."""
-    from pyarrow import compute
-
-    ends = compute.min_max(compute.utf8_length(array)).as_py()
-    if ends["max"] is None:
-        return None
-    same = 1 < ends["min"] == ends["max"]
-    digits = same and bool(compute.all(compute.match_substring_regex(array, "^[0-9]+$")).as_py())
-    return (ends["max"], bool(compute.any(compute.starts_with(array, "0")).as_py())) if digits else (0, False)
-
-
-def _integers(array: Any) -> list[int | None]:
-    """The integers of an array, None where a value is not an integer."""
-    import pyarrow
-
-    kind = array.type
-    if kind_of(str(kind)) == "text":  # longer strings are infinite as float64
-        return [int(text) if len(text) < 400 and _INTEGER.fullmatch(text) else None for text in array.to_pylist()]
-    if pyarrow.types.is_integer(kind) or (pyarrow.types.is_decimal(kind) and kind.scale <= 0):
-        return [int(value) for value in array.to_pylist()]
-    return [None] * len(array)
 
 
 def distinct_values(array: Any) -> tuple[list[Any], Array]:
@@ -98,82 +77,84 @@ def recode(places: Array, codes: list[float]) -> Array:
     return np.array([*codes, np.nan])[np.where(np.isnan(places), len(codes), places).astype(np.int64)]
 
 
+def without_texts(array: Any, texts: Sequence[str]) -> Any:
+    """The cells of an array of strings, null where they are one of these texts."""
+    import pyarrow
+    from pyarrow import compute
+
+    absent = compute.is_in(array, value_set=pyarrow.array(texts, array.type))
+    return compute.if_else(absent, pyarrow.scalar(None, array.type), array) if absent.true_count else array
+
+
 def numbers_of(column: Column, array: Any, first_row: int, table: str) -> Array:
     """Cells of a known column as numbers or codes: NaN if missing, infinite if the column cannot have such a value.
 
     Cells of another kind are refused.
     """
+
+    def refusal(at: int, problem: str) -> DataError:
+        return DataError(f"{table}, row {first_row + at + 1}: column {column.table_column!r} {problem}")
+
     if column.kind == "category":
-        return _codes_of(column, array, first_row, table)
-    array = _without_unread(column, array)
+        return _codes_of(column, array, refusal)
+    type_name = str(array.type)
+    if column.unread and kind_of(type_name) == "text":
+        array = without_texts(array, column.unread)
     if column.format is not None:
-        numbers, at = _formatted_numbers(column.format, array)
-        numbers = numbers[:, column.part]
-        if at is not None:
-            raise DataError(
-                f"{table}, row {first_row + at + 1}: column {column.table_column!r} holds {array[at].as_py()!r}, which "
-                "is not in the format of the training table"
-            )
+        numbers = _formatted_numbers(column.format, array, refusal)[:, column.part]
+    elif kind_of(type_name) in ("text", "number") or type_name == "null":  # all of it may be missing
+        numbers = _plain_numbers(column, array, refusal)
     else:
-        numbers = _plain_numbers(column, array, first_row, table)
-    low, high = column.bounds
-    outside = np.zeros(len(numbers), dtype=bool)
-    outside |= False if low is None else numbers < low
-    outside |= False if high is None else numbers > high
-    return np.where(outside, np.inf, numbers)
+        raise DataError(f"column {column.name!r} of {table} must hold numbers; it holds {type_name}")
+    low, high = (end if bound is None else bound for bound, end in zip(column.bounds, (-np.inf, np.inf), strict=True))
+    return np.where((numbers < low) | (numbers > high), np.inf, numbers)
 
 
-def _formatted_numbers(column_format: ColumnFormat, array: Any) -> tuple[Array, int | None]:
-    """The numbers (n, parts) of cells, and the first cell that has none although it is not missing."""
+def _formatted_numbers(column_format: ColumnFormat, array: Any, refusal: Refusal) -> Array:
+    """The numbers (n, parts) of cells, NaN where they are missing."""
     from pyarrow import ArrowException
 
     try:
         numbers = column_format.read(array)
-        return numbers, unreadable(array, numbers[:, 0])
+        bad = np.isnan(numbers[:, 0]) & ~np.asarray(array.is_null())
     except ArrowException:  # another type, which does not become a time
-        for at in range(len(array)):
-            with suppress(ArrowException):
-                column_format.read(array.slice(at, 1))
-                continue
-            return np.full((len(array), len(column_format.parts)), np.nan), at
-        raise
+        bad = np.array([not _is_readable(column_format, array.slice(at, 1)) for at in range(len(array))])
+    if bad.any():
+        at = int(bad.argmax())
+        raise refusal(at, f"holds {array[at].as_py()!r}, which is not in the format of the training table")
+    return numbers
 
 
-def _plain_numbers(column: Column, array: Any, first_row: int, table: str) -> Array:
-    if kind_of(str(array.type)) not in ("text", "number") and str(array.type) != "null":  # all of it may be missing
-        raise DataError(f"column {column.name!r} of {table} must hold numbers; it holds {array.type}")
+def _is_readable(column_format: ColumnFormat, array: Any) -> bool:
+    from pyarrow import ArrowException
+
+    try:
+        column_format.read(array)
+    except ArrowException:
+        return False
+    return True
+
+
+def _plain_numbers(column: Column, array: Any, refusal: Refusal) -> Array:
     numbers, bad = to_numbers(array)
     if bad.any():
         at = int(bad.argmax())
-        place, value = f"{table}, row {first_row + at + 1}", array[at].as_py()
-        raise DataError(f"{place}: column {column.name!r} must be a number; it holds {value!r}")
+        raise refusal(at, f"must be a number; it holds {array[at].as_py()!r}")
     large = first_large_integer(array, numbers)
     if large is not None:
-        row, value = large
-        raise DataError(
-            f"{table}, row {first_row + row + 1}: column {column.name!r} holds the integer {value}, which float64 "
-            "would round, as it is beyond 2**53: convert the column to floating point"
+        at, value = large
+        raise refusal(
+            at,
+            f"holds the integer {value}, which float64 would round, as it is beyond 2**53: convert the column to "
+            "floating point",
         )
     infinite = np.isinf(numbers)
     if infinite.any() and INFINITE not in column.unread:
-        raise DataError(
-            f"{table}, row {first_row + int(infinite.argmax()) + 1}: column {column.name!r} holds an infinity"
-        )
+        raise refusal(int(infinite.argmax()), "holds an infinity")
     return np.where(infinite, np.nan, numbers)
 
 
-def _without_unread(column: Column, array: Any) -> Any:
-    """The cells, null where their text counts as missing."""
-    import pyarrow
-    from pyarrow import compute
-
-    if not column.unread or kind_of(str(array.type)) != "text":
-        return array
-    unread = compute.is_in(array, value_set=pyarrow.array(column.unread, array.type))
-    return compute.if_else(unread, pyarrow.scalar(None, array.type), array)
-
-
-def _codes_of(column: Column, array: Any, first_row: int, table: str) -> Array:
+def _codes_of(column: Column, array: Any, refusal: Refusal) -> Array:
     values, places = distinct_values(array)
     codes = [np.nan if value is None else code_of(column, value) for value in values]
     known = recode(places, [-1.0 if code is None else float(code) for code in codes])
@@ -181,11 +162,8 @@ def _codes_of(column: Column, array: Any, first_row: int, table: str) -> Array:
     if column.rows:  # the cells have a place for values that were never seen
         known[unknown] = np.inf
     elif len(unknown):
-        value = values[int(places[unknown[0]])]
-        raise DataError(
-            f"{table}, row {first_row + int(unknown[0]) + 1}: column {column.name!r} holds {value!r}, which the "
-            f"model has never seen; it knows {quoted_list(column.categories, 5)}"
-        )
+        at, names = int(unknown[0]), quoted_list(column.categories, 5)
+        raise refusal(at, f"holds {values[int(places[at])]!r}, which the model has never seen; it knows {names}")
     return known
 
 

@@ -13,7 +13,6 @@ from ..data import Column, Preprocessor, Table, open_table
 from ..data.columns import quoted_list
 from ..data.sources import CONTENT_ROWS, content_hash, seeded
 from ..data.tables import read_rows
-from ..data.text_formats import NumberFormat
 from ..errors import DataError
 from ..flows.mixed import MixedFlow
 from ..models.continuation import hyperparameters
@@ -157,9 +156,9 @@ def _codes(values: Floats, categories: int) -> np.ndarray:
 
 def _axis(column: Column) -> tuple[str, float, float]:
     """The column's name with a unit, and numbers a and b with which (a + x) / b is in that unit."""
-    if column.format is None or isinstance(column.format.reader, NumberFormat):
+    if column.format is None or column.format.axis is None:
         return column.name, 0.0, 1.0
-    part, axis = column.format.parts[column.part], column.format.reader.axis
+    part, axis = column.format.parts[column.part], column.format.axis
     if part == "time" and axis.calendar:
         return f"{column.name} (year)", 1970 * _YEAR + axis.origin, _YEAR
     if part in ("time", "time of day"):
