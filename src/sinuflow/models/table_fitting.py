@@ -39,7 +39,7 @@ from .continuation import (
 )
 from .defaults import Recipe, continued, table_recipe
 from .fitted import Run
-from .ranking import Ranking
+from .ranking import RankedRows, Ranking
 from .table import TableModel
 
 #: The most rows for estimating the whitening, and the most validation rows and rows for calibration.
@@ -243,8 +243,8 @@ class _Rows:
         self.few = len(surveyed.usable) < _SMALL
         self.preprocessor = _preprocessor(surveyed, split) if preprocessor is None else preprocessor
         self._columns = [*self.preprocessor.features, *self.preprocessor.context_columns]
-        places = {c.name: i for i, c in enumerate(self.preprocessor.columns)}
-        self._order = [places[c.name] for c in self._columns]
+        self._places = {c.name: i for i, c in enumerate(self.preprocessor.columns)}
+        self._order = [self._places[c.name] for c in self._columns]
         #: Training rows and their context, at most as many as statistics need.
         self.sample = self.in_memory(_some(split.train, _ENOUGH, seed))
         self.content = content_hash(surveyed.numbers[:CONTENT_ROWS, self._order])
@@ -268,14 +268,23 @@ class _Rows:
         """The log-densities (n, 2), as they are and comparable, of those of these rows that the survey holds."""
         chosen = np.isin(self.survey.rows, ids, assume_unique=True)
         numbers = {c.name: self.survey.numbers[chosen, i] for i, c in enumerate(self.preprocessor.columns)}
-        x, context = self.in_memory(ids)
-        scores = model.score_numbers(x, context) + torch.from_numpy(self.preprocessor.log_relations(numbers))
+        rows = self._ranked(ids)
+        scores = model.score_numbers(rows.x, rows.context)
+        scores += torch.from_numpy(self.preprocessor.log_relations(numbers))
         assert model.ranking is not None
-        return torch.stack([scores, model.ranking(x, context, scores)], dim=1)
+        return torch.stack([scores, model.ranking(rows, scores)], dim=1)
 
     def rank(self, model: TableModel) -> None:
         """Fit the terms of the anomaly score of a trained model."""
-        model.ranking = Ranking.fit(self.preprocessor, *self.sample, model.score_numbers)
+        training = self._ranked(_some(self.split.train, _ENOUGH, 0))
+        model.ranking = Ranking.fit(self.preprocessor, training, model.score_numbers)
+
+    def _ranked(self, ids: Ids) -> RankedRows:
+        """Those of these rows that the survey holds."""
+        x, context = self.in_memory(ids)
+        restored = [self._places[c.name] for c in self.preprocessor.restored]
+        chosen = np.isin(self.survey.rows, ids, assume_unique=True)
+        return RankedRows(x, torch.from_numpy(self.survey.numbers[chosen][:, restored]), context)
 
     def source(self, ids: Ids) -> RowSource:
         """These rows, for training or validation."""
