@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ..ops.flow_program import FlowProgram
 
 CERTIFIED = SolverOptions()
+#: PyTorch's layers with a dropout probability p.
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 def raise_unless_converged(result: Inversion, names: Sequence[str]) -> None:
@@ -45,6 +47,12 @@ def raise_unless_converged(result: Inversion, names: Sequence[str]) -> None:
         f"layer {names[layer]!r} could not be inverted for {int(failed.sum())} of {len(failed)} samples: {why}, or get "
         "the result in any case with flow.invert(..., on_failure='return')."
     )
+
+
+def _drops_out(module: nn.Module) -> bool:
+    """Whether a module in training mode has active dropout: its own, or as one of PyTorch's layers."""
+    rate = module.p if isinstance(module, _DROPOUT) else getattr(module, "dropout", 0.0)
+    return isinstance(rate, (int, float)) and rate > 0
 
 
 class Bijection(Component, nn.Module):
@@ -154,7 +162,7 @@ class Bijection(Component, nn.Module):
         Whatever the layer or backend, a sample whose x or log-determinant is not finite has not converged: the
         last layer, which computed x, fails for it.
         """
-        if any(m.training and getattr(m, "dropout", 0.0) for m in self.modules()):
+        if any(m.training and _drops_out(m) for m in self.modules()):
             raise SinuflowError(
                 "cannot invert or sample while dropout is active, because the map is random then: "
                 "call .eval() on the flow first"
