@@ -11,7 +11,7 @@ import torch
 
 from ..bijections.columns import COLUMN_MAPS, ColumnMap, column_map_mistake, make_column_map
 from ..bijections.quantiles import fit_quantiles
-from ..checks import LARGEST_INTEGER
+from ..checks import LARGEST_INTEGER, instance
 from ..errors import ArgumentError, DataError
 from .atoms import all_atoms, with_atoms
 from .columns import Column, Role, columns_bijection
@@ -157,7 +157,9 @@ def _with_map(column: Column, values: Array, wish: Wish | None) -> Column:
         return column
     chosen = COLUMN_MAPS[wish] if isinstance(wish, str) else wish
     try:
-        spec = (chosen if isinstance(chosen, ColumnMap) else chosen.fit(*known)).spec()
+        fitted = chosen if isinstance(chosen, ColumnMap) else chosen.fit(*known)
+        instance("what its fit returns", fitted, ColumnMap)
+        spec = fitted.spec()
     except ArgumentError as error:
         name = wish if isinstance(wish, str) else chosen.__name__
         raise DataError(f"column {column.name!r} cannot take a {name}: {error}") from error
