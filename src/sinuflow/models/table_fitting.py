@@ -44,6 +44,8 @@ from .table import TableModel
 
 #: The most rows for estimating the whitening, and the most validation rows and rows for calibration.
 _ENOUGH, _VALIDATION = 100_000, 20_000
+#: Rows that are drawn to match the frequencies of levels: at most so many, and so many one-hot inputs.
+_DRAWN, _DRAWN_INPUTS = 50_000, 20_000_000
 #: Tables with fewer rows are cross-fitted for calibration, in so many folds.
 _SMALL, _FOLDS = 2_000, 4
 
@@ -116,6 +118,7 @@ def fit_table(
     recipe = table_recipe(len(split.train), conditioning)
     flow = _build(run, recipe, preprocessor)
     result = _train(run, flow, recipe, rows)
+    rows.match_frequencies(flow)
     model = TableModel(flow, preprocessor, split, torch.zeros(0), result.history, {})
     scores = _calibration_scores(run, model, recipe, rows, result.part_steps)
     _calibrate(model, scores)
@@ -154,6 +157,7 @@ def _continued(run: Run, data: Any, start: TableModel) -> TableModel:
     model = TableModel(flow, start.preprocessor, split, start.quantiles, history, {}, *ranking)
     calibrated = {}
     if result.best_step:
+        rows.match_frequencies(flow)
         before = start.facts["steps"]
         scores = _calibration_scores(run, model, recipe, rows, [before + step for step in result.part_steps])
         _calibrate(model, scores)
@@ -205,6 +209,7 @@ def _cross_fitted_scores(run: Run, table: Table, surveyed: Survey, recipe: Recip
         rows = _Rows(table, surveyed, split, run.seed)
         flow = _build(run, recipe, rows.preprocessor)
         run.refit(flow, recipe, rows.source(split.train), steps, 1 / (1 + _FOLDS))
+        rows.match_frequencies(flow)
         model = TableModel(flow, rows.preprocessor, split, torch.zeros(0), [], {})
         rows.rank(model)
         parts.append(rows.scores(model, split.validation))
@@ -273,6 +278,19 @@ class _Rows:
         scores += torch.from_numpy(self.preprocessor.log_relations(numbers))
         assert model.ranking is not None
         return torch.stack([scores, model.ranking(rows, scores)], dim=1)
+
+    def match_frequencies(self, flow: Flow) -> None:
+        """Correct the frequencies of the levels, which a regularized network does not match exactly."""
+        if not isinstance(flow, MixedFlow):
+            return
+        like, (x, context) = next(flow.parameters()), self.sample
+        preprocessor, categories = self.preprocessor.on(like.device), flow.categories
+        frequencies = categories.frequencies(preprocessor.locate(x.to(like.device))[0].codes)
+        count = min(_DRAWN, _DRAWN_INPUTS // categories.width)
+        if context is not None:
+            chosen = torch.randint(len(context), (count,), generator=seeded(0))
+            context = preprocessor.context(context[chosen].to(like.device)).to(like)
+        categories.match_frequencies(frequencies, count, context, torch.Generator(like.device).manual_seed(0))
 
     def rank(self, model: TableModel) -> None:
         """Fit the terms of the anomaly score of a trained model."""
