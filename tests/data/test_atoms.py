@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sinuflow import fit_table
 from sinuflow.data import Column
-from sinuflow.data.atoms import LEVELS_ROWS, with_atoms
+from sinuflow.data.atoms import with_atoms
 from sinuflow.data.inspect import inspect_numbers
 from tests.data.tables import VALUES
 
@@ -50,9 +50,9 @@ def test_a_heap_on_a_grid_is_an_atom_of_its_excess(heap):
     values = np.where(RANDOM.random(20 * ROWS) < heap, 400.0, RANDOM.integers(0, 1000, 20 * ROWS))
     column, rest = atoms_of(values, step=1.0)
     assert column.atoms == (400.0,)
-    # A value with 50 rows or more is modelled by its frequency alone, without a continuous part.
-    assert column.masses[0] == pytest.approx((values == 400).mean())
-    assert 400 not in rest
+    usual = (rest == 400).sum()
+    assert usual == pytest.approx(20 * (1 - heap), abs=4)
+    assert len(values) * column.masses[0] == pytest.approx((values == 400).sum() - usual)
     few = np.where(np.arange(ROWS) < 30, 400.0, RANDOM.integers(395, 405, ROWS) + 10 * (np.arange(ROWS) % 50))
     column, rest = atoms_of(few, step=1.0)
     excess = ROWS * column.masses[column.atoms.index(400.0)]
@@ -76,17 +76,20 @@ def test_a_value_of_a_sparse_grid_is_compared_with_the_rows_per_step():
 
 
 @pytest.mark.parametrize("mean", [50, 10_000])
-@pytest.mark.parametrize("seed", range(5))
-def test_counts_have_no_atoms_unless_they_have_levels(mean, seed):
-    values = np.random.default_rng(seed).poisson(mean, LEVELS_ROWS)
-    few, rest = atoms_of(values[: LEVELS_ROWS - 1], step=1.0)
-    assert not few.atoms
-    assert len(rest) == LEVELS_ROWS - 1
-    column, rest = atoms_of(values, step=1.0)
-    frequent = np.unique(values)[np.unique(values, return_counts=True)[1] >= 50]
-    assert column.atoms == tuple(frequent)
-    assert bool(column.atoms) == (mean < 100)
-    assert len(rest) == LEVELS_ROWS - np.isin(values, frequent).sum()
+@pytest.mark.parametrize("step", [1.0, 0.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_counts_have_no_atoms(mean, step, seed):
+    """Whether or not the values are known to be on a grid, as those of standardized counts are not."""
+    values = np.random.default_rng(seed).poisson(mean, 5 * ROWS if step else ROWS // 4)
+    column, rest = atoms_of(values, step=step)
+    assert not column.atoms
+    assert len(rest) == len(values)
+
+
+def test_few_repeated_values_on_no_grid_are_all_atoms():
+    values = math.pi * np.random.default_rng(0).poisson(50, ROWS)
+    column, _ = atoms_of(values)
+    assert set(column.atoms) >= set(np.unique(values)[np.unique(values, return_counts=True)[1] >= 3])
 
 
 @given(st.integers(2, 20), st.integers(0, 2**32 - 1), st.booleans())

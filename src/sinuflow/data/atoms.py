@@ -14,8 +14,10 @@ from .numbers import Array
 _FEW, _ROWS_PER_VALUE = 20, 3
 #: In a table of so many rows, a categorical network learns atoms; in smaller ones they are cells of the flow's axes.
 LEVELS_ROWS = 5_000
-#: A value on a grid is an atom if it is more frequent than its neighbours by many errors, or has a level and many rows.
-_OFTEN, _ERRORS, _LEAST = 50, 4.0, 3
+#: An atom has so many rows, this share of them, and is more frequent than its neighbours by so many standard errors.
+_LEAST, _SHARE, _ERRORS = 3, 0.002, 4.0
+#: With so many rows per value, repeated values that are on no grid are atoms even if their neighbours are as frequent.
+_ROWS_PER_ATOM = 10
 #: The different values on each side of a value that count as its neighbours.
 _NEIGHBOURS = 10
 #: The fewest values for the continuous part.
@@ -27,21 +29,20 @@ _FAR = 1e7
 def with_atoms(column: Column, values: Array) -> tuple[Column, Array]:
     """The column with its atoms and their probabilities, and the values of the continuous part.
 
-    On a grid, an atom is a value with an excess over what its neighbours have or, in tables whose atoms have levels,
-    one with rows enough to estimate its probability; elsewhere, a value that is repeated. ``values`` are without
-    missing ones.
+    An atom is more frequent than its neighbours. Where values are on no grid and have many rows each, all repeated ones
+    are atoms: there are no others between them. ``values`` are without missing ones.
     """
     distinct, number = np.unique(values, return_counts=True)
     counts = number.astype(np.float64)
     rows = len(values)
     few = len(distinct) <= _FEW and rows >= _ROWS_PER_VALUE * len(distinct)
-    if column.cell:
-        usual = _usual_counts(distinct, counts, column.cell)
-        heap = (counts >= _LEAST) & (counts > 2 * usual + _ERRORS * np.sqrt(usual + 1)) & (counts > 0.002 * rows)
-        often = (counts >= _OFTEN) & (column.rows >= LEVELS_ROWS)
-        atom, usual = heap | often, np.where(often, 0.0, np.minimum(np.round(usual), counts))
-    else:
-        atom, usual = counts >= max(_LEAST, 0.002 * rows), np.zeros(len(distinct))
+    atom = counts >= max(_LEAST, _SHARE * rows)
+    usual = np.zeros(len(distinct))
+    if column.cell or rows < _ROWS_PER_ATOM * len(distinct):
+        places = distinct / column.cell if column.cell else np.arange(len(distinct), dtype=np.float64)
+        usual = _usual_counts(places, counts)
+        atom &= counts > 2 * usual + _ERRORS * np.sqrt(usual + 1)
+        usual = np.minimum(np.round(usual), counts) if column.cell else np.zeros(len(distinct))
     atom |= _far(distinct, values)
     kept = np.where(atom, usual, counts).astype(np.int64)
     if few or kept.sum() < _CONTINUOUS or (kept > 0).sum() < _CONTINUOUS / 4:
@@ -59,15 +60,18 @@ def all_atoms(column: Column, values: Array, counts: Array, missing: int) -> Col
     return replace(column, atoms=atoms, masses=tuple(masses), missing=empty, discrete=True)
 
 
-def _usual_counts(distinct: Array, counts: Array, step: float) -> Array:
-    """The number of rows for a value of the grid among the neighbours of each value, without the largest quarter."""
-    if len(distinct) < 3:
-        return np.zeros(len(distinct))
-    size = min(2 * _NEIGHBOURS + 1, len(distinct))  # at the ends, all neighbours are on one side
-    first = (np.arange(len(distinct)) - _NEIGHBOURS).clip(0, len(distinct) - size)
-    places, largest = first[:, None] + np.arange(size), max(1, size // 4)
-    near = np.sort(counts[places], axis=1)[:, :-largest]
-    length = (distinct[places[:, -1]] - distinct[places[:, 0]]) / step + 1 - largest
+def _usual_counts(places: Array, counts: Array) -> Array:
+    """The number of rows for each step of a grid among the neighbours of each value, without the largest quarter.
+
+    ``places`` are the numbers of the values on the grid, in increasing order.
+    """
+    if len(places) < 3:
+        return np.zeros(len(places))
+    size = min(2 * _NEIGHBOURS + 1, len(places))  # at the ends, all neighbours are on one side
+    first = (np.arange(len(places)) - _NEIGHBOURS).clip(0, len(places) - size)
+    near_by, largest = first[:, None] + np.arange(size), max(1, size // 4)
+    near = np.sort(counts[near_by], axis=1)[:, :-largest]
+    length = places[near_by[:, -1]] - places[near_by[:, 0]] + 1 - largest
     usual: Array = near.sum(1) / np.maximum(length, near.shape[1])
     return usual
 
