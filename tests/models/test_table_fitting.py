@@ -141,7 +141,7 @@ def test_a_fold_may_have_levels_that_the_table_has_not_and_the_other_way_round()
 
 
 def test_large_tables_are_calibrated_by_their_held_out_rows(monkeypatch):
-    monkeypatch.setattr(table_fitting, "_SMALL", 100)
+    monkeypatch.setattr(table_fitting, "_MIN_HELD_OUT_ROWS", 100)
     frame = random_frame(ROWS)
     frame["twice"] = 2 * np.round(frame["x"], 2)  # restored from another column
     frame["rounded"] = np.round(frame["x"], 2)  # and this one, too
