@@ -48,7 +48,7 @@ def _score_unknown(
     """
     axes, scores = len(preprocessor.axis_features), []
     for point in fixed_points(axes + len(preprocessor.level_features)).to(cells.start.device):
-        codes = flow.categories.completed(levels.codes, levels.unknown, point[axes:], context)
+        codes = flow.categories.fill_unknown(levels.codes, levels.unknown, point[axes:], context)
         terms = flow.categories.log_probs(codes, context).double().masked_fill(levels.unknown, 0.0).sum(1)
         y, offset = preprocessor.points(cells, point[:axes].unsqueeze(1))
         scores.append(_log_prob(flow.given_codes(codes, context, validate_args=False))(y) + offset + terms)
