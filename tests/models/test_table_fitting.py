@@ -93,7 +93,7 @@ def test_every_row_is_scored_once_by_a_model_that_has_not_seen_it(monkeypatch):
     trained: list[np.ndarray] = []
     scored: list[np.ndarray] = []
 
-    class Watched(table_fitting._Rows):
+    class Watched(table_fitting._TableRows):
         def source(self, ids):
             trained.append(ids)
             return super().source(ids)
@@ -103,7 +103,7 @@ def test_every_row_is_scored_once_by_a_model_that_has_not_seen_it(monkeypatch):
         assert not np.isin(scored[-1], frame["x"][trained[-1]]).any()
         return x[:, 0]
 
-    monkeypatch.setattr(table_fitting, "_Rows", Watched)
+    monkeypatch.setattr(table_fitting, "_TableRows", Watched)
     monkeypatch.setattr(TableModel, "score_numbers", score_numbers)
     model = fit_table(frame, **QUICK)
     assert len(scored) == 4

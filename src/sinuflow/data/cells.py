@@ -111,10 +111,10 @@ class Cells(Float64Module):
 
         ``unused`` marks entries whose values have another level than the continuous one: their cell is the whole axis.
         """
-        missing, known = x.isnan(), x.isfinite()
-        at = torch.where(known, x, 0.0)
-        before, upto = (torch.searchsorted(self.atoms, at.contiguous(), right=right) for right in (False, True))
-        below, above = self.cumulative.gather(1, before), self.cumulative.gather(1, upto)
+        missing, finite = x.isnan(), x.isfinite()
+        at = torch.where(finite, x, 0.0)
+        first, last = (torch.searchsorted(self.atoms, at.contiguous(), right=right) for right in (False, True))
+        below, above = self.cumulative.gather(1, first), self.cumulative.gather(1, last)
         z, log_slope = self._extended_scores(normal_scores, at)
         low, high = z, z
         if bool((self.half_width > 0).any()):
@@ -122,7 +122,7 @@ class Cells(Float64Module):
         u0 = torch.where(missing, 0.0, below + self.continuous_mass * _cdf(low))
         u1 = torch.where(missing, self._missing_mass, above + self.continuous_mass * _cdf(high))
         width = u1 - u0
-        in_continuous_part = known & (upto == before) & (self.continuous_mass > 0) & z.isfinite()
+        in_continuous_part = finite & (last == first) & (self.continuous_mass > 0) & z.isfinite()
         point = in_continuous_part & (self.half_width == 0)
         # For narrow cells and in the tails, differences of Φ lose precision: the ends are computed on the axis instead.
         score, ends = self._axis_point(z, below), [self._axis_point(t, below) for t in (low, high)]
@@ -133,7 +133,7 @@ class Cells(Float64Module):
         measure = torch.where(point, torch.where(self.is_continuous, log_slope, slope), measure)
         start = torch.where(point, score, torch.where(narrow, ends[0], u0))
         width = torch.where(point, 0.0, torch.where(narrow, -length, width))
-        impossible = ~point & ~narrow & ~(known & (width > 0)) & ~(missing & (width > 0))
+        impossible = ~point & ~narrow & ~(finite & (width > 0)) & ~(missing & (width > 0))
         start, width = torch.where(impossible, 0.0, start), torch.where(impossible, 1.0, width)
         measure = torch.where(impossible, self.log_unseen - torch.where(missing, 0.0, self.log_range), measure)
         if unused is not None:

@@ -93,11 +93,11 @@ class ColumnScan:
     def add(self, array: Any, first_row: int) -> Array:
         """The next batch as numbers, or as codes from the first text on that is not a number."""
         numbers = np.full(len(array), np.nan) if self.set_aside else self._numbers(array, first_row)
-        known = numbers[~np.isnan(numbers)]
-        self.missing += len(numbers) - len(known)
-        if len(known):
-            self.low, self.high = min(self.low, known.min()), max(self.high, known.max())
-            self.whole = self.whole and bool((known == np.round(known)).all())
+        present = numbers[~np.isnan(numbers)]
+        self.missing += len(numbers) - len(present)
+        if len(present):
+            self.low, self.high = min(self.low, present.min()), max(self.high, present.max())
+            self.whole = self.whole and bool((present == np.round(present)).all())
             self._is_increasing = (
                 self._is_increasing and self.whole and bool((np.diff(numbers, prepend=self._last) >= 1).all())
             )
@@ -121,10 +121,10 @@ class ColumnScan:
         self._count_unread(array, bad)
         if self.kind == "text":
             self._add_widths(array)
-        known = numbers[~np.isnan(numbers)]
-        self._numeric += len(known)
+        present = numbers[~np.isnan(numbers)]
+        self._numeric += len(present)
         if len(self._distinct) <= _SMALL_CATEGORIES:
-            self._distinct.update(np.unique(known)[: _SMALL_CATEGORIES + 1].tolist())
+            self._distinct.update(np.unique(present)[: _SMALL_CATEGORIES + 1].tolist())
         large = first_large_integer(array, numbers)
         if large is not None:
             row, value = large
@@ -159,10 +159,10 @@ class ColumnScan:
         values, codes = distinct_values(array)
         counts = np.bincount(codes[~np.isnan(codes)].astype(np.int64), minlength=len(values))
         self._frequencies.update({value: int(n) for value, n in zip(values, counts, strict=True) if value is not None})
-        known = [np.nan if v is None else self.categories.setdefault(v, len(self.categories)) for v in values]
+        categories = [np.nan if v is None else self.categories.setdefault(v, len(self.categories)) for v in values]
         if len(self.categories) > _MAX_TEXTS:
             self.set_aside = SetAside(f"identifiers or free text, more than {_MAX_TEXTS:,} different ones")
-        return recode(codes, known)
+        return recode(codes, categories)
 
     @property
     def zeros(self) -> int:
@@ -235,23 +235,23 @@ class ColumnScan:
 
     def finish(self, total: int) -> None:
         """After the last scan, set the column aside if it identifies rows or holds hardly any values."""
-        known, kinds = total - self.missing, len(self.categories)
+        present, kinds = total - self.missing, len(self.categories)
         if self.set_aside or self.map_choice is not None:
             return
-        if not known:
+        if not present:
             self.set_aside = SetAside("holds no values")
         elif max(-self.low, self.high) > _MAX_NUMBER:
             self.set_aside = SetAside(f"holds numbers beyond {_MAX_NUMBER:g}, whose variance float64 cannot hold")
-        elif known < _MIN_VALUES and known < self.missing:
-            self.set_aside = SetAside(f"holds only {known} value{'s'[: known - 1]} in {total:,} rows", "auto")
-        elif kinds > _MAX_CATEGORIES or (kinds > _SMALL_CATEGORIES and kinds > _MAX_DIFFERENT * known):
-            self.set_aside = SetAside(f"identifiers or free text, {kinds:,} different ones in {known:,} rows", "auto")
+        elif present < _MIN_VALUES and present < self.missing:
+            self.set_aside = SetAside(f"holds only {present} value{'s'[: present - 1]} in {total:,} rows", "auto")
+        elif kinds > _MAX_CATEGORIES or (kinds > _SMALL_CATEGORIES and kinds > _MAX_DIFFERENT * present):
+            self.set_aside = SetAside(f"identifiers or free text, {kinds:,} different ones in {present:,} rows", "auto")
         elif (
             not self.categories
             and self._is_increasing
-            and known >= _MIN_ROW_NUMBERS
+            and present >= _MIN_ROW_NUMBERS
             and self.low in (0, 1)
-            and self.high - self.low + 1 <= known * (1 + _MAX_GAPS)
+            and self.high - self.low + 1 <= present * (1 + _MAX_GAPS)
         ):
             self.set_aside = SetAside("row numbers", "auto")
 
@@ -308,8 +308,8 @@ class Feature:
             return self._with_missing(column, len(values))
         if self.format is None and isinstance(scan.map_choice, str) and scan.map_choice in READINGS:
             raise DataError(f"column {scan.name!r} holds plain numbers, and cannot be read by {scan.map_choice!r}")
-        known = values[~np.isnan(values)]
-        whole = bool((known == np.round(known)).all()) if self.is_time else scan.whole
+        present = values[~np.isnan(values)]
+        whole = bool((present == np.round(present)).all()) if self.is_time else scan.whole
         text = self.format is not None or scan.kind == "text"
         whole = whole and max(map(abs, self.extremes)) < LARGEST_INTEGER
         kind = ("int64" if whole else "double") if text else scan.type
@@ -348,5 +348,5 @@ class Feature:
 
 
 def _extremes(values: Array) -> tuple[float, float]:
-    known = values[~np.isnan(values)]
-    return (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+    present = values[~np.isnan(values)]
+    return (float(present.min()), float(present.max())) if len(present) else (0.0, 0.0)

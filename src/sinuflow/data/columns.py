@@ -216,43 +216,43 @@ class Column:
 
     def _check_consistency(self) -> None:
         """Refuse fields that are valid one by one, but inconsistent with each other."""
-        place = f"column {self.name[:60]!r}"
+        what = f"column {self.name[:60]!r}"
         if self.kind == "number" and self.categories:
-            raise InvalidValueError(f"the categories of {place}", "an empty list", self.categories)
+            raise InvalidValueError(f"the categories of {what}", "an empty list", self.categories)
         # With cells, a missing value may be the only other one.
         least = {"number": 0, "constant": 1, "category": 1 if self.rows else 2}[self.kind]
         if len(set(map(repr, self.categories))) < max(least, len(self.categories)):
             expected = f"{least} or more different values"
-            raise InvalidValueError(f"the categories of {place}", expected, "repeated or too few")
+            raise InvalidValueError(f"the categories of {what}", expected, "repeated or too few")
         if len({type(value) for value in self.categories}) > 1:
-            raise InvalidValueError(f"the categories of {place}", "of one type", "mixed types")
+            raise InvalidValueError(f"the categories of {what}", "of one type", "mixed types")
         if self.kind == "category" and (self.step, self.origin, self.high) != (1.0, 0.0, len(self.categories) - 1.0):
-            raise InvalidValueError(f"the cells of {place}", "one for each category", self.high)
+            raise InvalidValueError(f"the cells of {what}", "one for each category", self.high)
         if self.part and (self.format is None or self.part >= len(self.format.parts)):
-            raise InvalidValueError(f"the part of {place}", "one of its format", self.part)
+            raise InvalidValueError(f"the part of {what}", "one of its format", self.part)
         if self.rounded and not self.step > 0:
-            raise InvalidValueError(f"the step of {place}", "above 0, because its values are on a grid", self.step)
+            raise InvalidValueError(f"the step of {what}", "above 0, because its values are on a grid", self.step)
         if self.rounded and not 0 <= (self.high - self.origin) / self.step <= LARGEST_INTEGER:
-            raise InvalidValueError(f"the grid of {place}", "one that float64 can count", self.step)
+            raise InvalidValueError(f"the grid of {what}", "one that float64 can count", self.step)
         if not self.low <= self.high:
-            raise InvalidValueError(f"the bounds of {place}", "in increasing order", self.low)
+            raise InvalidValueError(f"the bounds of {what}", "in increasing order", self.low)
         if self.rows:
-            self._check_cells(place)
+            self._check_cells(what)
 
-    def _check_cells(self, place: str) -> None:
+    def _check_cells(self, what: str) -> None:
         """Refuse cells that overlap, or whose probabilities do not sum to 1."""
         total = math.fsum((self.missing, *self.masses))
         if len(self.atoms) != len(self.masses) or any(a >= b for a, b in pairwise(self.atoms)):
-            raise InvalidValueError(f"the atoms of {place}", "increasing, with one mass each", len(self.atoms))
+            raise InvalidValueError(f"the atoms of {what}", "increasing, with one mass each", len(self.atoms))
         if total > 1 + 1e-9 or (self.discrete and not (self.atoms and total > 1 - 1e-9)):
-            raise InvalidValueError(f"the masses of {place}", "probabilities", total)
+            raise InvalidValueError(f"the masses of {what}", "probabilities", total)
         if self.kind == "category" and not (self.discrete and self.atoms == tuple(range(len(self.categories)))):
-            raise InvalidValueError(f"the atoms of {place}", "one for each category", len(self.atoms))
+            raise InvalidValueError(f"the atoms of {what}", "one for each category", len(self.atoms))
         if self.role == "feature" and not self.discrete and not self.low < self.high:
-            raise InvalidValueError(f"the bounds of {place}", "different", self.low)
+            raise InvalidValueError(f"the bounds of {what}", "different", self.low)
         steps = (b - a for values in (self.knots, self.scores) for a, b in pairwise(values))
         if len(self.knots) != len(self.scores) or len(self.knots) == 1 or any(step < 1e-9 for step in steps):
-            raise InvalidValueError(f"the knots of {place}", "increasing, with one score each", len(self.knots))
+            raise InvalidValueError(f"the knots of {what}", "increasing, with one score each", len(self.knots))
 
 
 def declared_bounds(column: str, limits: Any) -> Bounds:
@@ -265,10 +265,10 @@ def declared_bounds(column: str, limits: Any) -> Bounds:
     return None if low == -math.inf else low, None if high == math.inf else high
 
 
-def quoted_list(names: Sequence[object], most: int = 20) -> str:
+def quoted_list(names: Sequence[object], limit: int = 20) -> str:
     """The first names or values, quoted and separated by commas, and the number of further ones."""
-    shown = ", ".join(map(repr, names[:most]))
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+    shown = ", ".join(map(repr, names[:limit]))
+    return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
 def columns_bijection(columns: Sequence[Column]) -> Chain:

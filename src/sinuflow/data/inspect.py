@@ -39,27 +39,27 @@ def inspect_numbers(
 
     ``bounds`` are the extremes of all rows, if the values are a sample.
     """
-    known = values[~np.isnan(values)]
-    low, high = (float(known.min()), float(known.max())) if bounds is None else bounds
-    if low == high and len(known) == len(values):
+    present = values[~np.isnan(values)]
+    low, high = (float(present.min()), float(present.max())) if bounds is None else bounds
+    if low == high and len(present) == len(values):
         value = int(low) if "int" in type_name else low
         return Column(name, "constant", type_name, role, categories=(value,))
-    missing = 1 - len(known) / len(values)
+    missing = 1 - len(present) / len(values)
     column = Column(name, "number", type_name, role, low=low, high=high, rows=len(values), missing=missing)
-    if not len(known):  # all present values are outside of the sample
+    if not len(present):  # all present values are outside of the sample
         extremes = np.unique([low, high])
         if role == "feature":
             return all_atoms(column, extremes, np.zeros(len(extremes)), len(values))
         return replace(column, centre=low, scale=high - low or 1.0)
-    column = _with_grid(column, known)
-    continuous = known
+    column = _with_grid(column, present)
+    continuous = present
     if role == "feature":
-        column = replace(column, rounding=_rounding(column, known))
-        column, continuous = with_atoms(column, known)
+        column = replace(column, rounding=_rounding(column, present))
+        column, continuous = with_atoms(column, present)
         if column.discrete:
             return column
     if not column.step and not column.atoms:
-        column = _with_cell(column, known)
+        column = _with_cell(column, present)
     column = _with_map(column, continuous, map_choice)
     _check_map(column, continuous)
     column = _standardized(column, continuous)
@@ -68,14 +68,14 @@ def inspect_numbers(
 
 def inspect_codes(name: str, codes: Array, categories: tuple[Any, ...], type_name: str, role: Role) -> Column:
     """The column for a category, from the codes 0, 1, ... of its values, NaN if missing."""
-    known = codes[~np.isnan(codes)]
-    if len(categories) == 1 and len(known) == len(codes):
+    present = codes[~np.isnan(codes)]
+    if len(categories) == 1 and len(present) == len(codes):
         return Column(name, "constant", type_name, role, categories=categories)
     high = len(categories) - 1.0
     column = Column(name, "category", type_name, role, step=1.0, rounded=True, high=high, categories=categories)
-    counts = np.bincount(known.astype(np.int64), minlength=len(categories))
+    counts = np.bincount(present.astype(np.int64), minlength=len(categories))
     values = np.arange(len(categories), dtype=np.float64)
-    return all_atoms(replace(column, rows=len(codes)), values, counts.astype(np.float64), len(codes) - len(known))
+    return all_atoms(replace(column, rows=len(codes)), values, counts.astype(np.float64), len(codes) - len(present))
 
 
 def _with_spline(column: Column, values: Array) -> Column:
@@ -150,16 +150,16 @@ def _digits(distinct: Array) -> int | None:
 
 def _with_map(column: Column, values: Array, map_choice: MapChoice | None) -> Column:
     """The column with the map of this name, class or instance, or with the first automatic one that suits."""
-    known = torch.from_numpy(values), float(values.min()), float(values.max()), column.step
+    statistics = torch.from_numpy(values), float(values.min()), float(values.max()), column.step
     if map_choice is None:
-        map_choice = next((name for name, kind in COLUMN_MAPS.items() if kind.suits(*known)), "linear")
+        map_choice = next((name for name, kind in COLUMN_MAPS.items() if kind.suits(*statistics)), "linear")
     if map_choice == "linear":
         return column
-    chosen = COLUMN_MAPS[map_choice] if isinstance(map_choice, str) else map_choice
+    column_map = COLUMN_MAPS[map_choice] if isinstance(map_choice, str) else map_choice
     try:
-        spec = (chosen if isinstance(chosen, ColumnMap) else chosen.fit(*known)).spec()
+        spec = (column_map if isinstance(column_map, ColumnMap) else column_map.fit(*statistics)).spec()
     except ArgumentError as error:
-        name = map_choice if isinstance(map_choice, str) else chosen.__name__
+        name = map_choice if isinstance(map_choice, str) else column_map.__name__
         raise DataError(f"column {column.name!r} cannot take a {name}: {error}") from error
     try:
         arguments = {name: float(np.asarray(value).item()) for name, value in spec.arguments.items()}

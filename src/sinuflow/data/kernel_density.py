@@ -13,7 +13,7 @@ from .columns import Column
 
 #: The maximum number of kernels, the minimum number of rows per kernel, and the maximum number of rows to fit.
 _MAX_KERNELS, _MIN_ROWS_PER_KERNEL, _MAX_ROWS = 500, 2, 10_000
-#: The bandwidth is the median distance of so many rows to their k-th neighbour, but at least the minimum.
+#: The bandwidth is the median distance of a sample of rows to their k-th neighbour, and at least the minimum.
 _BANDWIDTH_NEIGHBOUR, _BANDWIDTH_ROWS, _MIN_BANDWIDTH = 5, 2_000, 0.05
 #: Tails are compressed beyond this number of standard deviations.
 _TAIL = 4.0
@@ -161,12 +161,12 @@ def _standardization(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         [0.25, 0.5, 0.75], dtype=torch.float64
     )  # column by column, because quantile takes at most 16 million numbers
     lower, median, upper = torch.stack([column.nanquantile(quartiles) for column in numbers.mT], dim=1).nan_to_num()
-    known = numbers.where(numbers.isfinite(), median)
-    deviation = known.std(0, correction=0)
+    filled = numbers.where(numbers.isfinite(), median)
+    deviation = filled.std(0, correction=0)
     spread = (upper - lower) / 1.349
     width = torch.where(spread > 0, torch.minimum(spread, deviation), deviation)
     width = _TAIL * torch.where((width > 0) & width.isfinite(), width, 1.0)
-    scale = ((known - median) / width).asinh().std(0, correction=0)
+    scale = ((filled - median) / width).asinh().std(0, correction=0)
     return median, width, torch.where(scale > 0, scale, 1.0)
 
 

@@ -43,9 +43,9 @@ class Survey:
 
     def columns(self, train: Ids) -> list[Column]:
         """The columns, with maps chosen by the values of these rows; bounds and categories come from all rows."""
-        chosen = self.numbers[np.isin(self.rows, train, assume_unique=True)]
+        selected = self.numbers[np.isin(self.rows, train, assume_unique=True)]
         refusals = Refusals(self.name)
-        columns = _columns(zip(self.features, chosen.T, strict=True), refusals)
+        columns = _columns(zip(self.features, selected.T, strict=True), refusals)
         refusals.check()
         targets = {relation.target: relation for relation in self.relations}
         columns = [replace(c, relation=targets.get(c.name)) for c in columns]
@@ -74,25 +74,25 @@ def survey(
     names = [name for name in table.columns if name not in dropped]
     roles: list[Role] = ["context" if name in conditions else "feature" for name in names]
     readings: dict[str, Reading] = {}
-    while True:  # twice if texts must be read by a format, or as numbers with exceptions
+    while True:  # a second time if texts have a format, or are numbers with exceptions
         scans = [
             ColumnScan(table, name, role, maps.get(name), bounds.get(name, UNBOUNDED), readings.get(name))
             for name, role in zip(names, roles, strict=True)
         ]
         sample, total = _read(table, scans, seed)
-        again = {scan.name: reading for scan in scans if (reading := scan.reread()) is not None}
-        if not again:
+        second_readings = {scan.name: reading for scan in scans if (reading := scan.reread()) is not None}
+        if not second_readings:
             break
-        readings |= again
+        readings |= second_readings
     if total == 0:
         raise DataError(f"{table.name} has no rows")
     for scan in scans:
         scan.finish(total)
     refusals = _unusable_columns(table.name, scans)
-    kept = np.array([scan.set_aside is None for scan in scans])
+    usable_columns = np.array([scan.set_aside is None for scan in scans])
     set_aside = {scan.name: scan.set_aside for scan in scans if scan.set_aside is not None}
     scans = [scan for scan in scans if scan.set_aside is None]
-    numbers, rows, usable, complete = sample.result(kept, missing)
+    numbers, rows, usable, complete = sample.result(usable_columns, missing)
     _check_rows(table.name, scans, len(usable), missing)
     for i, scan in enumerate(scans):
         if scan.categories:
@@ -226,10 +226,10 @@ class _RowSample:
         self._count += len(piece)
         if self._count > (IN_MEMORY // self._width if self._complete else 2 * SAMPLE):
             numbers, ids = self._rows()
-            kept = np.sort(self._random.choice(len(ids), size=min(SAMPLE, len(ids)), replace=False))
-            self._fraction *= len(kept) / len(ids)
+            sampled = np.sort(self._random.choice(len(ids), size=min(SAMPLE, len(ids)), replace=False))
+            self._fraction *= len(sampled) / len(ids)
             self._complete = False
-            self._parts, self._count = [(numbers[kept], ids[kept])], len(kept)
+            self._parts, self._count = [(numbers[sampled], ids[sampled])], len(sampled)
 
     def _rows(self) -> tuple[Array, Ids]:
         numbers, ids = zip(*self._parts, strict=True)

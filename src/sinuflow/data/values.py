@@ -87,7 +87,7 @@ def without_texts(array: Any, texts: Sequence[str]) -> Any:
 
 
 def numbers_of(column: Column, array: Any, first_row: int, table: str) -> Array:
-    """Cells of a known column as numbers or codes: NaN if missing, infinite if the column cannot have such a value.
+    """Cells of a column as numbers or codes: NaN if missing, infinite if the model's column cannot have it.
 
     Cells of another kind are refused.
     """
@@ -156,15 +156,15 @@ def _plain_numbers(column: Column, array: Any, refusal: Refusal) -> Array:
 
 def _codes_of(column: Column, array: Any, refusal: Refusal) -> Array:
     values, indices = distinct_values(array)
-    codes = [np.nan if value is None else code_of(column, value) for value in values]
-    known = recode(indices, [-1.0 if code is None else float(code) for code in codes])
-    unknown = (known < 0).nonzero()[0]
+    value_codes = [np.nan if value is None else code_of(column, value) for value in values]
+    codes = recode(indices, [-1.0 if code is None else float(code) for code in value_codes])
+    unseen = (codes < 0).nonzero()[0]
     if column.rows:  # format 2 has a probability for unseen values
-        known[unknown] = np.inf
-    elif len(unknown):
-        at, names = int(unknown[0]), quoted_list(column.categories, 5)
+        codes[unseen] = np.inf
+    elif len(unseen):
+        at, names = int(unseen[0]), quoted_list(column.categories, 5)
         raise refusal(at, f"holds {values[int(indices[at])]!r}, which the model has never seen; it knows {names}")
-    return known
+    return codes
 
 
 def code_of(column: Column, value: Any) -> int | None:
@@ -172,8 +172,8 @@ def code_of(column: Column, value: Any) -> int | None:
 
     Equal values of different file formats match: True in Parquet is 'true' in a CSV file.
     """
-    exact = [code for code, known in enumerate(column.categories) if str(known) == str(value)]
-    similar = [code for code, known in enumerate(column.categories) if _normalized(known) == _normalized(value)]
+    exact = [code for code, category in enumerate(column.categories) if str(category) == str(value)]
+    similar = [code for code, category in enumerate(column.categories) if _normalized(category) == _normalized(value)]
     return next(iter([*exact, *similar]), None)
 
 

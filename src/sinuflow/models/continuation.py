@@ -88,14 +88,14 @@ def hyperparameters(flow: SinusoidalFlow | MixedFlow) -> dict[str, Any]:
 def check_same_columns(model: TableModel, table: Table, surveyed: Survey) -> None:
     """Refuse a table whose columns and categories are not those of the model."""
     columns = model.preprocessor.columns
-    found = {feature.name: tuple(feature.scan.categories) for feature in surveyed.features}
-    other = sorted(found.keys() ^ {c.name for c in columns})
-    if other or list(found) != [c.name for c in columns]:
+    categories = {feature.name: tuple(feature.scan.categories) for feature in surveyed.features}
+    other = sorted(categories.keys() ^ {c.name for c in columns})
+    if other or list(categories) != [c.name for c in columns]:
         raise _other_table(
             table, f"it has other columns, such as {other[0]!r}" if other else "its columns have another order"
         )
     for c in columns:
-        if c.kind == "category" and found[c.name] != c.categories:
+        if c.kind == "category" and categories[c.name] != c.categories:
             raise _other_table(table, f"its column {c.name!r} has other values")
 
 
@@ -128,5 +128,5 @@ def extended_facts(model: TableModel, facts: dict[str, Any]) -> dict[str, Any]:
     best = before["steps"] + facts["best_step"] if facts["best_step"] else before["best_step"]
     totals = {name: before[name] + facts[name] for name in ("steps", "seconds")}
     continued = [*before.get("continued", []), before["steps"]]
-    kept = {name: value for name, value in before.items() if name != "more_steps"}
-    return {**kept, **facts, **totals, "best_step": best, "continued": continued}
+    unchanged = {name: value for name, value in before.items() if name != "more_steps"}
+    return {**unchanged, **facts, **totals, "best_step": best, "continued": continued}

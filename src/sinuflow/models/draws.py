@@ -50,10 +50,10 @@ class Draws:
             wrong = self._preprocessor.impossible(values, self._complete)
             if not wrong.any():
                 break
-            redrawn, again = self._rows(int(wrong.sum()))
+            redrawn, redrawn_residual = self._rows(int(wrong.sum()))
             for name, column in redrawn.items():
                 values[name][wrong] = column
-            residual = None if residual is None or again is None else max(residual, again)
+            residual = None if residual is None or redrawn_residual is None else max(residual, redrawn_residual)
         return values, residual
 
     def _rows(self, count: int) -> tuple[dict[str, Array], float | None]:

@@ -114,8 +114,8 @@ def _split(data: Pictures, validation: Any, classes: list[str] | None, seed: int
         if count < _MIN_IMAGES:
             raise DataError(f"{data.name} holds {count} images, and at least {_MIN_IMAGES} are needed to learn from")
         order = torch.randperm(count, generator=seeded(seed))
-        held = min(_MAX_VALIDATION_IMAGES, round(_VALIDATION_FRACTION * count))
-        return data.select(order[held:]), data.select(order[:held])
+        size = min(_MAX_VALIDATION_IMAGES, round(_VALIDATION_FRACTION * count))
+        return data.select(order[size:]), data.select(order[:size])
     conditional = data.labels is not None
     held_out = open_pictures(*(validation if conditional and isinstance(validation, tuple) else (validation,)))
     if held_out.images.shape[1:] != data.images.shape[1:]:
