@@ -87,9 +87,8 @@ class Preprocessor(Float64Module):
         self.whitening = Whitening(len(self.axes))
         self.context_maps = columns_bijection(self.context_columns) if self.context_columns else None
         grid = [[c.step, c.origin, round((c.high - c.origin) / c.step) if c.rounded else 0.0] for c in self.axes]
-        for name, values in zip(
-            ("step", "origin", "last_step"), torch.tensor(grid, dtype=torch.float64).T, strict=True
-        ):
+        names = ("step", "origin", "last_step")
+        for name, values in zip(names, torch.tensor(grid, dtype=torch.float64).T, strict=True):
             self.register_buffer(name, values, persistent=False)
         self.register_buffer("on_grid", torch.tensor([c.rounded for c in self.axes]), persistent=False)
         for name in ("floor", "ceiling"):

@@ -141,15 +141,13 @@ def _check_arguments(
     for name in dict.fromkeys([*context, *drop, *maps, *bounds]):
         if name not in present:
             refusals.add(f"there is no column {name!r}{_hint(name, table.columns)}")
-    for name, map_choice in dict[str, Any](maps).items():
-        if isinstance(map_choice, str) and map_choice not in MAP_NAMES:
-            refusals.add(f"column {name!r} cannot be mapped by {map_choice!r}: choose {', '.join(MAP_NAMES)}")
-        elif not isinstance(map_choice, (str, ColumnMap)) and not (
-            isinstance(map_choice, type) and issubclass(map_choice, ColumnMap)
+    for name, choice in dict[str, Any](maps).items():
+        if isinstance(choice, str) and choice not in MAP_NAMES:
+            refusals.add(f"column {name!r} cannot be mapped by {choice!r}: choose {', '.join(MAP_NAMES)}")
+        elif not isinstance(choice, (str, ColumnMap)) and not (
+            isinstance(choice, type) and issubclass(choice, ColumnMap)
         ):
-            refusals.add(
-                f"column {name!r} cannot be mapped by {map_choice!r}: pass a name, or a ColumnMap or its class"
-            )
+            refusals.add(f"column {name!r} cannot be mapped by {choice!r}: pass a name, or a ColumnMap or its class")
     for name, limits in bounds.items():
         low, high = (end if limit is None else limit for limit, end in zip(limits, (-np.inf, np.inf), strict=True))
         if not low < high:

@@ -18,7 +18,7 @@ from ..data.image_files import as_images, class_indices, listed
 from ..errors import DataError
 from ..flows.distribution import check_temperature
 from ..flows.flow import Flow
-from ..flows.inversion import CERTIFICATES, Certify, Drawn, inverse_with_fallback
+from ..flows.inversion import CERTIFICATES, CertifiedDraws, Certify, inverse_with_fallback
 from ..flows.sinusoidal import ImageFlow, SinusoidalFlow
 from ..training import Batch, ImageRows
 from .fitted import FittedModel, model_schema
@@ -157,7 +157,7 @@ class ImageModel(FittedModel):
 
     def draw(
         self, count: int, label: Any = None, seed: int = 0, temperature: float = 1.0, certify: Certify = "layers"
-    ) -> Drawn:
+    ) -> CertifiedDraws:
         """The images of :meth:`sample`, and the largest end-to-end residual if that is certified."""
         choice("certify", certify, CERTIFICATES)
         count = whole("count", count, least=1)
@@ -172,7 +172,7 @@ class ImageModel(FittedModel):
             x, residual = inverse_with_fallback(self.flow.bijection, noise.to(self._like), rows, certify)
             images.append(self.pixels.to_bytes(x.cpu()).view(size, *self.shape))
             residuals.append(residual)
-        return Drawn(torch.cat(images), max((r for r in residuals if r is not None), default=None))
+        return CertifiedDraws(torch.cat(images), max((r for r in residuals if r is not None), default=None))
 
     def _labels(self, count: int, label: Any, generator: torch.Generator) -> Any:
         """A label for each image to draw."""

@@ -18,13 +18,13 @@ from ..data.tables import Rows, read_rows
 from ..data.values import code_of, table_arrays
 from ..errors import DataError
 from ..flows.flow import Flow
-from ..flows.inversion import CERTIFICATES, Certify, Drawn
+from ..flows.inversion import CERTIFICATES, CertifiedDraws, Certify
 from ..flows.mixed import MixedFlow
 from ..flows.sinusoidal import SinusoidalFlow
 from .calibration import percentile
-from .draws import Draws
 from .fitted import FittedModel, model_schema
 from .ranking import Ranking
+from .sampling import RowSampler
 from .scores import score
 from .summary import notices
 
@@ -266,17 +266,17 @@ class TableModel(FittedModel):
         seed: int | None,
         certify: Certify = "layers",
         complete: bool = False,
-    ) -> Iterator[Drawn]:
+    ) -> Iterator[CertifiedDraws]:
         """The record batches of :meth:`sample`, each with its largest end-to-end residual if that is certified."""
         import pyarrow
 
         choice("certify", certify, CERTIFICATES)
         context = self._context(given or {})
-        draws = Draws(self, self._fixed(given or {}), context, seed, certify, complete)
+        sampler = RowSampler(self, self._fixed(given or {}), context, seed, certify, complete)
         for start in range(0, count, _ROWS):
-            values, residual = draws.possible_rows(min(_ROWS, count - start))
+            values, residual = sampler.possible_rows(min(_ROWS, count - start))
             arrays = table_arrays(self.preprocessor.columns, values)
-            yield Drawn(pyarrow.record_batch(arrays, names=self.columns), residual)
+            yield CertifiedDraws(pyarrow.record_batch(arrays, names=self.columns), residual)
 
     def _fixed(self, given: Mapping[str, Any]) -> dict[str, float]:
         """The numbers of constant and context columns, which are not drawn."""

@@ -1,4 +1,4 @@
-"""Drawing rows of numbers from a model of a table."""
+"""Sampling of rows of numbers from a model of a table."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 _MAX_REDRAWS = 30
 
 
-class Draws:
-    """Draws of rows of numbers from a model."""
+class RowSampler:
+    """Draws rows of numbers from a model of a table, and redraws impossible ones."""
 
     def __init__(
         self,
