@@ -242,9 +242,8 @@ def _comparable(real: pd.DataFrame, sampled: pd.DataFrame, numbers: Numbers) -> 
             spelling = {float(v): v for v in real[name].unique() if v not in _MISSING}
             known = pd.to_numeric(sampled[name], errors="coerce").map(spelling)
             spelled[name] = known.where(known.notna(), sampled[name])
-        elif (real[name] == "").any() or real[name].isin(_MISSING).any():
-            missing = real[name][real[name].isin(_MISSING)].iloc[0]
-            spelled[name] = sampled[name].mask(sampled[name] == "", missing)
+        if (missing := real[name][real[name].isin(_MISSING)]).size:
+            spelled[name] = spelled[name].mask(sampled[name] == "", missing.iloc[0])
     return spelled
 
 

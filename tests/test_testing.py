@@ -80,7 +80,15 @@ def inverting(change):
 
 MISTAKES = [
     (transforming(lambda self, z, ladj: (z, -ladj)), "its log-determinant differs from that of its Jacobian by 0"),
-    (transforming(lambda self, z, ladj: (z[:2], ladj)), "z has shape"),
+    (
+        transforming(lambda self, z, ladj: (z[:2], ladj)),
+        r"transform returned z of shape \(2, 8\) instead of \(3, 8\), \(features, rows\)",
+    ),
+    (
+        transforming(lambda self, z, ladj: (z, ladj[:, None])),
+        r"transform returned a log-determinant of shape \(8, 1\) instead of \(8,\), \(rows,\)",
+    ),
+    (transforming(lambda self, z, ladj: z), "transform must return z and its log-determinant; got a Tensor"),
     (transforming(lambda self, z, ladj: (z / 0, ladj)), "NaN or infinite"),
     (transforming(lambda self, z, ladj: (z - z.mean(-1, keepdim=True), ladj)), "z of a row depends on the other rows"),
     (transforming(lambda self, z, ladj: (z.detach(), ladj)), "differs from finite differences|Jacobian"),
@@ -156,6 +164,14 @@ def conditioning(forward=Neighbours.forward, incremental=Neighbours.incremental)
             "its steps leave out 3 features",
         ),
         (
+            conditioning(incremental=lambda self, like, c=None: self(like, c)),
+            "incremental must yield Steps; got a Tensor",
+        ),
+        (
+            conditioning(incremental=lambda self, like, c=None: iter([Step(slice(0, 1), like[:1] * 0)])),
+            r"the parameters of step 0 have shape \(1, 8\) instead of \(1, 1, 8\)",
+        ),
+        (
             conditioning(
                 lambda self, x, c=None: x.unsqueeze(1),
                 lambda self, like, c=None: iter([Step(slice(0, 3), like.unsqueeze(1))]),
@@ -175,6 +191,19 @@ def test_mistakes_of_conditioners_are_named(cls, message):
     [
         ({"forward": lambda self, x, h: (-x, 0 * x.sum(0))}, "its derivative is -1 somewhere"),
         ({"forward": lambda self, x, h: (2 * x, 0 * x.sum(0))}, "its log-determinant differs .* by 2.08"),
+        (
+            {"forward": lambda self, x, h: (x + torch.zeros(3, 1), 0 * x.sum(0))},
+            r"it must be elementwise, .* belongs in h, but for x of shape \(1, 24\) it returns z of shape \(3, 24\)",
+        ),
+        (
+            {"forward": lambda self, x, h: (x + x.sum(0), 0 * x.sum(0))},
+            "it must be elementwise, but z of an element changes with the others by",
+        ),
+        ({"forward": lambda self, x, h: (x.log(), -x.log().sum(0))}, "it must map R onto R, but z is NaN or infinite"),
+        (
+            {"forward": lambda self, x, h: (x - 2 * (x - 4).relu(), (x - 4).sign().log().nan_to_num().sum(0))},
+            "it must increase, but z falls or is NaN for some x",
+        ),
         ({"forward": lambda self, x, h: (x.T, 0 * x.sum(0))}, "its shapes are"),
         (
             {"forward": lambda self, x, h: (x + h[:, 0], 0 * x)},
@@ -200,6 +229,22 @@ def test_mistakes_of_transformers_are_named(methods, message):
         check_transformer(type("Mistake", (Shift,), methods)())
 
 
+def test_what_is_no_instance_is_refused():
+    unnumbered = type("Own", (Transformer,), {"forward": Affine.forward})()
+    with pytest.raises(AssertionError, match=r"transformer \(Own\): it must set num_parameters"):
+        check_transformer(unnumbered)
+    for check, cls in [
+        (check_flow, SinusoidalFlow),
+        (check_transformer, Affine),
+        (check_conditioner, Neighbours),
+        (check_base, StudentT),
+    ]:
+        with pytest.raises(ArgumentError, match=rf"got the class {cls.__name__}: pass an instance"):
+            check(cls)
+    with pytest.raises(ArgumentError, match="column_map must be a ColumnMap; got function"):
+        check_column_map(lambda x: x, torch.zeros(3))
+
+
 class Wide(Base):
     def log_prob(self, z):
         return -0.5 * (z**2).sum(-1) - 0.5 * z.shape[-1] * math.log(2 * math.pi)
@@ -214,6 +259,9 @@ def test_wrong_bases_are_named():
     flat = type("Flat", (Wide,), {"sample": lambda self, shape: torch.randn(shape)})
     with pytest.raises(AssertionError, match=r"base \(Flat\): sample\(\(\)\) has shape \(\)"):
         check_base(flat(2))
+    apart = type("Apart", (Wide,), {"log_prob": lambda self, z: -(z**2)})
+    with pytest.raises(AssertionError, match=r"log_prob of \(2,\) has shape \(2,\) instead of \(\)"):
+        check_base(apart(2))
 
 
 class Mixture(Base):

@@ -20,8 +20,8 @@ import torch
 import sinuflow
 from sinuflow.solvers import Inversion, Root, SolverOptions, Step
 
-#: Plain data, whose methods are left out, and checks of arguments.
-OMITTED = {cls.__name__ for cls in (Inversion, Root, SolverOptions, Step)} | {"choice"}
+#: Plain data, whose methods are left out, and checks of arguments and results.
+OMITTED = {cls.__name__ for cls in (Inversion, Root, SolverOptions, Step)} | {"choice", "demand_shape"}
 
 
 def trace(call: Callable[[], object]) -> list[str]:

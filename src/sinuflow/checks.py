@@ -71,6 +71,15 @@ def instance(name: str, value: Any, kind: type) -> None:
     raise ArgumentError(f"{name} must be a {kind.__name__}; got {got}")
 
 
+def demand_shape(module: object, method: str, name: str, result: Any, shape: tuple[int, ...], meaning: str) -> None:
+    """Refuse a tensor of another shape that a method of a component returned."""
+    if result.shape != shape:
+        raise ArgumentError(
+            f"{type(module).__name__}.{method} returned {name} of shape {tuple(result.shape)} instead of "
+            f"{tuple(shape)}, {meaning}"
+        )
+
+
 def choice(name: str, value: Any, choices: Iterable[str]) -> str:
     """An argument that must be one of these strings."""
     if not isinstance(value, str) or value not in choices:

@@ -38,7 +38,8 @@ class Spec:
 
     def to_json(self) -> dict[str, Any]:
         """The spec as data for JSON; the inverse of :meth:`from_json`."""
-        return {"class": self.name, "arguments": {name: _to_json(value) for name, value in self.arguments.items()}}
+        arguments = {name: _to_json(value, f"{name!r} of {self.name}") for name, value in self.arguments.items()}
+        return {"class": self.name, "arguments": arguments}
 
     @classmethod
     def from_json(cls, data: Any) -> Spec:
@@ -180,21 +181,21 @@ def _name(cls: type) -> str:
     return next((name for name, known in _CLASSES.items() if known is cls), f"{cls.__module__}.{cls.__qualname__}")
 
 
-def _to_json(value: Any) -> Any:
+def _to_json(value: Any, place: str) -> Any:
     if isinstance(value, Spec):
         return value.to_json()
     if isinstance(value, list):
-        return [_to_json(each) for each in value]
+        return [_to_json(each, place) for each in value]
     if isinstance(value, dict):
         if not all(isinstance(name, str) for name in value):
-            raise StorageError("a component has a dictionary with keys that are not strings, which no file can hold")
-        return {"mapping": {name: _to_json(each) for name, each in value.items()}}
+            raise StorageError(f"{place} has a dictionary with keys that are not strings, which no file can hold")
+        return {"mapping": {name: _to_json(each, place) for name, each in value.items()}}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, numbers.Real):  # NumPy's
         return int(value) if isinstance(value, numbers.Integral) else float(value)
     raise StorageError(
-        f"a component has an argument of type {type(value).__name__}, which no file can hold: "
+        f"{place} is an argument of type {type(value).__name__}, which no file can hold: "
         "use numbers, strings, lists, dictionaries and registered components"
     )
 
@@ -228,10 +229,12 @@ def register(cls: Any = None, *, name: str | None = None) -> Any:
     """
     if cls is None:
         return functools.partial(register, name=name)
-    key = cls.__name__ if name is None else name
-    known = _CLASSES.get(key)
+    if isinstance(cls, str):
+        raise ArgumentError(f"pass the name by keyword: @sinuflow.register(name={cls!r})")
     if not (isinstance(cls, type) and issubclass(cls, Component)):
         raise ArgumentError("only classes of bijections, transformers, conditioners and bases can be registered")
+    key = cls.__name__ if name is None else name
+    known = _CLASSES.get(key)
     if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ArgumentError(f"{key!r} is the name of {known.__module__}.{known.__qualname__}: pass another name")
     _CLASSES[key] = cls

@@ -12,21 +12,22 @@ from torch import Tensor, nn
 
 from .bijections import Autoregressive, Bijection, Chain, ColumnMap
 from .bijections.columns import DataBijection, column_map_mistake
+from .checks import instance
 from .conditioners import Conditioner
 from .errors import ArgumentError, SinuflowError
 from .flows.bases import Base
 from .flows.flow import Flow
 from .flows.loading import build_flow
 from .flows.storage import read_model
-from .solvers import SolverOptions
+from .solvers import SolverOptions, Step
 from .transformers import Transformer
 
 Module = TypeVar("Module", bound=nn.Module)
 
 #: Rows whose full Jacobian is computed; features and conditioner outputs up to which that is done.
 _JACOBIANS, _MOST_FEATURES, _MOST_OUTPUTS = 3, 256, 2000
-#: A value of z far from the data, which every transformer must reach.
-_FAR = 300.0
+#: A value of z far from the data, which every transformer must reach; x up to which it is tested to increase.
+_FAR, _NEAR = 300.0, 6
 #: Draws from a base, and the standard errors that its score may be off.
 _DRAWS, _STANDARD_ERRORS = 10_000, 6.0
 
@@ -65,6 +66,7 @@ def check_flow(
         >>> from sinuflow.testing import check_flow
         >>> check_flow(sinuflow.Flow(sinuflow.Chain([LDUBlock(3, hidden=(8,)), ElementwiseAffine(3)])))
     """
+    instance("flow", flow, Flow)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every GPU
         flow = _perturbed(flow, perturb)
@@ -116,6 +118,7 @@ def check_column_map(column_map: ColumnMap | type[ColumnMap], values: Tensor) ->
     values = torch.as_tensor(values, dtype=torch.float64)
     if isinstance(column_map, type):
         column_map = column_map.fit(values, float(values.min()), float(values.max()), 0.0)
+    instance("column_map", column_map, ColumnMap)
     spec = column_map.spec()
     mistake = column_map_mistake(spec.name, spec.arguments, values)
     _Check.of("column map", column_map).demand(mistake is None, str(mistake))
@@ -131,6 +134,9 @@ def check_transformer(
         >>> from sinuflow.transformers import Affine
         >>> check_transformer(Affine())
     """
+    instance("transformer", transformer, Transformer)
+    message = "it must set num_parameters, how many it has per feature"
+    _Check.of("transformer", transformer).demand(hasattr(transformer, "num_parameters"), message)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         transformer = _perturbed(transformer, perturb)
@@ -149,6 +155,7 @@ def check_conditioner(
         >>> from sinuflow.testing import check_conditioner
         >>> check_conditioner(MADE(features=3, outputs=2, hidden=(8,)))
     """
+    instance("conditioner", conditioner, Conditioner)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         conditioner = _perturbed(conditioner, perturb)
@@ -167,6 +174,7 @@ def check_base(base: Base, *, seed: int = 0) -> None:
         >>> from sinuflow.testing import check_base
         >>> check_base(StudentT(3, df=2.0))
     """
+    instance("base", base, Base)
     check = _Check.of("base", base)
     like = torch.zeros((), dtype=torch.float64)
     base = copy.deepcopy(base).double()
@@ -176,7 +184,8 @@ def check_base(base: Base, *, seed: int = 0) -> None:
             try:
                 z = base.draw(shape, None, like)
                 check.demand(z.shape == (*shape, base.features), f"sample({shape}) has shape {tuple(z.shape)}")
-                check.demand(base.log_prob(z).shape == shape, f"log_prob has not the batch shape {shape}")
+                got = tuple(base.log_prob(z).shape)
+                check.demand(got == shape, f"log_prob of {tuple(z.shape)} has shape {got} instead of {shape}")
             except AssertionError:
                 raise
             except Exception as raised:  # some of PyTorch's distributions have no empty draws
@@ -231,7 +240,10 @@ def _check_bijection(bijection: Bijection, x: Tensor, context: Tensor | None, to
         rows, row_context, _ = bijection.feature_major(x, context, "x")
         h = _check_conditioner(bijection.conditioner, rows, row_context, tolerance, f"{name}.conditioner")
         _check_transformer(bijection.transformer, rows, h, tolerance, f"{name}.transformer")
-    z, ladj = (t.detach() for t in bijection(x, context))
+    try:
+        z, ladj = (t.detach() for t in bijection(x, context))
+    except ArgumentError as error:
+        raise AssertionError(f"{check.place}: {error}") from error
     check.demand(z.shape == x.shape, f"z has shape {tuple(z.shape)} for x of shape {tuple(x.shape)}")
     check.demand(ladj.shape == x.shape[:-1], f"the log-determinants have shape {tuple(ladj.shape)}")
     check.demand(bool(z.isfinite().all() & ladj.isfinite().all()), "its result is NaN or infinite")
@@ -255,9 +267,20 @@ def _check_transformer(transformer: Transformer, x: Tensor, h: Tensor, tolerance
     shapes = z.shape == x.shape and ladj.shape == x.shape[1:]
     wanted = f"{(*x.shape,)} for z and {(*x.shape[1:],)} for the log-determinant, a sum over features"
     check.demand(shapes, f"its shapes are {(*z.shape,)} and {(*ladj.shape,)} instead of {wanted}")
+    check.demand(bool(z.isfinite().all()), "it must map R onto R, but z is NaN or infinite for some x")
+    one = (1, x.numel())
+    with torch.no_grad():
+        single = transformer(x.reshape(one), h.transpose(0, 1).reshape(1, h.shape[1], -1))[0]
+    elementwise = "it must be elementwise, so what depends on the feature belongs in h, but for x of shape"
+    check.demand(single.shape == one, f"{elementwise} {one} it returns z of shape {(*single.shape,)}")
+    check.close(single, z.reshape(one), "it must be elementwise, but z of an element changes with the others")
     (slope,) = torch.autograd.grad(z.sum(), x, retain_graph=True)
     check.demand(bool((slope > 0).all()), f"its derivative is {float(slope.min()):.3g} somewhere, and not positive")
     check.close(ladj, slope.log().sum(0), "its log-determinant differs from the sum of the log-derivatives")
+    grid = torch.linspace(-_NEAR, _NEAR, 8 * _NEAR + 1, dtype=x.dtype).expand(len(x), -1)
+    with torch.no_grad():
+        values = transformer(grid, h[..., :1].expand(*h.shape[:-1], grid.shape[1]))[0]
+    check.demand(bool((values.diff() >= 0).all()), "it must increase, but z falls or is NaN for some x")
     with torch.no_grad():
         root = transformer.inverse(z, h, SolverOptions())
         check.demand(bool(root.converged.all()), f"its inverse fails for {int((~root.converged).sum())} values")
@@ -286,6 +309,9 @@ def _check_conditioner(
         shape = (len(x), conditioner.outputs, x.shape[1])
         check.demand(h.shape == shape, f"its output has shape {tuple(h.shape)} instead of {shape}")
         for i, step in enumerate(conditioner.incremental(x, context)):
+            check.demand(isinstance(step, Step), f"incremental must yield Steps; got a {type(step).__name__}")
+            shape, got = (*h[step.features].shape,), (*step.parameters.shape,)
+            check.demand(got == shape, f"the parameters of step {i} have shape {got} instead of {shape}")
             check.demand(bool((known[step.features] < 0).all()), f"step {i} has features of earlier steps")
             parts.append((step.features, step.parameters.clone()))
             known[step.features] = i

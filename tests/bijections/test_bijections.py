@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import OrderedDict
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.autograd import gradcheck
 
 from sinuflow import ArgumentError, InversionError, SinuflowError
@@ -435,6 +437,21 @@ def test_no_inverse_while_dropout_is_active():
         shift.inverse(z)
     shift.eval().inverse(z)
     LowerShift(3, hidden=(8,)).inverse(z)  # without dropout, training mode does no harm
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout, nn.AlphaDropout])
+@pytest.mark.parametrize("name", ["dropout", "noise"])
+def test_no_inverse_while_dropout_of_another_module_is_active(layer, name):
+    z = torch.zeros(2, 3)
+    for rate in (0.0, 0.5):
+        bijection = ElementwiseAffine(3)
+        bijection.add_module("network", nn.Sequential(OrderedDict({name: layer(rate)})))
+        bijection.add_module(name, layer(rate))
+        if rate:
+            with pytest.raises(SinuflowError, match=r"dropout is active.*\.eval\(\)"):
+                bijection.inverse(z)
+            bijection.eval()
+        bijection.inverse(z)
 
 
 def test_a_large_batch_is_inverted_in_pieces():

@@ -162,6 +162,11 @@ def test_the_density_of_a_users_map_is_in_the_columns_units():
 def test_a_users_map_can_refuse_a_column():
     with pytest.raises(sinuflow.DataError, match="column 'b' cannot take a PositivePower: it holds values that are"):
         fit_table(frame(), maps={"b": PositivePower}, **QUICK)
+    number = type("Own", (PositivePower,), {"fit": classmethod(lambda cls, values, low, high, step: 0.5)})
+    with pytest.raises(
+        sinuflow.DataError, match="cannot take a Own: what its fit returns must be a ColumnMap; got flo"
+    ):
+        fit_table(frame(), maps={"b": number}, **QUICK)
     with pytest.raises(
         sinuflow.DataError, match=r"column 'b' cannot take the map 'PositivePower': value is NaN .* at -"
     ):

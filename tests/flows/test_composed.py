@@ -31,6 +31,7 @@ from sinuflow.flows.bases import Base, StandardNormal, StudentT
 from sinuflow.ops.flow_program import layout
 from sinuflow.registry import Spec
 from sinuflow.solvers import Inversion, Root, Step
+from sinuflow.testing import check_flow
 from sinuflow.transformers import Affine, Shift, Transformer
 from tests.builders import trained, trained_flow
 
@@ -265,7 +266,8 @@ def test_what_no_file_can_hold_is_not_saved(tmp_path):
         def __init__(self, table: object) -> None:
             super().__init__(2)
 
-    with pytest.raises(StorageError, match="an argument of type Tensor, which no file can hold"):
+    message = r"'table' of tests\.Table is an argument of type Tensor, which no file can hold"
+    with pytest.raises(StorageError, match=message):
         Flow(Table(torch.zeros(2))).save(tmp_path / "m")
     tied = Chain([ElementwiseAffine(2), ElementwiseAffine(2)])
     tied.bijections[1].mean = tied.bijections[0].mean
@@ -343,7 +345,7 @@ def test_keys_that_are_not_strings_are_not_saved(tmp_path):
             super().__init__(features)
 
     Flow(Keyed(2, {"0": 1.0})).save(tmp_path / "m")
-    with pytest.raises(StorageError, match="keys that are not strings"):
+    with pytest.raises(StorageError, match=r"'table' of tests\.Keyed has a dictionary with keys that are not strings"):
         Flow(Keyed(2, {0: 1.0})).save(tmp_path / "m")
 
 
@@ -562,6 +564,15 @@ def test_wrong_shapes_are_named_with_the_right_ones(parts, message):
         Flow(Autoregressive(*parts))().log_prob(torch.zeros(5, 3))
 
 
+def test_a_transformer_that_is_not_elementwise_is_named_in_its_inverse():
+    apart = transformer(lambda self, x, h: (x + torch.arange(3.0)[:, None], 0 * x.sum(0)))
+    flow = Flow(Autoregressive(apart, MADE(3)))
+    flow().log_prob(torch.zeros(5, 3))
+    message = r"forward returned z of shape \(3, 5\) instead of \(1, 5\), elementwise: what depends on the feature .* h"
+    with pytest.raises(ArgumentError, match=message):
+        flow().sample((5,))
+
+
 def steps(*features, **options):
     def incremental(self, like, context=None):
         for chosen in features:
@@ -600,8 +611,84 @@ def test_wrong_steps_are_named():
     flat = conditioner(incremental=lambda self, like, c=None: iter([Step(slice(0, 3), like)]))
     with pytest.raises(ArgumentError, match=r"has parameters of shape \(3, 5\) instead of .* here \(3, 'P', 5\)"):
         Flow(Autoregressive(Shift(), flat))().sample((5,))
+    whole = conditioner(incremental=lambda self, like, c=None: self(like, c))
+    with pytest.raises(ArgumentError, match="incremental must yield Steps; got a Tensor"):
+        Flow(Autoregressive(Shift(), whole))().sample((5,))
+    with pytest.raises(ArgumentError, match=r"use slice\(2, 3\) instead of 2"):
+        Step(2, torch.zeros(1, 5))
     with pytest.raises(SinuflowError, match="read it after the step was yielded"):
         Step(slice(0, 1), torch.zeros(1, 1, 5)).solution  # noqa: B018
+
+
+@pytest.mark.parametrize("wrap", [lambda layer: layer, lambda layer: Chain([layer, ElementwiseAffine(3)])])
+def test_wrong_shapes_of_a_bijection_are_named(wrap):
+    cases = [
+        ("transform", lambda self, x, c: (x.T, None), r"z of shape \(5, 3\) instead of \(3, 5\), \(features, rows\)"),
+        ("transform", lambda self, x, c: (x, x[0, :, None]), r"a log-determinant of shape \(5, 1\) instead of \(5,\)"),
+        ("invert", lambda self, z, c, o: Inversion.exact(z[:2], None), r"x of shape \(2, 5\) instead of \(3, 5\)"),
+        ("invert", lambda self, z, c, o: Inversion.exact(z, z), r"a log-determinant of shape \(3, 5\) instead of"),
+    ]
+    for method, function, message in cases:
+        flow = Flow(wrap(type("Own", (Roll,), {method: function})(3)))
+        with pytest.raises(ArgumentError, match=rf"Own\.{method} returned {message}"):
+            flow().log_prob(torch.zeros(5, 3)) if method == "transform" else flow().sample((5,))
+    tensor = Flow(wrap(type("Own", (Roll,), {"transform": lambda self, x, c: x})(3)))
+    with pytest.raises(ArgumentError, match=r"Own\.transform must return z and its log-determinant; got a Tensor"):
+        tensor().log_prob(torch.zeros(5, 3))
+
+
+@sinuflow.register(name="tests.Constant")
+class Constant(Bijection):
+    """Its log-determinant is a scalar."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.log_scale = nn.Parameter(torch.tensor(0.3))
+
+    def transform(self, x, context):
+        return self.log_scale.exp() * x, self.features * self.log_scale
+
+    def invert(self, z, context, options):
+        return Inversion.exact(z * (-self.log_scale).exp(), -self.features * self.log_scale)
+
+
+def test_a_log_determinant_may_be_a_scalar():
+    check_flow(Flow(Constant(2)))
+    check_flow(Flow(Chain([Constant(2), Constant(2), ElementwiseAffine(2)])))
+    assert Flow(Constant(2))().log_prob(torch.zeros(5, 2)).shape == (5,)
+
+
+@pytest.mark.parametrize("features", [1, 2])
+def test_wrong_shapes_of_a_base_are_named(features):
+    base = type("Own", (StandardNormal,), {"log_prob": lambda self, z: -(z**2)})(features)
+    flow = Flow(ElementwiseAffine(features), base)
+    for call in (lambda: flow().log_prob(torch.zeros(5, features)), lambda: flow().rsample_and_log_prob((5,))):
+        with pytest.raises(
+            ArgumentError, match=rf"Own\.log_prob returned a log-density of shape \(5, {features}\) instead of \(5,\)"
+        ):
+            call()
+
+
+def test_names_are_passed_by_keyword():
+    with pytest.raises(ArgumentError, match=r"by keyword: @sinuflow\.register\(name='lab\.Roll'\)"):
+        sinuflow.register("lab.Roll")
+
+
+def test_missing_methods_are_named():
+    x, h, own = torch.zeros(2, 5), torch.zeros(2, 1, 5), sinuflow.bijections.ColumnMap()
+    for call, message in [
+        (lambda: type("Own", (Bijection,), {})(2)(x.T), "Own must define transform"),
+        (lambda: type("Own", (Bijection,), {})(2).inverse(x.T), "Own must define invert"),
+        (lambda: type("Own", (Transformer,), {})()(x, h), "Own must define forward"),
+        (lambda: type("Own", (Conditioner,), {})(2, 1)(x), "Own must define forward"),
+        (lambda: type("Own", (Base,), {})(2).log_prob(x.T), "Own must define log_prob"),
+        (lambda: type("Own", (Base,), {})(2).sample((5,)), "Own must define sample"),
+        (lambda: own.value(x), "ColumnMap must define value"),
+        (lambda: own.inverse_value(x), "ColumnMap must define inverse_value"),
+        (lambda: own.log_derivative(x, x), "ColumnMap must define log_derivative"),
+    ]:
+        with pytest.raises(NotImplementedError, match=message):
+            call()
 
 
 def test_an_inverse_that_is_a_tuple_is_refused():

@@ -9,7 +9,7 @@ import torch
 
 import sinuflow
 from sinuflow import fit_table
-from sinuflow.models.ranking import Ranking
+from sinuflow.models.ranking import RankedRows, Ranking
 
 
 def make_frame(rows: int = 300) -> pd.DataFrame:
@@ -28,8 +28,7 @@ def model(request):
 
 
 def test_the_score_has_two_terms_of_equal_spread(model):
-    x, context = rows_of(model)
-    terms = model.ranking.terms(x, context, torch.from_numpy(model.log_prob(make_frame())))
+    terms = model.ranking.terms(rows_of(model), torch.from_numpy(model.log_prob(make_frame())))
     spreads = model.ranking.tensors()["spreads"]
     np.testing.assert_allclose(model.anomaly_score(make_frame()), -(terms / spreads[:, None]).sum(0))
     ends = torch.quantile(-terms, torch.tensor([0.5, 0.84], dtype=torch.float64), dim=1)
@@ -62,9 +61,28 @@ def test_wrong_spreads_are_refused(model, spreads):
 
 
 def rows_of(model):
-    """The rows of numbers of the frame, and their context."""
+    """The rows of numbers of the frame."""
     from sinuflow.data import open_table
     from sinuflow.data.tables import read_rows
 
     (rows,) = read_rows(open_table(make_frame()), model.preprocessor)
-    return rows.x, rows.context
+    return RankedRows(rows.x, rows.restored, rows.context)
+
+
+def test_restored_and_constant_columns_count():
+    random = np.random.default_rng(0)
+    a, b = random.integers(1, 50, size=(2, 400))
+    frame = pd.DataFrame({"a": a, "b": b, "sum": a + b, "unit": "cm", "year": 2020})
+    model = fit_table(frame, steps=30, progress=False, device="cpu")
+    assert [c.name for c in model.preprocessor.restored] == ["sum"]
+    assert [c.name for c in model.preprocessor.constants] == ["unit", "year"]
+    usual = frame[:1]
+    wrong = [usual.assign(unit="mm"), usual.assign(year=2021), usual.assign(sum=99), usual.assign(unit=None)]
+    scores = [model.anomaly_score(rows)[0] for rows in wrong]
+    assert min(scores) > model.anomaly_score(usual)[0] + 1
+    densities = [model.log_prob(rows)[0] for rows in wrong]
+    assert densities[0] == pytest.approx(model.log_prob(usual)[0] - np.log(280 + 2))  # 70 % of the rows are trained on
+    assert densities[0] == densities[1] == densities[3]
+    absent = usual.drop(columns=["unit", "year"])  # they may be left out
+    assert model.anomaly_score(absent)[0] == model.anomaly_score(usual)[0]
+    assert model.anomaly_score(wrong[2])[0] > model.anomaly_score(usual)[0] + 1

@@ -11,7 +11,8 @@ import polars as pl
 import pytest
 import torch
 
-from sinuflow import ArgumentError, SinusoidalFlow, StorageError, fit
+from sinuflow import ArgumentError, Flow, SinusoidalFlow, StorageError, fit
+from sinuflow.bijections import Bijection
 from tests.training.small import banana, nll, quick, small_flow, weights_of
 
 
@@ -141,6 +142,15 @@ def test_types_of_training_data(convert):
 def test_invalid_data_are_refused(train, message):
     with pytest.raises(ArgumentError, match=message):
         fit(small_flow(), train, steps=1, progress=False)
+
+
+def test_a_flow_without_parameters_is_refused():
+    class Reversal(Bijection):
+        def transform(self, x, context):
+            return x.flip(0), None
+
+    with pytest.raises(ArgumentError, match="the flow has no parameters to train"):
+        fit(Flow(Reversal(2)), banana(20), steps=2, progress=False)
 
 
 def test_a_context_must_fit():

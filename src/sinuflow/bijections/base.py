@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..checks import instance
+from ..checks import demand_shape, instance
 from ..errors import ArgumentError, InversionError, SinuflowError
 from ..ops.autograd import needs_gradients
 from ..registry import Component, Spec, register
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ..ops.flow_program import FlowProgram
 
 CERTIFIED = SolverOptions()
+#: PyTorch's layers with a dropout probability p.
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 def raise_unless_converged(result: Inversion, names: Sequence[str]) -> None:
@@ -45,6 +47,12 @@ def raise_unless_converged(result: Inversion, names: Sequence[str]) -> None:
         f"layer {names[layer]!r} could not be inverted for {int(failed.sum())} of {len(failed)} samples: {why}, or get "
         "the result in any case with flow.invert(..., on_failure='return')."
     )
+
+
+def _drops_out(module: nn.Module) -> bool:
+    """Whether a module in training mode has active dropout: its own, or as one of PyTorch's layers."""
+    rate = module.p if isinstance(module, _DROPOUT) else getattr(module, "dropout", 0.0)
+    return isinstance(rate, (int, float)) and rate > 0
 
 
 class Bijection(Component, nn.Module):
@@ -77,12 +85,12 @@ class Bijection(Component, nn.Module):
         self.context = context
 
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """z of shape (D, B), and the log-determinant of shape (B,) or None if it is 0 everywhere."""
-        raise NotImplementedError
+        """z of shape (D, B), and the log-determinant: of shape (B,), a scalar for all rows, or None for 0."""
+        raise NotImplementedError(f"{type(self).__name__} must define transform")
 
     def invert(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
         """The inverse with its certificate; :meth:`Inversion.exact` makes one for a closed form."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define invert")
 
     def initialize(self, x: Tensor, context: Tensor | None) -> Tensor:
         """Initialize parameters from the batch (D, B), where they depend on data, and return z."""
@@ -116,7 +124,7 @@ class Bijection(Component, nn.Module):
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> tuple[Tensor, Tensor]:
         rows, context, shape = self.feature_major(x, context, "x")
-        z, ladj = self.transform(rows, context)
+        z, ladj = self.transformation(rows, context)
         ladj = z.new_zeros(z.shape[-1]) if ladj is None else ladj
         return from_feature_major(z, shape), ladj.reshape(shape)
 
@@ -138,14 +146,30 @@ class Bijection(Component, nn.Module):
             raise_unless_converged(result, list(self.layer_names()))
         return from_feature_major(x, shape), ladj.reshape(shape)
 
+    def transformation(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The result of :meth:`transform`, whose shapes are checked."""
+        result = self.transform(x, context)
+        if not isinstance(result, (tuple, list)):
+            raise ArgumentError(
+                f"{type(self).__name__}.transform must return z and its log-determinant; got a {type(result).__name__}"
+            )
+        z, ladj = result
+        demand_shape(self, "transform", "z", z, x.shape, "(features, rows)")
+        if ladj is not None:
+            ladj = ladj.expand(x.shape[1:]) if ladj.dim() == 0 else ladj
+            demand_shape(self, "transform", "a log-determinant", ladj, x.shape[1:], "(rows,)")
+        return z, ladj
+
     def inversion(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
-        """The result of :meth:`invert`, whose type is checked."""
+        """The result of :meth:`invert`, whose type and shapes are checked."""
         result = self.invert(z, context, options)
         if not isinstance(result, Inversion):
             raise ArgumentError(
                 f"{type(self).__name__}.invert must return an Inversion, such as Inversion.exact(x, ladj); "
                 f"got a {type(result).__name__}"
             )
+        demand_shape(self, "invert", "x", result.x, z.shape, "(features, rows)")
+        demand_shape(self, "invert", "a log-determinant", result.ladj, z.shape[1:], "(rows,)")
         return result
 
     def certified(self, z: Tensor, context: Tensor | None, options: SolverOptions) -> Inversion:
@@ -154,7 +178,7 @@ class Bijection(Component, nn.Module):
         Whatever the layer or backend, a sample whose x or log-determinant is not finite has not converged: the
         last layer, which computed x, fails for it.
         """
-        if any(m.training and getattr(m, "dropout", 0.0) for m in self.modules()):
+        if any(m.training and _drops_out(m) for m in self.modules()):
             raise SinuflowError(
                 "cannot invert or sample while dropout is active, because the map is random then: "
                 "call .eval() on the flow first"
@@ -285,7 +309,7 @@ class Chain(Bijection):
         """The reference implementation of :meth:`transform`: one bijection after the other."""
         total: Tensor | None = None
         for bijection in self:
-            x, ladj = bijection.transform(x, context if bijection.context else None)
+            x, ladj = bijection.transformation(x, context if bijection.context else None)
             if ladj is not None:
                 total = ladj if total is None else total + ladj
         return x, x.new_zeros(x.shape[-1]) if total is None else total

@@ -27,11 +27,11 @@ class DataBijection(Float64Module, Bijection):
 
     def value(self, x: Tensor) -> Tensor:
         """y of a feature-major batch (D, B)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define value")
 
     def inverse_value(self, y: Tensor) -> Tensor:
         """The x of y."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define inverse_value")
 
     def log_determinant(self, x: Tensor, y: Tensor) -> Tensor:
         """The log-determinant of dy/dx, of shape (B,)."""
@@ -51,7 +51,7 @@ class ElementwiseDataBijection(DataBijection):
 
     def log_derivative(self, x: Tensor, y: Tensor) -> Tensor:
         """The log-derivative at every value x, where y is its image; may be one number for each column."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define log_derivative")
 
     def log_determinant(self, x: Tensor, y: Tensor) -> Tensor:
         return self.log_derivative(x, y).expand_as(y).sum(0)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ArgumentError
+from ..checks import demand_shape
 from ..registry import Component
 from ..solvers import Inversion, SolverOptions, Step, substitute
 from ..transformers import Transformer
@@ -74,7 +74,7 @@ class Conditioner(Component, nn.Module):
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """h of shape (D, P, B), for x of shape (D, B) and a context of shape (C, B)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define forward")
 
     def incremental(self, like: Tensor, context: Tensor | None = None) -> Iterator[Step]:
         """Steps that make the parameters known feature by feature, for a batch of the shape (D, B) of ``like``.
@@ -114,10 +114,10 @@ class Conditioner(Component, nn.Module):
         """z, and the log-determinant or None for 0; with ``reverse``, features are in reverse order on both sides."""
         x = x.flip(0) if reverse else x
         (features, rows), h = x.shape, self(x, context)
-        _demand_shape(self, "parameters", h, (features, self.outputs, rows), "(features, parameters, rows)")
+        demand_shape(self, "forward", "parameters", h, (features, self.outputs, rows), "(features, parameters, rows)")
         z, ladj = transformer(x, h)
-        _demand_shape(transformer, "z", z, (features, rows), "(features, rows)")
-        _demand_shape(transformer, "a log-determinant", ladj, (rows,), "(rows,), a sum over features")
+        demand_shape(transformer, "forward", "z", z, (features, rows), "(features, rows)")
+        demand_shape(transformer, "forward", "a log-determinant", ladj, (rows,), "(rows,), a sum over features")
         return z.flip(0) if reverse else z, None if transformer.kind == "shift" else ladj
 
     def invert_with(
@@ -125,11 +125,3 @@ class Conditioner(Component, nn.Module):
     ) -> Inversion:
         """The certified inverse of the pair, by substitution unless the pair has an op of its own."""
         return substitute(self.incremental(z, context), transformer.inverse, z, options)
-
-
-def _demand_shape(module: nn.Module, name: str, result: Tensor, shape: tuple[int, ...], meaning: str) -> None:
-    if result.shape != shape:
-        raise ArgumentError(
-            f"{type(module).__name__}.forward returned {name} of shape {tuple(result.shape)} instead of {shape}, "
-            f"{meaning}"
-        )

@@ -11,7 +11,7 @@ import torch
 
 from ..bijections.columns import COLUMN_MAPS, ColumnMap, column_map_mistake, make_column_map
 from ..bijections.quantiles import fit_quantiles
-from ..checks import LARGEST_INTEGER
+from ..checks import LARGEST_INTEGER, instance
 from ..errors import ArgumentError, DataError
 from .atoms import all_atoms, with_atoms
 from .columns import Column, Role, columns_bijection
@@ -157,7 +157,9 @@ def _with_map(column: Column, values: Array, map_choice: MapChoice | None) -> Co
         return column
     column_map = COLUMN_MAPS[map_choice] if isinstance(map_choice, str) else map_choice
     try:
-        spec = (column_map if isinstance(column_map, ColumnMap) else column_map.fit(*statistics)).spec()
+        fitted = column_map if isinstance(column_map, ColumnMap) else column_map.fit(*statistics)
+        instance("what its fit returns", fitted, ColumnMap)
+        spec = fitted.spec()
     except ArgumentError as error:
         name = map_choice if isinstance(map_choice, str) else column_map.__name__
         raise DataError(f"column {column.name!r} cannot take a {name}: {error}") from error

@@ -71,6 +71,10 @@ class Preprocessor(Float64Module):
         #: The columns that are restored from others, each after its sources.
         self.restored = _topological_order([c for c in columns if c.relation is not None])
         self.context_columns = [c for c in columns if c.role == "context" and c.kind != "constant"]
+        constants = [c for c in columns if c.role == "feature" and c.kind == "constant" and not c.format]
+        rows = max((c.rows for c in self.features), default=0)
+        #: Columns with a single value in all rows, and the log-probability of another; format 1 ignores them.
+        self.constants, self.log_unseen = constants if rows else [], -math.log(rows + 2.0)
         #: The size of the context that users give.
         self.context_width = sum(c.width for c in self.context_columns)
         parts = _split_features(self.features, levels)

@@ -20,7 +20,7 @@ from .json_lines import json_lines
 from .numbers import Array
 from .preprocessing import Preprocessor
 from .refusals import Refusals
-from .values import numbers_of, without_texts
+from .values import differs, numbers_of, without_texts
 
 #: Rows read at a time.
 _CHUNK = 65_536
@@ -147,13 +147,15 @@ class Rows(NamedTuple):
     context: Tensor | None  # (n, context columns)
     complete: np.ndarray[Any, np.dtype[np.bool_]]  # rows without missing values
     first: int  # number of the first row
-    log_relations: Array  # the log-density of the columns that are restored from others
+    restored: Tensor  # (n, restored columns)
+    log_relations: Array  # the log-density of the columns that are restored from others, and of constant ones
 
     def select(self, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> Rows:
         """Those of the rows for which ``chosen`` is true, with the batch and the first number of all."""
-        context = None if self.context is None else self.context[torch.from_numpy(chosen)]
-        x, complete, relations = self.x[torch.from_numpy(chosen)], self.complete[chosen], self.log_relations[chosen]
-        return Rows(self.batch, x, context, complete, self.first, relations)
+        rows = torch.from_numpy(chosen)
+        context = None if self.context is None else self.context[rows]
+        complete, relations = self.complete[chosen], self.log_relations[chosen]
+        return Rows(self.batch, self.x[rows], context, complete, self.first, self.restored[rows], relations)
 
 
 def columns_to_numbers(columns: list[Column], batch: Any, first_row: int, table: Table) -> Array:
@@ -172,7 +174,10 @@ def columns_to_numbers(columns: list[Column], batch: Any, first_row: int, table:
 
 
 def read_rows(table: Table, preprocessor: Preprocessor, all_columns: bool = False) -> Iterator[Rows]:
-    """The rows of a table, piece by piece, in order; with ``all_columns`` also those that the model does not need."""
+    """The rows of a table, piece by piece, in order; with ``all_columns`` also those that the model does not need.
+
+    Constant columns may be absent.
+    """
     wanted = [*preprocessor.features, *preprocessor.context_columns, *preprocessor.restored]
     present = set(table.columns)
     needed = dict.fromkeys(c.table_column for c in preprocessor.columns if c.kind != "constant")
@@ -182,6 +187,8 @@ def read_rows(table: Table, preprocessor: Preprocessor, all_columns: bool = Fals
             f"{table.name} lacks {'columns' if len(absent) > 1 else 'the column'} {quoted_list(absent)}, "
             "which the model was trained on"
         )
+    constants = [c for c in preprocessor.constants if c.table_column in present]
+    needed |= dict.fromkeys(c.table_column for c in constants)
     split = len(preprocessor.features)
     first, end = 0, split + len(preprocessor.context_columns)
     for batch in table.batches(table.stored_columns if all_columns else list(needed)):
@@ -191,6 +198,8 @@ def read_rows(table: Table, preprocessor: Preprocessor, all_columns: bool = Fals
         relations = preprocessor.log_relations({c.name: values[:, i] for i, c in enumerate(wanted)})
         numbers = torch.from_numpy(values)
         context = numbers[:, split:end] if preprocessor.context_columns else None
+        for c in constants:
+            relations += preprocessor.log_unseen * differs(c, table.cells(batch, c.table_column))
         complete = np.asarray(~np.isnan(values).any(1))
-        yield Rows(batch, numbers[:, :split], context, complete, first, relations)
+        yield Rows(batch, numbers[:, :split], context, complete, first, numbers[:, end:], relations)
         first += len(batch)

@@ -110,6 +110,17 @@ def numbers_of(column: Column, array: Any, first_row: int, table: str) -> Array:
     return np.where((numbers < low) | (numbers > high), np.inf, numbers)
 
 
+def differs(column: Column, array: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which cells are not the value of a constant column."""
+    (constant,) = column.categories
+    values, codes = distinct_values(array)
+    if isinstance(constant, (int, float)) and not isinstance(constant, bool):
+        same = [parse_number(str(value)) == constant for value in values]
+    else:
+        same = [code_of(column, value) is not None for value in values]
+    return np.asarray(recode(codes, [float(not each) for each in same]) != 0)
+
+
 def _formatted_numbers(column_format: ColumnFormat, array: Any, refusal: Refusal) -> Array:
     """The numbers (n, parts) of cells, NaN where they are missing."""
     from pyarrow import ArrowException

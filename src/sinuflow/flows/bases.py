@@ -41,11 +41,11 @@ class Base(Component, nn.Module):
 
     def log_prob(self, z: Tensor) -> Tensor:
         """The log-density of z of shape (..., features), in nats."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define log_prob")
 
     def sample(self, shape: Sequence[int]) -> Tensor:
         """Draws of shape (*shape, features)."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define sample")
 
     def draw(self, shape: Sequence[int], generator: torch.Generator | None, like: Tensor) -> Tensor:
         """Draws with the dtype and on the device of ``like``; a generator determines the seed of :meth:`sample`."""

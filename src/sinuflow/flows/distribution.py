@@ -11,6 +11,7 @@ from torch.distributions import Distribution, Transform, constraints
 
 from ..bijections import Bijection, Chain
 from ..bijections.base import check_vectors
+from ..checks import demand_shape
 from ..errors import ArgumentError, InversionError
 from .bases import Base, StandardNormal
 from .inversion import Certify, certified_inverse
@@ -69,13 +70,18 @@ class FlowDistribution(Distribution):
             log_density = self.bijection.log_density(rows, context).reshape(shape)
         else:
             z, ladj = self.bijection(value, self.context)
-            log_density = self.base.log_prob(z) + ladj
+            log_density = self._log_prob_of_noise(z) + ladj
         try:
             return log_density.expand(torch.broadcast_shapes(shape, self.batch_shape))
         except RuntimeError:
             raise ArgumentError(
                 f"value of shape {tuple(value.shape)} does not broadcast with the batch shape {tuple(self.batch_shape)}"
             ) from None
+
+    def _log_prob_of_noise(self, z: Tensor) -> Tensor:
+        log_density = self.base.log_prob(z)
+        demand_shape(self.base, "log_prob", "a log-density", log_density, z.shape[:-1], "a sum over features")
+        return log_density
 
     def sample(
         self,
@@ -129,7 +135,7 @@ class FlowDistribution(Distribution):
         """
         noise = self._noise(sample_shape, generator, temperature)
         x, ladj, _ = certified_inverse(self.bijection, noise, self.context, certify)
-        return x, _finite_log_density(self.base.log_prob(noise) - ladj)
+        return x, _finite_log_density(self._log_prob_of_noise(noise) - ladj)
 
     def _noise(self, sample_shape: Any, generator: torch.Generator | None, temperature: float) -> Tensor:
         check_temperature(temperature)

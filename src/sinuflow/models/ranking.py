@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..data import Preprocessor
+from ..data import Column, Preprocessor
 from ..data.kernel_density import KernelDensity
 from ..data.reference_measure import ReferenceMeasure
 from ..data.sources import seeded
@@ -22,8 +23,27 @@ _QUANTILE = 0.84
 LogDensity = Callable[[Tensor, "Tensor | None"], Tensor]
 
 
+class RankedRows(NamedTuple):
+    """Rows of numbers."""
+
+    x: Tensor  # (n, features)
+    restored: Tensor  # (n, columns restored from others)
+    context: Tensor | None  # (n, context columns)
+
+    @property
+    def all_features(self) -> Tensor:
+        """The features, then the restored columns."""
+        return torch.cat([self.x, self.restored], dim=1)
+
+    def select(self, rows: Tensor) -> RankedRows:
+        return RankedRows(self.x[rows], self.restored[rows], None if self.context is None else self.context[rows])
+
+
 class Ranking:
     """The function behind :meth:`TableModel.anomaly_score <sinuflow.models.table.TableModel.anomaly_score>`.
+
+    The kernel density is also of the columns that are restored from others: a row may contradict no relation, and yet
+    have a value there that is far from those of all training rows.
 
     Args:
         preprocessor: the preprocessor of the model.
@@ -42,14 +62,12 @@ class Ranking:
         self._kernel_density, self._spreads = kernel_density, spreads
 
     @classmethod
-    def fit(cls, preprocessor: Preprocessor, x: Tensor, context: Tensor | None, log_density: LogDensity) -> Ranking:
-        """Fit to training rows of numbers, and the log-density of the model as a function of such rows."""
-        columns = preprocessor.features, preprocessor.context_columns
-        kernel_density = KernelDensity.fit(*columns, x, context, seeded(0))
+    def fit(cls, preprocessor: Preprocessor, rows: RankedRows, log_density: LogDensity) -> Ranking:
+        """Fit to training rows, and the log-density of the model as a function of features and context."""
+        kernel_density = KernelDensity.fit(*_columns(preprocessor), rows.all_features, rows.context, seeded(0))
         ranking = cls(preprocessor, kernel_density, torch.ones(2, dtype=torch.float64))
-        subset = torch.randperm(len(x), generator=seeded(0, 1))[:_MAX_ROWS]
-        x, context = x[subset], None if context is None else context[subset]
-        terms = ranking.terms(x, context, log_density(x, context)).nan_to_num()
+        rows = rows.select(torch.randperm(len(rows.x), generator=seeded(0, 1))[:_MAX_ROWS])
+        terms = ranking.terms(rows, log_density(rows.x, rows.context)).nan_to_num()
         quantiles = torch.quantile(-terms, torch.tensor([0.5, _QUANTILE], dtype=torch.float64), dim=1)
         spreads = quantiles[1] - quantiles[0]
         return cls(preprocessor, kernel_density, torch.where(spreads > 0, spreads, 1.0))
@@ -58,18 +76,23 @@ class Ranking:
     def from_tensors(cls, preprocessor: Preprocessor, tensors: Mapping[str, Tensor]) -> Ranking:
         """Restore from :meth:`tensors`; raises a ValueError if they do not fit the columns."""
         parameters = {name: t for name, t in tensors.items() if name != "spreads"}
-        kernel_density = KernelDensity(preprocessor.features, preprocessor.context_columns, parameters)
+        kernel_density = KernelDensity(*_columns(preprocessor), parameters)
         return cls(preprocessor, kernel_density, tensors.get("spreads", torch.zeros(0)))
 
     def tensors(self) -> dict[str, Tensor]:
         """The parameters, as the model file stores them."""
         return {**self._kernel_density.tensors(), "spreads": self._spreads}
 
-    def terms(self, x: Tensor, context: Tensor | None, log_density: Tensor) -> Tensor:
+    def terms(self, rows: RankedRows, log_density: Tensor) -> Tensor:
         """Log-densities (2, n) of rows: the flow's, relative to the reference measure, and the kernel estimate's."""
-        relative = log_density - self._reference.log_density(x)
-        return torch.stack([relative, self._kernel_density.log_prob(x, context)])
+        relative = log_density - self._reference.log_density(rows.x)
+        return torch.stack([relative, self._kernel_density.log_prob(rows.all_features, rows.context)])
 
-    def __call__(self, x: Tensor, context: Tensor | None, log_density: Tensor) -> Tensor:
+    def __call__(self, rows: RankedRows, log_density: Tensor) -> Tensor:
         """The anomaly score (n,): minus the sum of the terms, each divided by its spread."""
-        return -(self.terms(x, context, log_density) / self._spreads.unsqueeze(1)).sum(0)
+        return -(self.terms(rows, log_density) / self._spreads.unsqueeze(1)).sum(0)
+
+
+def _columns(preprocessor: Preprocessor) -> tuple[list[Column], list[Column]]:
+    """The columns of the kernel density, and of its context."""
+    return [*preprocessor.features, *preprocessor.restored], preprocessor.context_columns

@@ -23,7 +23,7 @@ from ..flows.mixed import MixedFlow
 from ..flows.sinusoidal import SinusoidalFlow
 from .calibration import percentile
 from .fitted import FittedModel, model_schema
-from .ranking import Ranking
+from .ranking import RankedRows, Ranking
 from .sampling import RowSampler
 from .scores import score
 from .summary import notices
@@ -198,7 +198,8 @@ class TableModel(FittedModel):
         """The :meth:`anomaly_score` of rows with these log-densities."""
         if self.ranking is None:  # a model of version 0.1.0
             return -log_density
-        return np.asarray(self.ranking(rows.x, rows.context, torch.from_numpy(log_density)).numpy())
+        ranked = RankedRows(rows.x, rows.restored, rows.context)
+        return np.asarray(self.ranking(ranked, torch.from_numpy(log_density)).numpy())
 
     def anomaly_percentile(self, scores: Any) -> Array:
         """The percentage of calibration rows that are less anomalous: 100 is more anomalous than all of them.

@@ -40,7 +40,7 @@ from .continuation import (
 )
 from .defaults import Recipe, continued, table_recipe
 from .fitted import Run
-from .ranking import Ranking
+from .ranking import RankedRows, Ranking
 from .table import TableModel
 
 #: The maximum number of rows for the whitening, and of rows for validation and for calibration.
@@ -245,9 +245,9 @@ class _TableRows:
         self.cross_fitted = len(surveyed.usable) < _MIN_HELD_OUT_ROWS
         self.preprocessor = _make_preprocessor(surveyed, split) if preprocessor is None else preprocessor
         self._columns = [*self.preprocessor.features, *self.preprocessor.context_columns]
-        index = {c.name: i for i, c in enumerate(self.preprocessor.columns)}
-        self._order = [index[c.name] for c in self._columns]
-        #: A random sample of training rows and their context, for the whitening and the anomaly score.
+        self._index = {c.name: i for i, c in enumerate(self.preprocessor.columns)}
+        self._order = [self._index[c.name] for c in self._columns]
+        #: A random sample of training rows and their context, for the whitening.
         self.sample = self.in_memory(_subsample(split.train, _MAX_STATISTICS_ROWS, seed))
         self.content = content_hash(surveyed.numbers[:CONTENT_ROWS, self._order])
         if preprocessor is None:
@@ -270,14 +270,23 @@ class _TableRows:
         """The log-density and minus the anomaly score, (n, 2), of the rows with these indices in memory."""
         selected = np.isin(self.survey.rows, ids, assume_unique=True)
         numbers = {c.name: self.survey.numbers[selected, i] for i, c in enumerate(self.preprocessor.columns)}
-        x, context = self.in_memory(ids)
-        log_density = model.score_numbers(x, context) + torch.from_numpy(self.preprocessor.log_relations(numbers))
+        rows = self._ranked_rows(ids)
+        log_density = model.score_numbers(rows.x, rows.context)
+        log_density += torch.from_numpy(self.preprocessor.log_relations(numbers))
         assert model.ranking is not None
-        return torch.stack([log_density, -model.ranking(x, context, log_density)], dim=1)
+        return torch.stack([log_density, -model.ranking(rows, log_density)], dim=1)
 
     def fit_ranking(self, model: TableModel) -> None:
         """Fit the anomaly score of a trained model."""
-        model.ranking = Ranking.fit(self.preprocessor, *self.sample, model.score_numbers)
+        training = self._ranked_rows(_subsample(self.split.train, _MAX_STATISTICS_ROWS, 0))
+        model.ranking = Ranking.fit(self.preprocessor, training, model.score_numbers)
+
+    def _ranked_rows(self, ids: Ids) -> RankedRows:
+        """The rows with these indices that the survey holds in memory, with their restored columns."""
+        x, context = self.in_memory(ids)
+        restored = [self._index[c.name] for c in self.preprocessor.restored]
+        selected = np.isin(self.survey.rows, ids, assume_unique=True)
+        return RankedRows(x, torch.from_numpy(self.survey.numbers[selected][:, restored]), context)
 
     def source(self, ids: Ids) -> RowSource:
         """The rows with these indices, for training or validation."""

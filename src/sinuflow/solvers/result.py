@@ -47,12 +47,13 @@ class Inversion(NamedTuple):
     def exact(cls, x: Tensor, ladj: Tensor | None, usable: Tensor | None = None) -> Inversion:
         """An inverse in closed form; samples have not converged where x is not finite or parameters are not ``usable``.
 
-        If ``ladj`` is None, it is 0.
+        ``ladj`` may be a scalar for all rows, or None for 0.
         """
         residual = (x.detach() * 0).sum(0).abs_()  # 0, or NaN where x is not finite
         if usable is not None:
             residual = torch.where(usable, residual, torch.nan)
         ladj = torch.zeros_like(residual) if ladj is None else ladj
+        ladj = ladj.expand_as(residual) if ladj.dim() == 0 else ladj
         return cls(x, ladj, torch.ones_like(ladj, dtype=torch.int32), residual, residual == 0)
 
     @classmethod

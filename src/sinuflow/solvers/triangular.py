@@ -26,6 +26,11 @@ class Step:
     """
 
     def __init__(self, features: Any, parameters: Tensor) -> None:
+        if isinstance(features, int):
+            raise ArgumentError(
+                f"a step's features must be a slice or a tensor of indices: use slice({features}, {features + 1}) "
+                f"instead of {features}"
+            )
         self.features, self.parameters = features, parameters
         self.x: Tensor | None = None
 
@@ -50,6 +55,8 @@ def substitute(steps: Iterable[Step], inverse: ScalarInverse, z: Tensor, options
     roots: list[Root] = []
     with torch.inference_mode():  # makes small operations about twice as fast
         for step in steps:
+            if not isinstance(step, Step):
+                raise ArgumentError(f"a conditioner's incremental must yield Steps; got a {type(step).__name__}")
             target = z[step.features]
             # Of later steps, the solutions are checked together, which is faster.
             if not roots and step.parameters.shape[::2] != target.shape:

@@ -136,7 +136,9 @@ def fit(
         20
     """
     target = find_device(device)
-    first = next(flow.parameters())
+    first = next(flow.parameters(), None)
+    if first is None:
+        raise ArgumentError("the flow has no parameters to train")
     original, dtype = first.device, first.dtype
     rows = as_source(train, flow.features, flow.context, dtype, "train")
     val_rows = None if val is None else as_source(val, flow.features, flow.context, dtype, "val")

@@ -8,8 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..checks import demand_shape
 from ..registry import Component
 from ..solvers import Root, SolverOptions, bracketed_newton
+
+#: What a wrong shape means in the inverse, which evaluates the map at some elements alone.
+_ELEMENTWISE = "elementwise: what depends on the feature belongs in the parameters h"
 
 
 class Transformer(Component, nn.Module):
@@ -44,8 +48,11 @@ class Transformer(Component, nn.Module):
         defaults_for_new_forward(cls, Transformer, ("kind", "inverse", "gradients"))
 
     def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        """z of shape (D, B) and the log-determinant of shape (B,), for x of shape (D, B) and h of shape (D, P, B)."""
-        raise NotImplementedError
+        """z of shape (D, B) and the log-determinant of shape (B,), for x of shape (D, B) and h of shape (D, P, B).
+
+        It is elementwise: :meth:`inverse` calls it for any n elements, with x of shape (1, n) and h of shape (1, P, n).
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define forward")
 
     def inverse(self, z: Tensor, h: Tensor, options: SolverOptions) -> Root:
         """x with its certificate, and the slope of ``forward`` there."""
@@ -54,6 +61,7 @@ class Transformer(Component, nn.Module):
             with torch.inference_mode(False), torch.enable_grad():
                 x = x.clone().requires_grad_()
                 value, _ = self(x, h.clone())
+                demand_shape(self, "forward", "z", value, x.shape, _ELEMENTWISE)
                 (slope,) = torch.autograd.grad(value.sum(), x)
             return value.detach(), slope
 
