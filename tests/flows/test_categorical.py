@@ -300,3 +300,17 @@ def test_every_activation_is_available():
     for name in ACTIVATIONS:
         model = random_model([2, 3], activation=name)
         assert float(model.log_prob(combinations([2, 3])).detach().exp().sum()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("context", [0, 2])
+def test_draws_have_the_frequencies_that_they_are_matched_to(context):
+    model = random_model([3, 2, 5], (16,), context)
+    frequencies = torch.tensor([0.5, 0.3, 0.2, 0.9, 0.1, 0.4, 0.3, 0.2, 0.09, 0.01])
+    rows = 100_000
+    side = contexts(model, rows)
+    before = model.frequencies(model.sample(rows, side, torch.Generator().manual_seed(2)))
+    assert float((before - frequencies).abs().max()) > 0.05
+    model.match_frequencies(frequencies, rows, side, torch.Generator().manual_seed(3))
+    after = model.frequencies(model.sample(rows, side, torch.Generator().manual_seed(4)))
+    torch.testing.assert_close(after, frequencies, rtol=0, atol=5 * (0.25 * 2 / rows) ** 0.5)
+    assert model.frequencies(torch.tensor([[0, 0, 0]])).sum() == pytest.approx(3.0)  # one for each variable

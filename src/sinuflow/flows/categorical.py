@@ -16,6 +16,9 @@ from ..ops.masked_mlp import MaskedNetwork, masked_network
 from ..ops.masked_mlp_inverse import incremental_groups
 from ..registry import Component, register
 
+#: Steps of iterative scaling until the frequencies of drawn values are as they should be.
+_SCALINGS = 10
+
 
 @register
 class CategoricalMADE(Component, nn.Module):
@@ -131,9 +134,37 @@ class CategoricalMADE(Component, nn.Module):
 
     def set_frequencies(self, codes: Tensor) -> None:
         """Initialize to independent variables with the frequencies of these codes, plus half a row for each value."""
-        counts = torch.bincount((codes + self.offsets).flatten(), minlength=self.width) + 0.5
         with torch.no_grad():
-            self.head.bias.copy_(counts.log() - (len(codes) + 0.5 * counts.new_tensor(self.sizes)).log()[self.groups])
+            self.head.bias.copy_(self.frequencies(codes).log())
+
+    @torch.no_grad()
+    def match_frequencies(
+        self, frequencies: Tensor, count: int, context: Tensor | None, generator: torch.Generator | None = None
+    ) -> None:
+        r"""Shift the biases b of the head so that drawn values have these frequencies f, (width,).
+
+        Variable by variable, by iterative scaling over drawn rows n, given their contexts (count, context) if there are
+        some,
+
+        .. math:: b \gets b + \log f - \log \frac1N \sum_n \operatorname{softmax}(\text{logits}_n + b)
+        """
+        like = self.head.weight.new_empty((0, count))
+        context = None if context is None else context.mT
+        targets = frequencies.double().split(list(self.sizes))
+        for i, (logits, inputs) in enumerate(incremental_groups(self._network(), like, context)):
+            logits = logits.double()
+            shift = torch.zeros_like(targets[i])
+            for _ in range(_SCALINGS):
+                means = (logits + shift.unsqueeze(1)).softmax(0).mean(1)
+                shift += (targets[i] / means).log()
+            self.head.bias[self.offsets[i] : self.offsets[i] + self.sizes[i]] += shift.to(self.head.bias)
+            u = torch.rand(count, generator=generator, dtype=torch.float64, device=like.device)
+            inputs.zero_().scatter_(0, _quantile(logits + shift.unsqueeze(1), u).unsqueeze(0), 1.0)
+
+    def frequencies(self, codes: Tensor) -> Tensor:
+        """The frequency of each value (width,) in codes (B, variables); half a row is added to each value's."""
+        counts = torch.bincount((codes + self.offsets).flatten(), minlength=self.width) + 0.5
+        return counts / (len(codes) + 0.5 * counts.new_tensor(self.sizes))[self.groups]
 
     def _masks(self) -> list[Tensor]:
         return [layer.mask for layer in (*self.layers, self.head)]

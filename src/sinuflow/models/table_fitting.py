@@ -45,6 +45,8 @@ from .table import TableModel
 
 #: The maximum number of rows for the whitening, and of rows for validation and for calibration.
 _MAX_STATISTICS_ROWS, _MAX_VALIDATION_ROWS = 100_000, 20_000
+#: The maximum number of rows, and of one-hot inputs, that are drawn to match the frequencies of levels.
+_MAX_DRAWN_ROWS, _MAX_DRAWN_INPUTS = 50_000, 20_000_000
 #: Tables with fewer rows are cross-fitted for calibration; the number of folds.
 _MIN_HELD_OUT_ROWS, _FOLDS = 2_000, 4
 
@@ -117,6 +119,7 @@ def fit_table(
     recipe = table_recipe(len(split.train), conditioning)
     flow = _build(run, recipe, preprocessor)
     result = _train(run, flow, recipe, rows)
+    rows.match_frequencies(flow)
     model = TableModel(flow, preprocessor, split, torch.zeros(0), result.history, {})
     scores = _calibration_scores(run, model, recipe, rows, result.part_steps)
     _calibrate(model, scores)
@@ -155,6 +158,7 @@ def _continued(run: Run, data: Any, start: TableModel) -> TableModel:
     model = TableModel(flow, start.preprocessor, split, start.quantiles, history, {}, *ranking)
     calibration_facts = {}
     if result.best_step:
+        rows.match_frequencies(flow)
         before = start.facts["steps"]
         scores = _calibration_scores(run, model, recipe, rows, [before + step for step in result.part_steps])
         _calibrate(model, scores)
@@ -206,6 +210,7 @@ def _cross_fitted_scores(run: Run, table: Table, surveyed: Survey, recipe: Recip
         rows = _TableRows(table, surveyed, split, run.seed)
         flow = _build(run, recipe, rows.preprocessor)
         run.refit(flow, recipe, rows.source(split.train), steps, 1 / (1 + _FOLDS))
+        rows.match_frequencies(flow)
         model = TableModel(flow, rows.preprocessor, split, torch.zeros(0), [], {})
         rows.fit_ranking(model)
         parts.append(rows.scores(model, split.validation))
@@ -275,6 +280,19 @@ class _TableRows:
         log_density += torch.from_numpy(self.preprocessor.log_relations(numbers))
         assert model.ranking is not None
         return torch.stack([log_density, -model.ranking(rows, log_density)], dim=1)
+
+    def match_frequencies(self, flow: Flow) -> None:
+        """Correct the frequencies of the levels, which a regularized network does not match exactly."""
+        if not isinstance(flow, MixedFlow):
+            return
+        like, (x, context) = next(flow.parameters()), self.sample
+        preprocessor, categories = self.preprocessor.on(like.device), flow.categories
+        frequencies = categories.frequencies(preprocessor.locate(x.to(like.device))[0].codes)
+        count = min(_MAX_DRAWN_ROWS, _MAX_DRAWN_INPUTS // categories.width)
+        if context is not None:
+            selected = torch.randint(len(context), (count,), generator=seeded(0))
+            context = preprocessor.context(context[selected].to(like.device)).to(like)
+        categories.match_frequencies(frequencies, count, context, torch.Generator(like.device).manual_seed(0))
 
     def fit_ranking(self, model: TableModel) -> None:
         """Fit the anomaly score of a trained model."""
