@@ -132,10 +132,10 @@ def frame(rows=60):
 
 
 @pytest.mark.parametrize(
-    "wish", [PositivePower, PositivePower(0.3), Cube, Cube()], ids=["class", "instance", "cube", "cube instance"]
+    "map_choice", [PositivePower, PositivePower(0.3), Cube, Cube()], ids=["class", "instance", "cube", "cube instance"]
 )
-def test_a_users_map_trains_samples_saves_and_loads(wish, tmp_path, monkeypatch):
-    model = fit_table(frame(), maps={"a": wish, "c": wish}, **QUICK)
+def test_a_users_map_trains_samples_saves_and_loads(map_choice, tmp_path, monkeypatch):
+    model = fit_table(frame(), maps={"a": map_choice, "c": map_choice}, **QUICK)
     scores = model.log_prob(frame())
     assert np.isfinite(scores).all()
     assert model.sample(5, seed=0).num_rows == 5
@@ -144,7 +144,7 @@ def test_a_users_map_trains_samples_saves_and_loads(wish, tmp_path, monkeypatch)
     again = sinuflow.load(path)
     np.testing.assert_array_equal(again.log_prob(frame()), scores)
     assert again.sample(5, seed=0).equals(model.sample(5, seed=0))
-    name = "tests.Cube" if "Cube" in str(wish) else "PositivePower"
+    name = "tests.Cube" if "Cube" in str(map_choice) else "PositivePower"
     assert name in [column.map for column in again.preprocessor.columns]
     assert name in again.preprocessor.columns[0].describe()
     monkeypatch.delitem(registry._CLASSES, name)
@@ -195,9 +195,9 @@ def mistaken(**methods):
 )
 def test_a_wrong_map_is_refused_with_the_name_of_its_column(methods, message):
     wrong = mistaken(**methods)
-    for wish in (wrong, wrong(0.5)):
+    for map_choice in (wrong, wrong(0.5)):
         with pytest.raises(sinuflow.DataError, match=f"column 'a' cannot take the map 'Mistaken': {message}"):
-            fit_table(frame(), maps={"a": wish}, **QUICK)
+            fit_table(frame(), maps={"a": map_choice}, **QUICK)
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
@@ -215,13 +215,13 @@ def test_wishes_that_are_no_map_are_refused():
         def __init__(self, exponent):
             super().__init__(exponent=exponent)
 
-    for wish, message in [
+    for map_choice, message in [
         (NeedsNumbers, r"take a NeedsNumbers: pass an instance, NeedsNumbers\(...\), or define fit"),
         (torch.log, "pass a name, or a ColumnMap or its class"),
         (PositivePower([0.5, 0.6]), "its arguments must be single numbers"),
     ]:
         with pytest.raises(sinuflow.DataError, match=f"column 'a' cannot .*{message}"):
-            fit_table(frame(), maps={"a": wish}, **QUICK)
+            fit_table(frame(), maps={"a": map_choice}, **QUICK)
 
 
 def test_only_column_maps_are_built_from_files():

@@ -192,9 +192,9 @@ def test_all_columns_that_differ_from_the_training_table_are_named():
 
 def test_cells_without_end_are_refused_by_name(monkeypatch):
     preprocessor = Preprocessor(columns_of(FRAME[["real", "count"]]))
-    leveled, located = preprocessor.locate(torch.zeros(5, 2, dtype=torch.float64))
-    located = located._replace(start=located.start * torch.inf)
-    monkeypatch.setattr(preprocessor, "locate", lambda x: (leveled, located))
+    levels, cells = preprocessor.locate(torch.zeros(5, 2, dtype=torch.float64))
+    cells = cells._replace(start=cells.start * torch.inf)
+    monkeypatch.setattr(preprocessor, "locate", lambda x: (levels, cells))
     with pytest.raises(DataError, match="column 'real' holds values that its map 'linear' sends to infinity"):
         preprocessor.prepare(torch.zeros(5, 2, dtype=torch.float64))
 

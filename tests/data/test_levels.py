@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from sinuflow.data.columns import Column
-from sinuflow.data.levels import Levels, _grouped
+from sinuflow.data.levels import Levels, _group_atoms
 from sinuflow.data.sources import seeded
 
 ROWS = 98
-#: The probability of what never happened in so many rows.
-SURPRISE = -math.log(ROWS + 2)
+#: The log-probability of a value that was not seen in these rows.
+LOG_UNSEEN = -math.log(ROWS + 2)
 
 
 def column(atoms=(), missing=0.0, discrete=True, weights=None):
@@ -63,7 +63,7 @@ def test_values_have_a_code_each_and_come_back_from_it(several, seed):
     assert levels.sizes == [len(v) for v in values]
     most = max(levels.sizes)
     x = torch.tensor([[v[i % len(v)] for v in values] for i in range(most)], dtype=torch.float64)
-    codes, within, unknown, continuous = levels.locate(x)
+    codes, within, unknown, continuous = levels.encode(x)
     expected = [[i % len(v) for v in values] for i in range(most)]
     assert codes.tolist() == expected  # atoms in increasing order, missing, the continuous part
     assert within.tolist() == [0.0] * most
@@ -71,7 +71,7 @@ def test_values_have_a_code_each_and_come_back_from_it(several, seed):
     own = torch.tensor([[not c.discrete and i % n == n - 1 for c, n in zip(several, levels.sizes, strict=True)]
                         for i in range(most)])  # fmt: skip
     assert torch.equal(continuous, own)
-    back, from_flow = levels.values(codes, seeded(seed))
+    back, from_flow = levels.decode(codes, seeded(seed))
     assert torch.equal(from_flow, own)
     assert torch.equal(back.masked_fill(own, 0.0).nan_to_num(nan=9e9), x.masked_fill(own, 0.0).nan_to_num(nan=9e9))
 
@@ -79,7 +79,7 @@ def test_values_have_a_code_each_and_come_back_from_it(several, seed):
 def test_atoms_are_exact():
     levels = Levels([column([0.0, 0.1], discrete=False)])
     next_to = [-0.0, math.nextafter(0.0, 1), 0.1, math.nextafter(0.1, 1), 0.1 + 0.2 - 0.2]
-    codes, _, unknown, continuous = levels.locate(rows_of(*next_to))
+    codes, _, unknown, continuous = levels.encode(rows_of(*next_to))
     assert codes.flatten().tolist() == [0, 2, 1, 2, 2]
     assert continuous.flatten().tolist() == [False, True, False, True, True]
     assert not unknown.any()
@@ -98,13 +98,13 @@ def test_atoms_are_exact():
     ],
 )
 def test_a_value_that_the_column_cannot_have_has_a_known_probability(c, value):
-    codes, within, unknown, continuous = Levels([column([0.0, 5.0]), c]).locate(
+    codes, within, unknown, continuous = Levels([column([0.0, 5.0]), c]).encode(
         torch.tensor([[5.0, value], [0.0, c.atoms[0]]], dtype=torch.float64)
     )
     assert codes.tolist() == [[1, 0], [0, 0]]
     assert unknown.tolist() == [[False, True], [False, False]]
     assert not continuous.any()
-    assert within.tolist() == pytest.approx([SURPRISE, 0.0])
+    assert within.tolist() == pytest.approx([LOG_UNSEEN, 0.0])
 
 
 def test_values_on_a_grid_have_densities():
@@ -112,14 +112,14 @@ def test_values_on_a_grid_have_densities():
     grid = replace(column([0.0, 1.5], missing=0.2, discrete=False), cell=0.5, step=0.5)
     levels = Levels([grid, replace(column([0.0, 1.0]), kind="category", cell=2.0)])
     x = torch.tensor([[0.0, 0.0], [1.5, 1.0], [math.nan, 0.0], [7.0, 1.0], [math.inf, 0.0]], dtype=torch.float64)
-    within = levels.locate(x).within.tolist()
-    assert within == pytest.approx([math.log(2), math.log(2), 0.0, 0.0, SURPRISE + math.log(2)])
+    within = levels.encode(x).log_within.tolist()
+    assert within == pytest.approx([math.log(2), math.log(2), 0.0, 0.0, LOG_UNSEEN + math.log(2)])
 
 
-def test_surprises_add_up():
+def test_the_probabilities_of_unknown_values_multiply():
     levels = Levels([column([0.0, 5.0])] * 3)
-    within = levels.locate(torch.tensor([[1.0, 0.0, math.nan]], dtype=torch.float64)).within
-    assert within.tolist() == pytest.approx([2 * SURPRISE])
+    within = levels.encode(torch.tensor([[1.0, 0.0, math.nan]], dtype=torch.float64)).log_within
+    assert within.tolist() == pytest.approx([2 * LOG_UNSEEN])
 
 
 # ---------------------------------------------------------------- rare atoms that share a level
@@ -136,7 +136,7 @@ MANY = column(range(400), missing=0.1, weights=np.random.default_rng(0).permutat
 @settings(max_examples=80)
 def test_shares_within_a_level_sum_to_one(count, seed, exponent):
     weights = np.random.default_rng(seed).random(count) ** exponent + 1e-30
-    level, share = _grouped((weights / weights.sum()).tolist())
+    level, share = _group_atoms((weights / weights.sum()).tolist())
     np.testing.assert_allclose(np.bincount(level, np.exp(share)), 1.0, rtol=1e-12)
     assert level[0] == 0
     assert set(np.diff(level)) <= {0, 1}  # neighbours
@@ -152,7 +152,7 @@ def test_shares_within_a_level_sum_to_one(count, seed, exponent):
 def test_a_grouped_atom_has_its_share_of_the_level():
     levels = Levels([MANY, column([3.0, 4.0])])
     x = torch.tensor([[atom, 3.0] for atom in MANY.atoms], dtype=torch.float64)
-    codes, within, unknown, _ = levels.locate(x)
+    codes, within, unknown, _ = levels.encode(x)
     codes = codes[:, 0].numpy()
     assert not unknown.any()
     assert levels.sizes[0] == codes.max() + 2 < 400  # and the missing values
@@ -164,7 +164,7 @@ def test_a_grouped_atom_has_its_share_of_the_level():
 
 def test_shares_are_those_of_atoms_alone():
     levels = Levels([replace(MANY, discrete=False, masses=tuple(m / 2 for m in MANY.masses))])
-    codes, within, unknown, continuous = levels.locate(rows_of(math.nan, 0.5, -1.0, 1e9))
+    codes, within, unknown, continuous = levels.encode(rows_of(math.nan, 0.5, -1.0, 1e9))
     assert codes.flatten().tolist() == [levels.sizes[0] - 2] + 3 * [levels.sizes[0] - 1]
     assert continuous.flatten().tolist() == [False, True, True, True]
     assert within.tolist() == [0.0] * 4
@@ -173,21 +173,21 @@ def test_shares_are_those_of_atoms_alone():
 
 def test_values_within_a_level_are_drawn_by_their_shares():
     levels = Levels([column([3.0, 4.0]), MANY])
-    located = levels.locate(torch.tensor([[3.0, atom] for atom in MANY.atoms], dtype=torch.float64))
-    own = located.codes[:, 1].numpy()
+    encoded = levels.encode(torch.tensor([[3.0, atom] for atom in MANY.atoms], dtype=torch.float64))
+    own = encoded.codes[:, 1].numpy()
     largest = int(np.argmax(np.bincount(own)))
     members, count = np.flatnonzero(own == largest), 4000
     assert len(members) > 5
-    drawn, continuous = levels.values(torch.tensor([[1, largest]]).expand(count, 2), seeded(1))
+    drawn, continuous = levels.decode(torch.tensor([[1, largest]]).expand(count, 2), seeded(1))
     assert not continuous.any()
     assert set(drawn[:, 0].tolist()) == {4.0}
     assert set(drawn[:, 1].tolist()) <= set(members.astype(float))
     share = np.array(MANY.masses)[members]
     frequencies = (drawn[:, 1].numpy()[:, None] == members).sum(0)
     assert chisquare(frequencies, count * share / share.sum()).pvalue > 1e-3
-    again, _ = levels.values(torch.tensor([[1, largest]]).expand(count, 2), seeded(1))
+    again, _ = levels.decode(torch.tensor([[1, largest]]).expand(count, 2), seeded(1))
     assert torch.equal(again, drawn)
-    assert not torch.equal(levels.values(torch.tensor([[1, largest]]).expand(count, 2), seeded(2))[0], drawn)
+    assert not torch.equal(levels.decode(torch.tensor([[1, largest]]).expand(count, 2), seeded(2))[0], drawn)
 
 
 @given(seed=st.integers(0, 99))
@@ -196,12 +196,12 @@ def test_every_drawn_value_belongs_to_its_level(seed):
     levels = Levels([MANY, replace(MANY, discrete=False, masses=tuple(m / 2 for m in MANY.masses))])
     assert levels.sizes[1] == levels.sizes[0] + 1
     codes = torch.stack([torch.arange(levels.sizes[0]), torch.arange(levels.sizes[0])], dim=1).repeat(20, 1)
-    values, continuous = levels.values(codes, seeded(seed))
+    values, continuous = levels.decode(codes, seeded(seed))
     assert not continuous.any()
-    assert torch.equal(levels.locate(values).codes, codes)
+    assert torch.equal(levels.encode(values).codes, codes)
 
 
 def test_atoms_stay_exact_when_a_model_is_converted_to_another_dtype():
     levels = Levels([column([0.1, 0.2])]).float().half()
     assert levels.atoms.dtype == torch.float64
-    assert levels.locate(rows_of(0.2)).codes.item() == 1
+    assert levels.encode(rows_of(0.2)).codes.item() == 1

@@ -37,12 +37,12 @@ def rows_of(*values):
 def test_codes_stand_for_their_values(case, seed):
     own, values = case
     levels, x = Levels([own]), torch.from_numpy(values)[:, None]
-    codes, within, unknown, continuous = levels.locate(x)
+    codes, within, unknown, continuous = levels.encode(x)
     assert not bool(unknown.any())
     assert bool((codes >= 0).all() & (codes < levels.sizes[0]).all())
     np.testing.assert_array_equal(continuous[:, 0], ~np.isnan(values) & ~np.isin(values, own.atoms))
-    back, from_curve = levels.values(codes, torch.Generator().manual_seed(seed))
-    assert torch.equal(from_curve, continuous)
+    back, from_flow = levels.decode(codes, torch.Generator().manual_seed(seed))
+    assert torch.equal(from_flow, continuous)
     known = ~continuous
     assert len(own.atoms) <= 128
     assert torch.equal(back[known].nan_to_num(1e99), x[known].nan_to_num(1e99))
@@ -56,17 +56,17 @@ def test_each_atom_missing_values_and_the_rest_have_a_level():
     assert levels.sizes == [4, 2, 2]
     nan = torch.nan
     x = torch.tensor([[0.0, 1.0, 0.7], [5.0, 2.0, nan], [nan, 1.0, 3.0], [2.5, 2.0, 0.0]], dtype=torch.float64)
-    codes, within, unknown, continuous = levels.locate(x)
+    codes, within, unknown, continuous = levels.encode(x)
     assert codes.tolist() == [[0, 0, 1], [1, 1, 0], [2, 0, 1], [3, 1, 1]]
     assert continuous.tolist() == [[False, False, True], [False] * 3, [False, False, True], [True, False, True]]
     assert not bool(within.any() | unknown.any())
 
 
-def test_values_that_a_column_cannot_have_are_surprising():
+def test_values_that_a_column_cannot_have_are_unlikely():
     levels = Levels([column([0.0, 5.0], [0.5, 0.5]), column([0.0], [0.5], low=0.0, high=20.0)])
     x = torch.tensor([[2.0, 0.0], [torch.nan, 0.0], [torch.inf, 0.0], [0.0, torch.inf], [0.0, torch.nan], [0.0, 0.0]],
                      dtype=torch.float64)  # fmt: skip
-    codes, within, unknown, _ = levels.locate(x)
+    codes, within, unknown, _ = levels.encode(x)
     assert unknown.tolist() == [[True, False]] * 3 + [[False, True]] * 2 + [[False, False]]
     assert bool((codes[unknown] == 0).all())
     assert within.tolist() == pytest.approx([-math.log(100)] * 5 + [0.0])
@@ -81,7 +81,7 @@ def test_of_many_atoms_neighbouring_rare_ones_share_levels(count, seed, missing,
     own = column(np.arange(count) * 2.0, masses, missing)
     levels = Levels([own])
     assert levels.sizes[0] <= 128 + 2 * 64 + 2
-    codes, within, unknown, _ = levels.locate(rows_of(*own.atoms))
+    codes, within, unknown, _ = levels.encode(rows_of(*own.atoms))
     assert not bool(unknown.any())
     assert bool((codes.diff(dim=0) >= 0).all())  # neighbours
     assert bool((codes.diff(dim=0) <= 1).all())
@@ -92,18 +92,18 @@ def test_of_many_atoms_neighbouring_rare_ones_share_levels(count, seed, missing,
     frequent, rare = np.split(np.argsort(-masses), [64])
     assert (np.bincount(codes)[codes] == 1)[frequent].all()
     assert totals[codes[rare]].max() <= masses[rare].sum() / 64 + 1e-12 + masses[rare].max()
-    drawn, _ = levels.values(torch.from_numpy(codes[frequent])[:, None], torch.Generator().manual_seed(0))
+    drawn, _ = levels.decode(torch.from_numpy(codes[frequent])[:, None], torch.Generator().manual_seed(0))
     np.testing.assert_array_equal(drawn[:, 0], np.array(own.atoms)[frequent])
 
 
 def test_values_of_a_shared_level_are_drawn_by_their_probabilities():
     masses = np.r_[np.full(64, 0.01), np.tile([1.0, 3.0], 100) * 0.36 / 400]
     levels = Levels([column(np.arange(264.0), masses)])
-    codes, _, _, _ = levels.locate(rows_of(*range(264)))
+    codes, _, _, _ = levels.encode(rows_of(*range(264)))
     shared = int(codes[100])
     members = np.flatnonzero(codes[:, 0].numpy() == shared)
     assert len(members) > 1
-    drawn, continuous = levels.values(torch.full((20_000, 1), shared), torch.Generator().manual_seed(0))
+    drawn, continuous = levels.decode(torch.full((20_000, 1), shared), torch.Generator().manual_seed(0))
     assert not bool(continuous.any())
     frequencies = np.bincount(drawn[:, 0].long().numpy(), minlength=264)[members] / 20_000
     expected = masses[members] / masses[members].sum()
@@ -114,10 +114,10 @@ def test_the_probability_within_a_level_belongs_to_a_row():
     many = column(np.arange(264.0), np.r_[np.full(64, 0.01), np.tile([1.0, 3.0], 100) * 0.36 / 400])
     preprocessor = Preprocessor([many, column([], [], low=-9.0, high=9.0)])
     x = torch.stack([torch.arange(264.0), torch.linspace(-2, 2, 264)], dim=1).double()
-    leveled, located = preprocessor.locate(x)
-    assert leveled.within.min() < -0.5
+    levels, cells = preprocessor.locate(x)
+    assert levels.log_within.min() < -0.5
     _, offset = preprocessor.draw(x, torch.Generator().manual_seed(0))
-    torch.testing.assert_close(offset, leveled.within + located.log_measure)
+    torch.testing.assert_close(offset, levels.log_within + cells.log_measure)
 
 
 # ---------------------------------------------------------------- with a flow
@@ -159,7 +159,7 @@ def test_points_of_rows_come_back_with_their_codes(kind):
     frame[random.random(frame.shape) < 0.1] = np.nan
     columns = [inspect_numbers(f"{i}", values, "double") for i, values in enumerate(frame.T)]
     preprocessor = Preprocessor(columns)
-    assert len(preprocessor.leveled) == 4
+    assert len(preprocessor.level_features) == 4
     x = torch.from_numpy(frame)
     preprocessor.initialize(x, torch.Generator().manual_seed(0))
     for seed in range(3):
@@ -177,14 +177,14 @@ def test_points_of_rows_come_back_with_their_codes(kind):
 def test_the_last_of_discrete_columns_stays_on_the_axis():
     columns = [column([0.0, 1.0], [0.4, 0.6]), column([0.0, 1.0, 2.0], [0.2, 0.3, 0.5])]
     preprocessor = Preprocessor(columns)
-    assert (preprocessor.leveled, preprocessor.placed, preprocessor.sizes) == ([0], [1], [2])
+    assert (preprocessor.level_features, preprocessor.axis_features, preprocessor.sizes) == ([0], [1], [2])
     x = torch.cartesian_prod(torch.arange(2.0), torch.arange(3.0)).double()
     y, _ = preprocessor.draw(x, torch.Generator().manual_seed(0))
     assert torch.equal(preprocessor.inverse(y), x)
-    leveled, located = preprocessor.locate(x)
-    scores = preprocessor.score_points(lambda y: (-0.5 * y.square() - 0.5 * math.log(2 * math.pi)).sum(1), located)
+    levels, cells = preprocessor.locate(x)
+    scores = preprocessor.score_points(lambda y: (-0.5 * y.square() - 0.5 * math.log(2 * math.pi)).sum(1), cells)
     np.testing.assert_allclose(scores.exp(), [0.2, 0.3, 0.5] * 2)
-    assert leveled.codes[:, 0].tolist() == [0, 0, 0, 1, 1, 1]
+    assert levels.codes[:, 0].tolist() == [0, 0, 0, 1, 1, 1]
 
 
 def test_the_continuous_part_of_a_grid_draws_no_atom():

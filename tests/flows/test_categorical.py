@@ -199,7 +199,7 @@ def test_unknown_codes_are_quantiles_given_those_before_them(context):
     codes, side = random_codes(model, 50), contexts(model, 50)
     unknown = torch.rand(50, 3) < 0.5
     u = torch.tensor([0.7, 0.5, 0.2], dtype=DOUBLE)
-    complete = model.completed(codes, unknown, u, side)
+    complete = model.fill_unknown(codes, unknown, u, side)
     assert torch.equal(complete[~unknown], codes[~unknown])
     for i, size in enumerate(model.sizes):
         variants = complete.repeat(size, 1, 1)

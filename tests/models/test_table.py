@@ -284,8 +284,8 @@ def test_missing_values_of_streamed_csv_files_are_left_out(monkeypatch, tmp_path
 
 def test_a_sorted_table_is_not_taken_for_its_beginning(monkeypatch):
     fitting = sys.modules["sinuflow.models.table_fitting"]
-    monkeypatch.setattr(fitting, "_ENOUGH", 300)
-    monkeypatch.setattr(fitting, "_VALIDATION", 50)
+    monkeypatch.setattr(fitting, "_MAX_STATISTICS_ROWS", 300)
+    monkeypatch.setattr(fitting, "_MAX_VALIDATION_ROWS", 50)
     frame = make_frame(2000).sort_values("shift").reset_index(drop=True)
     model = fit_table(frame, **QUICK)
     usual = model.anomaly_percentile(model.log_prob(frame))

@@ -93,17 +93,20 @@ def test_every_row_is_scored_once_by_a_model_that_has_not_seen_it(monkeypatch):
     trained: list[np.ndarray] = []
     scored: list[np.ndarray] = []
 
-    class Watched(table_fitting._Rows):
+    class Watched(table_fitting._TableRows):
         def source(self, ids):
             trained.append(ids)
             return super().source(ids)
+
+        def fit_ranking(self, model):  # from scores of training rows
+            model.ranking = lambda *arguments: -arguments[-1]
 
     def score_numbers(model, x, context):
         scored.append(x[:, 0].numpy())
         assert not np.isin(scored[-1], frame["x"][trained[-1]]).any()
         return x[:, 0]
 
-    monkeypatch.setattr(table_fitting, "_Rows", Watched)
+    monkeypatch.setattr(table_fitting, "_TableRows", Watched)
     monkeypatch.setattr(TableModel, "score_numbers", score_numbers)
     model = fit_table(frame, **QUICK)
     assert len(scored) == 4
@@ -141,7 +144,7 @@ def test_a_fold_may_have_levels_that_the_table_has_not_and_the_other_way_round()
 
 
 def test_large_tables_are_calibrated_by_their_held_out_rows(monkeypatch):
-    monkeypatch.setattr(table_fitting, "_SMALL", 100)
+    monkeypatch.setattr(table_fitting, "_MIN_HELD_OUT_ROWS", 100)
     frame = random_frame(ROWS)
     frame["twice"] = 2 * np.round(frame["x"], 2)  # restored from another column
     frame["rounded"] = np.round(frame["x"], 2)  # and this one, too

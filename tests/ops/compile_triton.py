@@ -18,8 +18,8 @@ from sinuflow.ops.backends.triton import conditional_waves, constrain, pixel_aff
 TARGET = GPUTarget("cuda", 90, 32)
 CONSTANTS = {
     "SCALES": 2, "WAVES": 3, "PADDED": 4, "FEATURES": 4, "ROWS": 16, "KEEP": True, "BLOCK": 128, "PART": 4096,
-    "SIGN": -1, "CLIP": 5.0, "FAR": 30.0,
-    "SLACK": 1.0, "LEARNING": 20, "MEMORY": 0.98, "LOG_BETA1": -0.1, "LOG_BETA2": -0.001, "BETA1": 0.9,
+    "SIGN": -1, "CLIP": 5.0, "MAX_DEVIATIONS": 30.0,
+    "SLACK": 1.0, "WARMUP": 20, "GUARD_DECAY": 0.98, "LOG_BETA1": -0.1, "LOG_BETA2": -0.001, "BETA1": 0.9,
     "BETA2": 0.999, "DECAY": 0.01, "DECOUPLED": True, "AVERAGED": True, "EPSILON": 1e-7,
     "MIXED": False, "SHARED": True,
 }  # fmt: skip

@@ -16,7 +16,7 @@ SIZE = 5000
 
 def rules(**changes):
     return Rules(**{
-        "weight_decay": 0.0, "decoupled": False, "clip": None, "learning": 20, "memory": 0.98, "far": 30.0,
+        "weight_decay": 0.0, "decoupled": False, "clip": None, "warmup": 20, "decay": 0.98, "max_deviations": 30.0,
         "slack": 1.0, **changes,
     })  # fmt: skip
 
@@ -82,7 +82,7 @@ def test_steps_equal_pytorchs_optimizer(step, kind, optimizer):
         average.lerp_(parameter.detach(), 0.1)
     torch.testing.assert_close(run.parameters, parameter.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(run.average, average, rtol=1e-12, atol=1e-12)
-    assert run[Slot.MADE] == run[Slot.LOSS_COUNT] == run[Slot.TICK] == 12
+    assert run[Slot.APPLIED] == run[Slot.LOSS_COUNT] == run[Slot.ROW] == 12
     assert run[Slot.LOSS_SUM] == pytest.approx(-12 * 1.5)
 
 
@@ -111,7 +111,7 @@ def test_the_guard_skips_the_same_steps(step):
         gradient[0] = norm
         run.go(gradient, torch.tensor([loss], dtype=DOUBLE))
         good = guard.accept(loss, norm)
-        assert bool(run[Slot.GOOD]) == good
+        assert bool(run[Slot.ACCEPTED]) == good
         assert before.equal(run.parameters) == (not good)
         for slot, value in (
             (Slot.SEEN, guard.seen), (Slot.MEAN, guard.mean), (Slot.DEVIATION, guard.deviation),

@@ -44,12 +44,12 @@ def dropping_like(networks: list[MADE], dropout: Dropout, wide: int) -> None:
         parts = [*made.layers, made.head]
         weights, biases, masks = [p.weight for p in parts], [p.bias for p in parts], [p.mask for p in parts]
         network = MaskedNetwork(made.plan, weights, biases, made.skips, made.activation, made.squash, dropout.rate)
-        starts = [(i * len(made.layers) + layer) * wide for layer in network.dropping]
+        starts = [(i * len(made.layers) + layer) * wide for layer in network.dropout_layers]
 
         def forward(x, context=None, made=made, network=network, starts=starts, masks=masks):
             keeps = [
                 dropout.factors(start + torch.arange(len(made.layers[layer].bias)), x.shape[-1]).to(x.dtype)
-                for layer, start in zip(network.dropping, starts, strict=True)
+                for layer, start in zip(network.dropout_layers, starts, strict=True)
             ]
             result = reference(network, network.first_input(x, context), masks, keeps)
             return result.view(made.plan.features, made.plan.outputs, -1)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sinuflow.ops.degrees import plan, staircase_mask
 from sinuflow.ops.masked_mlp import MaskedNetwork
-from sinuflow.ops.masked_mlp_inverse import incremental, ordered_adjoint, substitute_shift, trace
+from sinuflow.ops.masked_mlp_inverse import forward_pass, incremental, ordered_adjoint, substitute_shift
 from sinuflow.solvers import Root, SolverOptions, parallel_sweeps, substitute
 
 DOUBLE = torch.float64
@@ -44,7 +44,7 @@ def data(features, context, rows=4, seed=1):
 
 def outputs(net, x, context):
     """The parameters (D, P, B) at a known x."""
-    _, inputs = trace(net, x, context)
+    _, inputs = forward_pass(net, x, context)
     out = torch.addmm(net.biases[-1].unsqueeze(-1), net.weights[-1], inputs[-1])
     return out.view(net.plan.features, net.plan.outputs, -1)
 

@@ -126,7 +126,7 @@ def test_a_conditional_model_is_reported_without_baselines():
 
 def test_the_errors_of_an_ill_conditioned_flow_are_reported(model):
     steep = copy.deepcopy(model)
-    steep.flow = SinusoidalFlow(len(steep.preprocessor.placed), blocks=4, hidden=(16, 16)).eval()
+    steep.flow = SinusoidalFlow(len(steep.preprocessor.axis_features), blocks=4, hidden=(16, 16)).eval()
     look_trained(steep.flow, gain=5.0)
     content = collect(steep, make_frame())
     assert content.round_trip > 1e-2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sinuflow.solvers import Inversion, SolverOptions
-from sinuflow.solvers.implicit import enter, inverse_backward_op, inverse_op
+from sinuflow.solvers.implicit import inverse_backward_op, inverse_op, register_problem
 
 
 class Transposed:
@@ -23,7 +23,7 @@ class Transposed:
 def test_results_have_the_strides_that_a_compiler_expects():
     """PyTorch's own checks, among them that the fake kernels agree with the real ones."""
     problem = Transposed()
-    enter(problem)
+    register_problem(problem)
     z, c, grad = (torch.randn(3, 5) for _ in range(3))
     torch.library.opcheck(inverse_op, (z, [c], problem.key, "certified", 1e-12, 1e-12, 200))
     torch.library.opcheck(inverse_backward_op, (z, [c], grad, grad[0] + 1, problem.key))

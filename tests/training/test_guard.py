@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sinuflow.training.guard import PERSISTENT, Guard
+from sinuflow.training.guard import DIVERGED, Guard
 
 
 def guard_after(losses: list[float]) -> Guard:
@@ -28,14 +28,14 @@ def test_a_non_finite_gradient_is_rejected(norm):
 def test_only_consecutive_rejections_mean_divergence():
     guard = guard_after([1.0] * 30)
     for _ in range(3):
-        for _ in range(PERSISTENT - 1):
+        for _ in range(DIVERGED - 1):
             guard.accept(math.nan, 1.0)
         assert not guard.diverged
         assert guard.accept(1.0, 1.0)
-    for _ in range(PERSISTENT):
+    for _ in range(DIVERGED):
         guard.accept(math.nan, 1.0)
     assert guard.diverged
-    assert guard.skipped == 4 * PERSISTENT - 3
+    assert guard.skipped == 4 * DIVERGED - 3
 
 
 def test_the_slack_is_added_to_the_threshold():

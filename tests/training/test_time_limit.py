@@ -100,5 +100,5 @@ def test_the_stability_penalty_has_its_full_weight_at_either_limit(elapsed, shar
     engine = EagerEngine(
         small_flow(), batches, settings(steps=200), Guard(1.0), lambda step: 1e-3, elapsed=lambda: elapsed
     )
-    assert engine._emphasis(9) == pytest.approx(share**2)
-    assert engine._emphasis(199) == 1
+    assert engine._penalty_schedule(9) == pytest.approx(share**2)
+    assert engine._penalty_schedule(199) == 1

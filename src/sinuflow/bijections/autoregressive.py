@@ -14,7 +14,7 @@ from ..conditioners import MADE, Conditioner
 from ..errors import ArgumentError, SinuflowError
 from ..registry import register
 from ..solvers import Inversion, SolverOptions, parallel_sweeps
-from ..solvers.implicit import enter, implicit_inverse
+from ..solvers.implicit import implicit_inverse, register_problem
 from ..transformers import ConditionalWaves, Transformer
 from ..transformers.base import vector_jacobian
 from .base import Bijection
@@ -93,7 +93,7 @@ class Autoregressive(Bijection):
         elif order not in ("forward", "reverse"):
             raise ArgumentError(f"order must be 'forward', 'reverse' or a permutation; got {order!r}")
         self.register_buffer("permutation", permutation, persistent=False)
-        enter(self)
+        register_problem(self)
 
     def transform(self, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if self.permutation is None:
@@ -186,7 +186,7 @@ class Autoregressive(Bijection):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        enter(self)  # a copy is another problem
+        register_problem(self)  # a copy is another problem
 
 
 @register

@@ -62,7 +62,7 @@ def scored(model: TableModel, table: Table, missing: Missing) -> Iterator[Any]:
     if existing:
         raise DataError(f"{table.name} has a column {existing[0]!r} already: rename or remove it first")
     for rows in read_rows(table, model.preprocessor, all_columns=True):
-        scored = model.scored(rows) if missing == "model" else rows.complete
+        scored = model.can_score(rows) if missing == "model" else rows.complete
         if not scored.all() and missing != "drop":
             first = rows.first + int((~scored).argmax()) + 1
             raise DataError(
@@ -72,7 +72,7 @@ def scored(model: TableModel, table: Table, missing: Missing) -> Iterator[Any]:
         score = model.score_rows(rows)
         score[~scored] = np.nan
         batch = rows.batch
-        percentile = model.percentile_of(model.comparable(rows, score))
+        percentile = model.percentile_of_score(model.anomaly_score_rows(rows, score))
         for name, values in zip(_ADDED, (score, percentile), strict=True):
             batch = batch.append_column(name, pyarrow.array(values, mask=np.isnan(values)))
         yield batch

@@ -4,8 +4,8 @@ r"""A column of a table, and its bijection from values to normal scores.
     x \;\to\; m(x) \;\to\; \frac{\cdot - c}{s} \;\to\; t \operatorname{asinh}(\cdot / t) \;\to\; \text{spline}(\cdot)
 
 with a column map m (the identity, a logarithm, a logit or a user's), a centre c and scale s, a width t beyond which
-tails are compressed, and a monotone spline. Values of a grid, repeated values, categories and missing values own a part
-of the axis of normal scores (:mod:`sinuflow.data.cells`).
+tails are compressed, and a monotone spline. Values of a grid, repeated values, categories and missing values are
+represented by intervals of the axis of normal scores (:mod:`sinuflow.data.cells`).
 """
 
 from __future__ import annotations
@@ -51,28 +51,28 @@ Role = Literal["feature", "context"]
 
 #: The column maps of file format 1, and the fields of a stored column that are their arguments, with defaults.
 _FORMAT_1: dict[str, dict[str, float]] = {"linear": {}, "log": {"offset": 0.0}, "logit": {"lower": 0.0, "upper": 1.0}}
-#: The fields that describe the cells of a column.
-_CELLS = {"knots", "scores", "rows", "cell", "atoms", "masses", "missing", "discrete"}
+#: The fields that models of format 1 do not have.
+_FORMAT_2_FIELDS = {"knots", "scores", "rows", "cell", "atoms", "masses", "missing", "discrete"}
 #: The fields that are stored only if they differ from their defaults.
-_RARE = {"source", "part", "format", "relation", "rounding", "bounds", "unread", "zeros"}
-#: What settles how ambiguous texts are read, such as 03/04/2020 and 1,234.
+_OPTIONAL_FIELDS = {"source", "part", "format", "relation", "rounding", "bounds", "unread", "zeros"}
+#: The values of ``--map`` that settle how ambiguous texts such as 03/04/2020 and 1,234 are read, and their hints.
 READINGS: dict[str, dict[str, Any]] = {
     "day-first": {"day_first": True},
     "month-first": {"day_first": False},
     "decimal-point": {"decimal": "."},
     "decimal-comma": {"decimal": ","},
 }
-#: What users may ask for a column by name.
+#: The names of maps that users may choose for a column.
 MAP_NAMES = ("auto", "linear", *sorted(COLUMN_MAPS), "category", *READINGS)
 
-#: The least and the largest value that a column may have, as far as they are declared.
+#: The smallest and the largest value that a column may have; None if it is not declared.
 Bounds = tuple[float | None, float | None]
 UNBOUNDED: Bounds = (None, None)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: what it holds, and how it is mapped.
+    """A column: its values, and its map to normal scores.
 
     ``categories`` are the values of a category in the order of their codes; for a constant column, its only value.
     ``type`` is the Arrow type of the values; samples are integers, real numbers, booleans or strings accordingly.
@@ -97,14 +97,14 @@ class Column:
     categories: tuple[Any, ...] = ()
     knots: tuple[float, ...] = ()  # of the spline after standardization
     scores: tuple[float, ...] = ()  # of the knots
-    rows: int = 0  # that the cells were estimated from; 0 in format 1, which has none
+    rows: int = 0  # number of training rows; 0 in format 1, which has no cells
     cell: float = 0.0  # the width of a value's cell; 0: a point
     atoms: tuple[float, ...] = ()  # values or codes with probabilities of their own
     masses: tuple[float, ...] = ()  # those probabilities
     missing: float = 0.0  # the probability of a missing value
-    discrete: bool = False  # whether there is nothing but atoms
-    source: str = ""  # the column of the table, if this is a part of it
-    part: int = 0  # its number among the parts
+    discrete: bool = False  # whether there is no continuous part
+    source: str = ""  # the name of the table's column, if this is a part of that column
+    part: int = 0  # the index among the parts
     format: ColumnFormat | None = None  # of the cells, if they are not plain numbers or categories
     relation: Relation | None = None  # by which the column is restored from others
     bounds: Bounds = UNBOUNDED  # as declared
@@ -112,8 +112,8 @@ class Column:
     unread: tuple[str, ...] = ()  # texts that cannot be parsed as numbers or times, and count as missing
 
     @property
-    def log_spread(self) -> float:
-        """The log-measure over which a value that should not be is spread: the range of a continuous column."""
+    def log_range(self) -> float:
+        """The log-range of a column with a continuous part, over which the probability of unseen values is spread."""
         return 0.0 if self.discrete or not self.low < self.high else math.log(self.high - self.low)
 
     @property
@@ -123,19 +123,20 @@ class Column:
 
     @property
     def width(self) -> int:
-        """The size of the column as context."""
+        """The number of inputs of a context column."""
         return len(self.categories) if self.kind == "category" else int(self.kind == "number") + (self.missing > 0)
 
     @property
     def floor(self) -> float:
-        """The least value of samples: as declared, or the smallest one in the table, if none is negative."""
+        """The lower limit of samples: as declared, or the smallest value of a column without negative values."""
         if self.bounds[0] is not None:
             return self.bounds[0]
         return self.low if self.rows and self.low >= 0 else -math.inf
 
     @property
     def ceiling(self) -> float:
-        """The largest value of samples: as declared, or that of the table, if its values look like percentages."""
+        """The upper limit of samples: as declared, or the largest value of a column within [0, 100] or without positive
+        values."""
         if self.bounds[1] is not None:
             return self.bounds[1]
         return self.high if self.rows and (self.high <= 0 or (self.low >= 0 and self.high <= 100)) else math.inf
@@ -170,8 +171,8 @@ class Column:
 
     def as_dict(self) -> dict[str, Any]:
         """All fields as JSON."""
-        left_out = {name for name in _RARE if getattr(self, name) == getattr(Column, name)}
-        left_out |= set() if self.rows else _CELLS
+        left_out = {name for name in _OPTIONAL_FIELDS if getattr(self, name) == getattr(Column, name)}
+        left_out |= set() if self.rows else _FORMAT_2_FIELDS
         stored = {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in vars(self).items()
@@ -193,65 +194,65 @@ class Column:
     def from_dict(cls, stored: dict[str, Any]) -> Column:
         """The column that :meth:`as_dict` described, or an ``InvalidValueError`` if it is not one."""
         _STORED(stored, "column")
-        own: dict[str, Any] = {
+        kwargs: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in stored.items()
             if name in cls.__dataclass_fields__
         }
         if stored["map"] in _FORMAT_1:
-            own["arguments"] = {name: stored[name] for name in _FORMAT_1[stored["map"]]}
-        if "format" in own:
-            own["format"] = ColumnFormat.from_dict(own["format"], "the format of a column")
-        if "rounding" in own:
-            CHECK_ROUNDING(own["rounding"], "the rounding of a column")
-            own["rounding"] = Rounding(**own["rounding"])
-        if "relation" in own:
-            own["relation"] = relation_from_dict(own["relation"])
-            if own["relation"].target != own["name"]:
-                raise InvalidValueError("the relation of a column", "one for it", own["relation"].target)
-        column = cls(**own)
+            kwargs["arguments"] = {name: stored[name] for name in _FORMAT_1[stored["map"]]}
+        if "format" in kwargs:
+            kwargs["format"] = ColumnFormat.from_dict(kwargs["format"], "the format of a column")
+        if "rounding" in kwargs:
+            CHECK_ROUNDING(kwargs["rounding"], "the rounding of a column")
+            kwargs["rounding"] = Rounding(**kwargs["rounding"])
+        if "relation" in kwargs:
+            kwargs["relation"] = relation_from_dict(kwargs["relation"])
+            if kwargs["relation"].target != kwargs["name"]:
+                raise InvalidValueError("the relation of a column", "one for it", kwargs["relation"].target)
+        column = cls(**kwargs)
         column._check_consistency()
         return column
 
     def _check_consistency(self) -> None:
-        """Refuse fields that are valid one by one, but inconsistent."""
-        place = f"column {self.name[:60]!r}"
+        """Refuse fields that are valid one by one, but inconsistent with each other."""
+        what = f"column {self.name[:60]!r}"
         if self.kind == "number" and self.categories:
-            raise InvalidValueError(f"the categories of {place}", "an empty list", self.categories)
+            raise InvalidValueError(f"the categories of {what}", "an empty list", self.categories)
         # With cells, a missing value may be the only other one.
         least = {"number": 0, "constant": 1, "category": 1 if self.rows else 2}[self.kind]
         if len(set(map(repr, self.categories))) < max(least, len(self.categories)):
             expected = f"{least} or more different values"
-            raise InvalidValueError(f"the categories of {place}", expected, "repeated or too few")
+            raise InvalidValueError(f"the categories of {what}", expected, "repeated or too few")
         if len({type(value) for value in self.categories}) > 1:
-            raise InvalidValueError(f"the categories of {place}", "of one type", "mixed types")
+            raise InvalidValueError(f"the categories of {what}", "of one type", "mixed types")
         if self.kind == "category" and (self.step, self.origin, self.high) != (1.0, 0.0, len(self.categories) - 1.0):
-            raise InvalidValueError(f"the cells of {place}", "one for each category", self.high)
+            raise InvalidValueError(f"the cells of {what}", "one for each category", self.high)
         if self.part and (self.format is None or self.part >= len(self.format.parts)):
-            raise InvalidValueError(f"the part of {place}", "one of its format", self.part)
+            raise InvalidValueError(f"the part of {what}", "one of its format", self.part)
         if self.rounded and not self.step > 0:
-            raise InvalidValueError(f"the step of {place}", "above 0, because its values are on a grid", self.step)
+            raise InvalidValueError(f"the step of {what}", "above 0, because its values are on a grid", self.step)
         if self.rounded and not 0 <= (self.high - self.origin) / self.step <= LARGEST_INTEGER:
-            raise InvalidValueError(f"the grid of {place}", "one that float64 can count", self.step)
+            raise InvalidValueError(f"the grid of {what}", "one that float64 can count", self.step)
         if not self.low <= self.high:
-            raise InvalidValueError(f"the bounds of {place}", "in increasing order", self.low)
+            raise InvalidValueError(f"the bounds of {what}", "in increasing order", self.low)
         if self.rows:
-            self._check_cells(place)
+            self._check_cells(what)
 
-    def _check_cells(self, place: str) -> None:
-        """Refuse cells that overlap, or that do not have the probability 1 together."""
+    def _check_cells(self, what: str) -> None:
+        """Refuse cells that overlap, or whose probabilities do not sum to 1."""
         total = math.fsum((self.missing, *self.masses))
         if len(self.atoms) != len(self.masses) or any(a >= b for a, b in pairwise(self.atoms)):
-            raise InvalidValueError(f"the atoms of {place}", "increasing, with one mass each", len(self.atoms))
+            raise InvalidValueError(f"the atoms of {what}", "increasing, with one mass each", len(self.atoms))
         if total > 1 + 1e-9 or (self.discrete and not (self.atoms and total > 1 - 1e-9)):
-            raise InvalidValueError(f"the masses of {place}", "probabilities", total)
+            raise InvalidValueError(f"the masses of {what}", "probabilities", total)
         if self.kind == "category" and not (self.discrete and self.atoms == tuple(range(len(self.categories)))):
-            raise InvalidValueError(f"the atoms of {place}", "one for each category", len(self.atoms))
+            raise InvalidValueError(f"the atoms of {what}", "one for each category", len(self.atoms))
         if self.role == "feature" and not self.discrete and not self.low < self.high:
-            raise InvalidValueError(f"the bounds of {place}", "different", self.low)
+            raise InvalidValueError(f"the bounds of {what}", "different", self.low)
         steps = (b - a for values in (self.knots, self.scores) for a, b in pairwise(values))
         if len(self.knots) != len(self.scores) or len(self.knots) == 1 or any(step < 1e-9 for step in steps):
-            raise InvalidValueError(f"the knots of {place}", "increasing, with one score each", len(self.knots))
+            raise InvalidValueError(f"the knots of {what}", "increasing, with one score each", len(self.knots))
 
 
 def declared_bounds(column: str, limits: Any) -> Bounds:
@@ -264,10 +265,10 @@ def declared_bounds(column: str, limits: Any) -> Bounds:
     return None if low == -math.inf else low, None if high == math.inf else high
 
 
-def quoted_list(names: Sequence[object], most: int = 20) -> str:
+def quoted_list(names: Sequence[object], limit: int = 20) -> str:
     """The first names or values, quoted and separated by commas, and the number of further ones."""
-    shown = ", ".join(map(repr, names[:most]))
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+    shown = ", ".join(map(repr, names[:limit]))
+    return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
 def columns_bijection(columns: Sequence[Column]) -> Chain:
@@ -277,7 +278,9 @@ def columns_bijection(columns: Sequence[Column]) -> Chain:
     """
     groups: dict[Any, list[int]] = {}
     for i, c in enumerate(columns):
-        if c.map != "linear":  # a map without arguments cannot tell how many columns it has
+        if (
+            c.map != "linear"
+        ):  # maps without arguments are not shared: they have no buffers that show the number of columns
             groups.setdefault((c.map, *sorted(c.arguments)) if c.arguments else i, []).append(i)
     parts: list[tuple[list[int], ElementwiseDataBijection]] = []
     for group in groups.values():

@@ -1,4 +1,4 @@
-"""Choosing a column's map by its values."""
+"""Choice of a column's map by its values."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .columns import Column, Role, columns_bijection
 from .numbers import Array
 from .rounding import Rounding
 
-#: What users may ask for a column: a name, or a class or instance of their own.
-Wish = str | type[ColumnMap] | ColumnMap
+#: A user's choice of a column's map: a name, or a map class or instance.
+MapChoice = str | type[ColumnMap] | ColumnMap
 
-#: The share of repeated values from which a column without a grid, or one of decimals, is dequantized.
+#: The fraction of repeated values from which values without a grid have cells, and decimals have a grid.
 _REPEATED, _REPEATED_DECIMALS = 0.02, 0.05
-#: Where tails begin to be compressed, in standard deviations, and where those do that reach beyond ``_TAIL``.
+#: The number of standard deviations beyond which tails are compressed; the second is for values beyond ``_TAIL``.
 _TAIL, _HEAVY_TAIL = 8.0, 3.0
 
 
@@ -32,50 +32,50 @@ def inspect_numbers(
     values: Array,
     type_name: str,
     role: Role = "feature",
-    wish: Wish | None = None,
+    map_choice: MapChoice | None = None,
     bounds: tuple[float, float] | None = None,
 ) -> Column:
     """The column for these numbers, NaN if missing.
 
-    ``bounds`` are those of all rows, if these are only some of them.
+    ``bounds`` are the extremes of all rows, if the values are a sample.
     """
-    known = values[~np.isnan(values)]
-    low, high = (float(known.min()), float(known.max())) if bounds is None else bounds
-    if low == high and len(known) == len(values):
+    present = values[~np.isnan(values)]
+    low, high = (float(present.min()), float(present.max())) if bounds is None else bounds
+    if low == high and len(present) == len(values):
         value = int(low) if "int" in type_name else low
         return Column(name, "constant", type_name, role, categories=(value,))
-    missing = 1 - len(known) / len(values)
+    missing = 1 - len(present) / len(values)
     column = Column(name, "number", type_name, role, low=low, high=high, rows=len(values), missing=missing)
-    if not len(known):  # the few that there are may all be outside of the sample
-        ends = np.unique([low, high])
+    if not len(present):  # all present values are outside of the sample
+        extremes = np.unique([low, high])
         if role == "feature":
-            return all_atoms(column, ends, np.zeros(len(ends)), len(values))
+            return all_atoms(column, extremes, np.zeros(len(extremes)), len(values))
         return replace(column, centre=low, scale=high - low or 1.0)
-    column = _with_grid(column, known)
-    rest = known
+    column = _with_grid(column, present)
+    continuous = present
     if role == "feature":
-        column = replace(column, rounding=_rounding(column, known))
-        column, rest = with_atoms(column, known)
+        column = replace(column, rounding=_rounding(column, present))
+        column, continuous = with_atoms(column, present)
         if column.discrete:
             return column
     if not column.step and not column.atoms:
-        column = _with_gap(column, known)
-    column = _with_map(column, rest, wish)
-    _check_map(column, rest)
-    column = _standardized(column, rest)
-    return column if role == "context" or wish is not None else _with_spline(column, rest)
+        column = _with_cell(column, present)
+    column = _with_map(column, continuous, map_choice)
+    _check_map(column, continuous)
+    column = _standardized(column, continuous)
+    return column if role == "context" or map_choice is not None else _with_spline(column, continuous)
 
 
 def inspect_codes(name: str, codes: Array, categories: tuple[Any, ...], type_name: str, role: Role) -> Column:
     """The column for a category, from the codes 0, 1, ... of its values, NaN if missing."""
-    known = codes[~np.isnan(codes)]
-    if len(categories) == 1 and len(known) == len(codes):
+    present = codes[~np.isnan(codes)]
+    if len(categories) == 1 and len(present) == len(codes):
         return Column(name, "constant", type_name, role, categories=categories)
     high = len(categories) - 1.0
     column = Column(name, "category", type_name, role, step=1.0, rounded=True, high=high, categories=categories)
-    counts = np.bincount(known.astype(np.int64), minlength=len(categories))
+    counts = np.bincount(present.astype(np.int64), minlength=len(categories))
     values = np.arange(len(categories), dtype=np.float64)
-    return all_atoms(replace(column, rows=len(codes)), values, counts.astype(np.float64), len(codes) - len(known))
+    return all_atoms(replace(column, rows=len(codes)), values, counts.astype(np.float64), len(codes) - len(present))
 
 
 def _with_spline(column: Column, values: Array) -> Column:
@@ -88,7 +88,7 @@ def _with_spline(column: Column, values: Array) -> Column:
 
 
 def _check_map(column: Column, values: Array) -> None:
-    """Refuse a user's map that is not increasing, or whose derivative or inverse is wrong, and values outside of it."""
+    """Refuse a user's map that is not increasing or inconsistent with its derivative or inverse, and values outside."""
     if column.map not in ("linear", *COLUMN_MAPS):
         mistake = column_map_mistake(column.map, column.arguments, torch.from_numpy(values))
         if mistake is not None:
@@ -115,13 +115,13 @@ def _with_grid(column: Column, values: Array) -> Column:
     return column
 
 
-def _with_gap(column: Column, values: Array) -> Column:
-    """The column with cells as wide as the gaps between repeated values, none of which is an atom."""
+def _with_cell(column: Column, values: Array) -> Column:
+    """The column with cells, if values repeat; their width is the median difference of neighbouring values."""
     distinct = np.unique(values)
     repeated = 1 - len(distinct) / len(values)
     if len(distinct) > 1 and repeated >= _REPEATED:
-        gap = float(np.median(np.diff(distinct)))
-        return replace(column, step=gap, cell=gap, origin=float(distinct[0]))
+        width = float(np.median(np.diff(distinct)))
+        return replace(column, step=width, cell=width, origin=float(distinct[0]))
     return column
 
 
@@ -138,7 +138,7 @@ def _digits(distinct: Array) -> int | None:
     largest = float(np.abs(distinct).max())
     for digits in range(1, 8):
         scaled = distinct * 10.0**digits
-        # Values that were once stored in float32 are slightly off.
+        # Values that were once rounded to float32 are not exact decimals.
         slack = max(1e-6, 2e-7 * largest * 10.0**digits)
         if slack > 0.02:
             return None
@@ -148,20 +148,20 @@ def _digits(distinct: Array) -> int | None:
     return None
 
 
-def _with_map(column: Column, values: Array, wish: Wish | None) -> Column:
+def _with_map(column: Column, values: Array, map_choice: MapChoice | None) -> Column:
     """The column with the map of this name, class or instance, or with the first automatic one that suits."""
-    known = torch.from_numpy(values), float(values.min()), float(values.max()), column.step
-    if wish is None:
-        wish = next((name for name, kind in COLUMN_MAPS.items() if kind.suits(*known)), "linear")
-    if wish == "linear":
+    statistics = torch.from_numpy(values), float(values.min()), float(values.max()), column.step
+    if map_choice is None:
+        map_choice = next((name for name, kind in COLUMN_MAPS.items() if kind.suits(*statistics)), "linear")
+    if map_choice == "linear":
         return column
-    chosen = COLUMN_MAPS[wish] if isinstance(wish, str) else wish
+    column_map = COLUMN_MAPS[map_choice] if isinstance(map_choice, str) else map_choice
     try:
-        fitted = chosen if isinstance(chosen, ColumnMap) else chosen.fit(*known)
+        fitted = column_map if isinstance(column_map, ColumnMap) else column_map.fit(*statistics)
         instance("what its fit returns", fitted, ColumnMap)
         spec = fitted.spec()
     except ArgumentError as error:
-        name = wish if isinstance(wish, str) else chosen.__name__
+        name = map_choice if isinstance(map_choice, str) else column_map.__name__
         raise DataError(f"column {column.name!r} cannot take a {name}: {error}") from error
     try:
         arguments = {name: float(np.asarray(value).item()) for name, value in spec.arguments.items()}
@@ -171,20 +171,21 @@ def _with_map(column: Column, values: Array, wish: Wish | None) -> Column:
 
 
 def _standardized(column: Column, values: Array) -> Column:
+    """The column with a centre and a scale, robust ones if it has outliers, and the width of its tails."""
     y = _mapped(column, values)
     centre, scale = float(y.mean()), float(y.std())
     if float(np.abs(y - centre).max()) > _TAIL * scale:
-        quarter, median, three = np.quantile(y, [0.25, 0.5, 0.75]).tolist()
-        if three > quarter:
-            return replace(column, centre=median, scale=(three - quarter) / 1.349, tail=_HEAVY_TAIL)
+        lower, median, upper = np.quantile(y, [0.25, 0.5, 0.75]).tolist()
+        if upper > lower:
+            return replace(column, centre=median, scale=(upper - lower) / 1.349, tail=_HEAVY_TAIL)
     # Dequantization adds the variance of a uniform distribution.
     spread = math.hypot(scale, column.step / math.sqrt(12) if column.map == "linear" else 0.0)
-    # Values that differ may all be outside of the sample.
+    # The scale is 0 if all values of the sample are equal.
     return replace(column, centre=centre, scale=spread or 1.0, tail=_TAIL)
 
 
 def _mapped(column: Column, values: Array) -> Array:
-    """The values by the column's map, before standardization."""
+    """The values under the column's map, before standardization."""
     if column.map == "linear":
         return values
     mapped: Array = make_column_map(column.map, column.arguments).value(torch.from_numpy(values)[None])[0].numpy()

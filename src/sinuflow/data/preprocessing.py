@@ -1,4 +1,4 @@
-"""From rows of numbers in a table's units to the flow's input, and back."""
+"""The bijection between rows of numbers in a table's units and the flow's input."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from ..bijections.base import CERTIFIED
 from ..bijections.columns import ElementwiseDataBijection, Float64Module
 from ..bijections.whitening import Whitening
 from ..errors import DataError
-from .cells import Cells, Located, draw_points, fixed_points, log_weight
+from .cells import Cells, RowCells, draw_points, fixed_points, log_weight
 from .columns import MAP_NAMES, UNBOUNDED, Column, columns_bijection
-from .levels import Leveled, Levels
+from .levels import LevelCodes, Levels
 from .numbers import Array
 from .refusals import options
 from .sources import Batch, seeded
 
-#: What has levels: atoms, categories and missing values, or the latter two, or nothing.
-LevelsOf = Literal["atoms", "categories", "none"]
-#: Rows whose cells are located at a time.
+#: Which values have levels: atoms, categories and missing values; categories and missing values; or none.
+LevelKinds = Literal["atoms", "categories", "none"]
+#: The number of rows whose cells are computed at once.
 _ROWS = 65_536
 
 
 class Preprocessor(Float64Module):
-    r"""From the feature columns of a table to the flow's input, and the encoding of context columns.
+    r"""The bijection from the feature columns of a table to the flow's input, and the encoding of context columns.
 
-    Columns with atoms, categories or missing values have levels (:mod:`sinuflow.data.levels`), whose codes come first.
-    The other values follow: the columns' own maps (:mod:`sinuflow.data.columns`) lead to normal scores, on whose axis
-    every value owns a point or a cell (:mod:`sinuflow.data.cells`); then comes whitening, :math:`z \to L^{-1}(z -
-    \mu)`. The flow, which starts as the identity, then starts from a Gaussian copula. All buffers are float64; the
-    result is rounded to the flow's dtype only at the end.
+    The flow's input has two parts. First come the codes of levels (:mod:`sinuflow.data.levels`), for columns with
+    atoms, categories or missing values. Then come axes of normal scores: the columns' maps
+    (:mod:`sinuflow.data.columns`) represent every value by a point or a cell of its axis (:mod:`sinuflow.data.cells`),
+    and whitening, :math:`z \to L^{-1}(z - \mu)`, decorrelates the axes. The flow is initialized to the identity, so the
+    density starts as a Gaussian copula. All buffers are float64; the result is rounded to the flow's dtype at the end.
 
-    ``levels`` says what has levels: ``"atoms"``, categories and missing values; or the latter two alone
-    (``"categories"``); or ``"none"``. What has none owns a part of an axis.
+    Args:
+        columns: all columns of the table, including constant ones, which are neither features nor context.
+        levels: which values have levels: ``"atoms"``, that is atoms, categories and missing values; ``"categories"``,
+            that is categories and missing values; or ``"none"``. Other values are represented by cells of an axis.
 
-    Rows come as float64 tensors: ``x`` of shape (n, features), with codes for categories, and ``context`` of shape
-    (n, context columns). ``columns`` are all columns of the table, also constant ones, which are in neither.
-
-    Missing values are NaN, and values that a column cannot have, infinite.
+    Rows are float64 tensors: ``x`` of shape (n, features), with codes for categories, and ``context`` of shape
+    (n, context columns). Missing values are NaN, and values that a column cannot have are infinite.
 
     Example:
         >>> size = Column("size", "number", "double", map="log", arguments={"offset": 0.0}, centre=1.0, scale=2.0)
@@ -58,56 +58,59 @@ class Preprocessor(Float64Module):
 
     step: Tensor
     origin: Tensor
-    last: Tensor
+    last_step: Tensor
     on_grid: Tensor
     floor: Tensor
     ceiling: Tensor
 
-    def __init__(self, columns: list[Column], levels: LevelsOf = "atoms") -> None:
+    def __init__(self, columns: list[Column], levels: LevelKinds = "atoms") -> None:
         super().__init__()
         self.columns = columns
-        self._levels_of = levels
+        self._level_kinds = levels
         self.features = [c for c in columns if c.role == "feature" and c.kind != "constant" and c.relation is None]
-        #: The columns that are restored from others.
-        self.restored = _in_order([c for c in columns if c.relation is not None])
+        #: The columns that are restored from others, each after its sources.
+        self.restored = _topological_order([c for c in columns if c.relation is not None])
         self.context_columns = [c for c in columns if c.role == "context" and c.kind != "constant"]
         constants = [c for c in columns if c.role == "feature" and c.kind == "constant" and not c.format]
         rows = max((c.rows for c in self.features), default=0)
-        #: Columns with a single value in all rows, and the log-probability of another; models of format 1 ignore them.
-        self.constants, self.log_surprise = constants if rows else [], -math.log(rows + 2.0)
+        #: Columns with a single value in all rows, and the log-probability of another; format 1 ignores them.
+        self.constants, self.log_unseen = constants if rows else [], -math.log(rows + 2.0)
         #: The size of the context that users give.
         self.context_width = sum(c.width for c in self.context_columns)
-        #: Which features have levels, and which a place on an axis of normal scores.
-        parts = _divide(self.features, levels)
-        self.leveled, self.placed = ([i for i, c in enumerate(side) if c] for side in zip(*parts, strict=True))
-        leveled, axes = ([c for c in side if c] for side in zip(*parts, strict=True))
-        self.levels = Levels(leveled) if leveled else None
-        #: The columns of the axes: of a leveled one, the part without levels.
-        self.axes = axes
-        #: The columns' own maps, without whitening.
+        parts = _split_features(self.features, levels)
+        with_levels, with_axis = zip(*parts, strict=True)
+        #: The indices of the features with levels, and of those with an axis of normal scores; a feature may have both.
+        self.level_features = [i for i, column in enumerate(with_levels) if column is not None]
+        self.axis_features = [i for i, column in enumerate(with_axis) if column is not None]
+        level_columns = [column for column in with_levels if column is not None]
+        self.levels = Levels(level_columns) if level_columns else None
+        #: The columns of the axes, without the atoms and missing values that have levels.
+        self.axes = [column for column in with_axis if column is not None]
+        #: The columns' maps to normal scores, without whitening.
         self.maps = columns_bijection(self.axes)
         self.whitening = Whitening(len(self.axes))
         self.context_maps = columns_bijection(self.context_columns) if self.context_columns else None
         grid = [[c.step, c.origin, round((c.high - c.origin) / c.step) if c.rounded else 0.0] for c in self.axes]
-        for name, values in zip(("step", "origin", "last"), torch.tensor(grid, dtype=torch.float64).T, strict=True):
+        names = ("step", "origin", "last_step")
+        for name, values in zip(names, torch.tensor(grid, dtype=torch.float64).T, strict=True):
             self.register_buffer(name, values, persistent=False)
         self.register_buffer("on_grid", torch.tensor([c.rounded for c in self.axes]), persistent=False)
         for name in ("floor", "ceiling"):
             limits = [getattr(c, name) for c in self.axes]
             self.register_buffer(name, torch.tensor(limits, dtype=torch.float64), persistent=False)
         #: The cells of values; None for a model of format 1, which scores a row at the middle of its cells.
-        self.cells = Cells(self.axes, self.curve) if all(c.rows for c in self.features) else None
+        self.cells = Cells(self.axes, self.normal_scores) if all(c.rows for c in self.features) else None
         self._copies: dict[torch.device, Preprocessor] = {}
 
     @property
     def sizes(self) -> list[int]:
-        """The number of levels of each leveled feature."""
+        """The number of levels of each feature with levels."""
         return [] if self.levels is None else self.levels.sizes
 
     @property
     def size(self) -> int:
-        """The size of the flow's input: a code for each leveled feature, and a number for each placed one."""
-        return len(self.leveled) + len(self.placed)
+        """The size of the flow's input: a code for each feature with levels, and a number for each axis."""
+        return len(self.level_features) + len(self.axis_features)
 
     def on(self, device: torch.device) -> Preprocessor:
         """The preprocessor, or a copy of it, on a device."""
@@ -117,8 +120,8 @@ class Preprocessor(Float64Module):
             self._copies[device] = copy.deepcopy(self).to(device)
         return self._copies[device]
 
-    def curve(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The placed columns' maps of feature-major values, and their log-derivatives; NaN where a map ends."""
+    def normal_scores(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The normal scores of feature-major values of the axes, and the maps' log-derivatives; NaN outside a map."""
         ladj = torch.zeros_like(x)
         for layer in cast("Iterable[ElementwiseDataBijection]", self.maps):
             y = layer.value(x)
@@ -127,37 +130,37 @@ class Preprocessor(Float64Module):
         # At the end of a logarithm's or logit's range, only the derivative is infinite: far values are clamped.
         return torch.where(ladj.isfinite(), x, torch.nan), ladj
 
-    def locate(self, x: Tensor) -> tuple[Leveled, Located]:
-        """The levels of rows (n, features), and the cells of the placed features; points for models of format 1."""
+    def locate(self, x: Tensor) -> tuple[LevelCodes, RowCells]:
+        """The levels of rows (n, features), and their cells on the axes; points for models of format 1."""
         if self.levels is None:
             none = torch.zeros((len(x), 0), dtype=torch.long, device=x.device)
             zero = x.new_zeros(len(x))
-            leveled = Leveled(none, zero, none.bool(), none.bool())
+            levels = LevelCodes(none, zero, none.bool(), none.bool())
         else:
-            leveled = self.levels.locate(x[:, self.leveled])
-        values = x[:, self.placed].mT
+            levels = self.levels.encode(x[:, self.level_features])
+        values = x[:, self.axis_features].mT
         if self.cells is None:
-            y, ladj = self.curve(values)
-            return leveled, Located(y, torch.zeros_like(y), torch.where(y.isfinite(), ladj, 0.0).sum(0))
-        if not self.leveled:
-            return leveled, self.cells.locate(values, self.curve)
-        absent = torch.zeros_like(x, dtype=torch.bool)
-        absent[:, self.leveled] = ~leveled.continuous
-        return leveled, self.cells.locate(values, self.curve, absent[:, self.placed].mT)
+            y, ladj = self.normal_scores(values)
+            return levels, RowCells(y, torch.zeros_like(y), torch.where(y.isfinite(), ladj, 0.0).sum(0))
+        if not self.level_features:
+            return levels, self.cells.locate(values, self.normal_scores)
+        unused = torch.zeros_like(x, dtype=torch.bool)
+        unused[:, self.level_features] = ~levels.continuous
+        return levels, self.cells.locate(values, self.normal_scores, unused[:, self.axis_features].mT)
 
     def prepare(self, x: Tensor) -> Tensor:
-        """The levels of rows, and the starts and widths of cells, in which :meth:`encode` draws points."""
+        """The level codes of rows, and the starts and widths of their cells, in which :meth:`encode` draws points."""
         parts = []
         for rows in x.split(_ROWS) if len(x) else [x]:
-            leveled, located = self.locate(rows)
-            parts.append(torch.cat([leveled.codes.double(), located.start.mT, located.width.mT], dim=1))
-        cells = torch.cat(parts)
-        self._check_finite(cells)
-        return cells
+            levels, cells = self.locate(rows)
+            parts.append(torch.cat([levels.codes.double(), cells.start.mT, cells.width.mT], dim=1))
+        prepared = torch.cat(parts)
+        self._check_finite(prepared)
+        return prepared
 
-    def _check_finite(self, cells: Tensor) -> None:
-        """Refuse values that a column's map sends to infinity: no flow could be trained on them."""
-        _, start, width = self._split(cells)
+    def _check_finite(self, prepared: Tensor) -> None:
+        """Refuse values that a column's map sends to infinity."""
+        _, start, width = self._unpack(prepared)
         bad = ~(start.isfinite() & width.isfinite()).all(0)
         if bool(bad.any()):
             column = self.axes[int(bad.int().argmax())]
@@ -167,66 +170,68 @@ class Preprocessor(Float64Module):
             )
 
     def initialize(self, x: Tensor, generator: torch.Generator) -> None:
-        """Estimate the whitening from points of the cells of rows."""
-        _, start, width = self._split(self.prepare(x))
+        """Estimate the whitening from random points of the rows' cells."""
+        _, start, width = self._unpack(self.prepare(x))
         noise = torch.rand(start.shape, generator=generator, dtype=torch.float64)
         self.whitening.initialize(draw_points(start, width, noise).mT, None)
 
     @torch.no_grad()
-    def score_points(self, log_prob: Callable[[Tensor], Tensor], located: Located) -> Tensor:
-        r"""The log-density of rows in the table's units, for that of the placed features, (n, placed) to (n,).
+    def score_points(self, log_prob: Callable[[Tensor], Tensor], cells: RowCells) -> Tensor:
+        r"""The log-density of rows in the table's units, from that of the whitened axes, ``log_prob`` of (n, axes).
 
-        The log-mean over the fixed points :math:`u_k` of the rows' cells,
+        It is the log-mean over fixed quasi-random points :math:`z_k` of the rows' cells,
 
         .. math:: \log \frac1m \sum_k \exp\big( \log p(y_k) - \log \det L - \textstyle\sum_j \log \varphi(z_{kj})\big)
                   + \log \text{measure}, \quad y_k = L^{-1}(z_k - \mu),
 
-        with the sum over the columns j whose cells are probabilities, so that points were drawn by φ.
+        The sum is over the axes j on which the points follow the standard normal density φ within the cell.
         """
-        if not bool(located.width.any()):
-            y, offset = self.points(located, torch.zeros_like(located.start))
+        if not bool(cells.width.any()):
+            y, offset = self.points(cells, torch.zeros_like(cells.start))
             return log_prob(y) + offset
         scores = []
-        for noise in fixed_points(len(self.placed)).to(located.start.device):
-            y, offset = self.points(located, noise.unsqueeze(1))
+        for noise in fixed_points(len(self.axis_features)).to(cells.start.device):
+            y, offset = self.points(cells, noise.unsqueeze(1))
             scores.append(log_prob(y) + offset)
         return torch.stack(scores).logsumexp(0) - math.log(len(scores))
 
     @torch.no_grad()
     def draw(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The flow's input (n, size) at one random point of each row's cells, and what to add to its log-density.
+        """The flow's input (n, size) at a random point of each row's cells, and the log-density offset of the row.
 
-        The sum estimates the row's density without bias, so its expected logarithm is at most that of
-        :meth:`score_points`.
+        The flow's log-density plus the offset estimates the density of the row without bias, so its expectation is at
+        most the log-density of the row (Jensen's inequality).
         """
-        noise = torch.rand((len(x), len(self.placed)), generator=generator, dtype=torch.float64)
+        noise = torch.rand((len(x), len(self.axis_features)), generator=generator, dtype=torch.float64)
         if self.cells is None:
             x = x + self.step * (noise - 0.5)
-        leveled, located = self.locate(x)
-        y, offset = self.points(located, noise.mT)
-        return torch.cat([leveled.codes.double(), y], dim=1), offset + leveled.within
+        levels, cells = self.locate(x)
+        y, offset = self.points(cells, noise.mT)
+        return torch.cat([levels.codes.double(), y], dim=1), offset + levels.log_within
 
-    def points(self, located: Located, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """The placed features at points of cells, and what to add to their log-density for that of the table."""
-        z = draw_points(located.start, located.width, noise)
-        step = self.whitening.log_determinant(z, z)
-        return self.whitening.value(z).mT, step + located.log_measure - log_weight(located.width, z)
+    def points(self, cells: RowCells, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Whitened points (n, axes) of cells, and the offset from their log-density to that in the table's units."""
+        z = draw_points(cells.start, cells.width, noise)
+        ladj = self.whitening.log_determinant(z, z)
+        return self.whitening.value(z).mT, ladj + cells.log_measure - log_weight(cells.width, z)
 
-    def _split(self, cells: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _unpack(self, prepared: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The codes, starts and widths of prepared rows."""
-        codes, start, width = cells.split([len(self.leveled), len(self.placed), len(self.placed)], dim=1)
+        axes = len(self.axis_features)
+        codes, start, width = prepared.split([len(self.level_features), axes, axes], dim=1)
         return codes, start, width
 
     def log_relations(self, numbers: Mapping[str, Array]) -> Array:
-        """The part of a row's log-density that belongs to restored columns, from the numbers of all columns.
+        """The term of restored columns in a row's log-density, from the numbers of all columns.
 
-        A value that contradicts the relation has the probability 1 / (n + 2), spread over the column's range.
+        A value that contradicts the relation has the probability 1 / (n + 2) after n rows, spread over the column's
+        range.
         """
         total = np.zeros(len(next(iter(numbers.values()))))
         for c in self.restored:
             assert c.relation is not None
-            surprise = -math.log(c.rows + 2.0) - c.log_spread
-            total += np.where(c.relation.holds(numbers), math.log1p(-1 / (c.rows + 2.0)), surprise)
+            log_unseen = -math.log(c.rows + 2.0) - c.log_range
+            total += np.where(c.relation.holds(numbers), math.log1p(-1 / (c.rows + 2.0)), log_unseen)
         return total
 
     def restore(self, numbers: dict[str, Array]) -> None:
@@ -241,7 +246,7 @@ class Preprocessor(Float64Module):
             numbers[c.name] = values
 
     def impossible(self, numbers: Mapping[str, Array], complete: bool) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Rows whose restored columns have values that they cannot have, or are missing if rows are ``complete``."""
+        """Which rows have restored values outside of the columns' limits, or missing ones if rows are ``complete``."""
         wrong = np.zeros(len(next(iter(numbers.values()))), dtype=bool)
         for c in self.restored:
             if c.kind == "number":
@@ -253,29 +258,30 @@ class Preprocessor(Float64Module):
         return wrong
 
     def inverse(self, y: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Rows in the table's units of the flow's input (n, size); missing values are NaN.
+        """Rows in the table's units, from the flow's input (n, size); missing values are NaN.
 
-        Values of a grid are rounded to it. The generator draws the values of levels that several of them share.
+        Values of a grid are rounded to it. The generator draws one atom of those that share a level.
         """
-        codes, y = y[:, : len(self.leveled)].long(), y[:, len(self.leveled) :]
+        codes, y = y[:, : len(self.level_features)].long(), y[:, len(self.level_features) :]
         z = self.whitening.inverse_value(y.double().mT)
-        placed = (self._from_scores(z) if self.cells is None else self.cells.fold(z, self._from_scores)).mT
+        decoded = (self._from_scores(z) if self.cells is None else self.cells.decode(z, self._from_scores)).mT
         if self.levels is None:
-            return placed
-        x = placed.new_zeros((len(y), len(self.features)))
-        x[:, self.placed] = placed
+            return decoded
+        x = decoded.new_zeros((len(y), len(self.features)))
+        x[:, self.axis_features] = decoded
         generator = seeded(0) if generator is None else generator
-        values, continuous = self.levels.values(codes, generator)
-        for k, i in enumerate(self.leveled):
-            if self._levels_of == "atoms" and self.features[i].rounded and not self.features[i].discrete:
+        values, continuous = self.levels.decode(codes, generator)
+        for k, i in enumerate(self.level_features):
+            if self._level_kinds == "atoms" and self.features[i].rounded and not self.features[i].discrete:
                 rows = continuous[:, k]
-                x[rows, i] = _off_atoms(x[rows, i], self.features[i], generator)
-        x[:, self.leveled] = torch.where(continuous, x[:, self.leveled], values)
+                x[rows, i] = _move_off_atoms(x[rows, i], self.features[i], generator)
+        x[:, self.level_features] = torch.where(continuous, x[:, self.level_features], values)
         return x
 
     def _from_scores(self, z: Tensor) -> Tensor:
+        """The values of normal scores (axes, n), rounded to their grids."""
         x = self.maps.invert(z, None, CERTIFIED).x.mT
-        steps = ((x - self.origin) / self.step).round().clamp(torch.zeros_like(self.last), self.last)
+        steps = ((x - self.origin) / self.step).round().clamp(torch.zeros_like(self.last_step), self.last_step)
         x = torch.where(self.on_grid, self.origin + steps * self.step, x)
         return x.clamp(self.floor, self.ceiling).mT
 
@@ -301,22 +307,22 @@ class Preprocessor(Float64Module):
         return torch.cat(parts, dim=1)
 
     @torch.no_grad()
-    def encode(self, cells: Tensor, context: Tensor | None, generator: torch.Generator) -> Batch:
-        """A training batch on the device of the :meth:`prepared <prepare>` cells, with fresh points in them.
+    def encode(self, prepared: Tensor, context: Tensor | None, generator: torch.Generator) -> Batch:
+        """A training batch with fresh random points in the cells of rows from :meth:`prepare`, on their device.
 
-        The noise is drawn on the generator's device, so that one of the CPU gives the same noise for any device.
+        The noise is drawn on the generator's device: a CPU generator gives the same noise for all devices.
         """
-        own = self.on(cells.device)
-        codes, start, width = own._split(cells)
-        noise = torch.rand(start.shape, generator=generator, dtype=cells.dtype, device=generator.device)
-        y = own.whitening.value(draw_points(start, width, noise.to(cells.device)).mT).mT
-        if self.leveled:
+        local = self.on(prepared.device)
+        codes, start, width = local._unpack(prepared)
+        noise = torch.rand(start.shape, generator=generator, dtype=prepared.dtype, device=generator.device)
+        y = local.whitening.value(draw_points(start, width, noise.to(prepared.device)).mT).mT
+        if self.level_features:
             y = torch.cat([codes, y], dim=1)
-        return Batch(y.float(), None if context is None else own.context(context).float())
+        return Batch(y.float(), None if context is None else local.context(context).float())
 
     @property
     def encoding(self) -> str:
-        """How :meth:`encode` treats each column, without statistics of the rows, which may round differently."""
+        """Identifies how :meth:`encode` treats the columns, without statistics of rows, which may round differently."""
         fields = [[c.name, c.kind, c.role, c.map, c.rounded, c.digits, c.categories] for c in self.columns]
         users = [[f"{value:.6g}" for value in c.arguments.values()] for c in self.columns if c.map not in MAP_NAMES]
         return json.dumps([*fields, *users])
@@ -324,7 +330,7 @@ class Preprocessor(Float64Module):
     def as_dict(self) -> dict[str, Any]:
         """Everything but the whitening, as JSON."""
         columns = [c.as_dict() for c in self.columns]
-        return {"columns": columns, "levels": self._levels_of} if self.leveled else {"columns": columns}
+        return {"columns": columns, "levels": self._level_kinds} if self.level_features else {"columns": columns}
 
     def tensors(self) -> dict[str, Tensor]:
         return {"mean": self.whitening.mean, "factor": self.whitening.factor}
@@ -338,7 +344,7 @@ class Preprocessor(Float64Module):
             raise ValueError("two of its columns have the same name")
         mean, factor = tensors["mean"], tensors["factor"]
         preprocessor = cls(columns, fields.get("levels", "none"))
-        size = len(preprocessor.placed)
+        size = len(preprocessor.axis_features)
         if not size or mean.shape != (size,) or factor.shape != (size, size):
             raise ValueError("the size of its linear map does not match its columns")
         if {mean.dtype, factor.dtype} != {torch.float64} or not bool(mean.isfinite().all() & factor.isfinite().all()):
@@ -349,36 +355,36 @@ class Preprocessor(Float64Module):
         return preprocessor
 
 
-def _off_atoms(x: Tensor, column: Column, generator: torch.Generator) -> Tensor:
-    """Draws of a grid's continuous part; those at an atom move to the nearest other value, on a random side.
+def _move_off_atoms(x: Tensor, column: Column, generator: torch.Generator) -> Tensor:
+    """Draws from the continuous part of a grid, moved from atoms to the nearest other value, on a random side.
 
-    The probability of an atom is that of its level alone: otherwise it would be drawn too often.
+    Atoms are drawn by their levels alone; draws of the continuous part would add to their probability.
     """
     last = round((column.high - column.origin) / column.step)
     atoms = ((torch.tensor(column.atoms, dtype=torch.float64) - column.origin) / column.step).round().long()
-    place = ((x - column.origin) / column.step).round().long()
-    side = 2 * torch.randint(2, place.shape, generator=generator) - 1
+    index = ((x - column.origin) / column.step).round().long()
+    side = 2 * torch.randint(2, index.shape, generator=generator) - 1
     for _ in range(2 * len(atoms)):  # more only if the whole grid consists of atoms
-        at = torch.isin(place, atoms)
+        at = torch.isin(index, atoms)
         if not bool(at.any()):
             break
-        side = torch.where((place + side < 0) | (place + side > last), -side, side)
-        place = torch.where(at, (place + side).clamp(0, last), place)
-    # Not those that stayed, which may be rounded otherwise.
-    moved = place != ((x - column.origin) / column.step).round().long()
-    return torch.where(moved, column.origin + place * column.step, x)
+        side = torch.where((index + side < 0) | (index + side > last), -side, side)
+        index = torch.where(at, (index + side).clamp(0, last), index)
+    # Values that did not move keep their exact bits.
+    moved = index != ((x - column.origin) / column.step).round().long()
+    return torch.where(moved, column.origin + index * column.step, x)
 
 
-def _divide(features: list[Column], levels: LevelsOf) -> list[tuple[Column | None, Column | None]]:
-    """For each feature the part with levels and the part on an axis; at least one feature has the latter."""
-    parts = [_parts(c, levels) for c in features]
+def _split_features(features: list[Column], levels: LevelKinds) -> list[tuple[Column | None, Column | None]]:
+    """For each feature the part with levels and the part with an axis; at least one feature has an axis."""
+    parts = [_split_column(c, levels) for c in features]
     if features and not any(axis for _, axis in parts):
         parts[-1] = (None, features[-1])
     return parts
 
 
-def _parts(column: Column, levels: LevelsOf) -> tuple[Column | None, Column | None]:
-    """The part of a column with levels, and the part on an axis."""
+def _split_column(column: Column, levels: LevelKinds) -> tuple[Column | None, Column | None]:
+    """The part of a column with levels, and the part with an axis."""
     if not column.rows or levels == "none" or not (column.atoms or column.missing):
         return None, column
     if levels == "atoms" or column.kind == "category":
@@ -389,7 +395,7 @@ def _parts(column: Column, levels: LevelsOf) -> tuple[Column | None, Column | No
     return replace(column, atoms=(), masses=(), discrete=False), replace(column, masses=masses, missing=0.0)
 
 
-def _in_order(columns: list[Column]) -> list[Column]:
+def _topological_order(columns: list[Column]) -> list[Column]:
     """Restored columns, each after those that it is restored from; a ValueError if there is a cycle."""
     waiting, ordered = {c.name: c for c in columns}, []
     while waiting:

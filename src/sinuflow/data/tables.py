@@ -199,7 +199,7 @@ def read_rows(table: Table, preprocessor: Preprocessor, all_columns: bool = Fals
         numbers = torch.from_numpy(values)
         context = numbers[:, split:end] if preprocessor.context_columns else None
         for c in constants:
-            relations += preprocessor.log_surprise * differs(c, table.cells(batch, c.table_column))
+            relations += preprocessor.log_unseen * differs(c, table.cells(batch, c.table_column))
         complete = np.asarray(~np.isnan(values).any(1))
         yield Rows(batch, numbers[:, :split], context, complete, first, numbers[:, end:], relations)
         first += len(batch)

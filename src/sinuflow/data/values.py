@@ -1,4 +1,4 @@
-"""Cells of a column as float64 numbers or codes, and back."""
+"""Conversion between the cells of a column and float64 numbers or codes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .numbers import Array, parse_number
 
 #: The integer types that samples can have.
 _INTEGERS = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
-#: How :attr:`Column.unread` names infinities.
+#: The name of infinities in :attr:`Column.unread`.
 INFINITE = "inf"
-#: The error about the cell with this number in its array, given the problem.
+#: Makes the error for the cell with this index in its array, from a description of the problem.
 Refusal = Callable[[int, str], DataError]
 #: Strings that are integers, and not real numbers such as 1e20.
 _INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
 
 
 def kind_of(type_name: str) -> str | None:
-    """What the cells of an Arrow type are: "text", "number" or, if they can be nothing else, "category"; or None."""
+    """The kind of cells of an Arrow type: "text", "number", "category" for booleans and dictionaries, or None."""
     if type_name in ("string", "large_string", "string_view"):
         return "text"
     if type_name == "bool" or type_name.startswith("dictionary"):
@@ -34,7 +34,7 @@ def kind_of(type_name: str) -> str | None:
 
 
 def to_numbers(array: Any) -> tuple[Array, np.ndarray[Any, np.dtype[np.bool_]]]:
-    """Cells as the nearest float64, NaN where they are missing, and which of them are strings but not numbers."""
+    """Cells as the nearest float64, NaN where they are missing, and which of them are texts that are not numbers."""
     import pyarrow
 
     try:
@@ -48,7 +48,7 @@ def to_numbers(array: Any) -> tuple[Array, np.ndarray[Any, np.dtype[np.bool_]]]:
 
 
 def first_large_integer(array: Any, numbers: Array) -> tuple[int, int] | None:
-    """The first integer that float64 would round, which merges different identifiers, and its place in the array.
+    """The index and value of the first integer that float64 would round, which could merge different identifiers.
 
     ``numbers`` are the values of the Arrow array as float64.
     """
@@ -62,19 +62,19 @@ def first_large_integer(array: Any, numbers: Array) -> tuple[int, int] | None:
 
 
 def distinct_values(array: Any) -> tuple[list[Any], Array]:
-    """The different values of an array as JSON can hold them, and for each entry its index there, NaN if missing."""
+    """The distinct values of an array as JSON values, and the index of each entry among them, NaN if missing."""
     import pyarrow
 
     encoded = array if pyarrow.types.is_dictionary(array.type) else array.dictionary_encode()
-    values = [_plain(value) for value in encoded.dictionary.to_pylist()]
+    values = [_as_json(value) for value in encoded.dictionary.to_pylist()]
     codes = encoded.indices.cast(pyarrow.float64()).to_numpy(zero_copy_only=False).copy()
     codes[np.isin(codes, [i for i, value in enumerate(values) if value is None])] = np.nan
     return values, codes
 
 
-def recode(places: Array, codes: list[float]) -> Array:
+def recode(indices: Array, codes: list[float]) -> Array:
     """The code of each entry, from its index in a list of codes; NaN stays NaN."""
-    return np.array([*codes, np.nan])[np.where(np.isnan(places), len(codes), places).astype(np.int64)]
+    return np.array([*codes, np.nan])[np.where(np.isnan(indices), len(codes), indices).astype(np.int64)]
 
 
 def without_texts(array: Any, texts: Sequence[str]) -> Any:
@@ -87,7 +87,7 @@ def without_texts(array: Any, texts: Sequence[str]) -> Any:
 
 
 def numbers_of(column: Column, array: Any, first_row: int, table: str) -> Array:
-    """Cells of a known column as numbers or codes: NaN if missing, infinite if the column cannot have such a value.
+    """Cells of a column as numbers or codes: NaN if missing, infinite if the model's column cannot have it.
 
     Cells of another kind are refused.
     """
@@ -128,7 +128,7 @@ def _formatted_numbers(column_format: ColumnFormat, array: Any, refusal: Refusal
     try:
         numbers = column_format.read(array)
         bad = np.isnan(numbers[:, 0]) & ~np.asarray(array.is_null())
-    except ArrowException:  # another type, which does not become a time
+    except ArrowException:  # another type, which cannot be converted to a time
         bad = np.array([not _is_readable(column_format, array.slice(at, 1)) for at in range(len(array))])
     if bad.any():
         at = int(bad.argmax())
@@ -166,34 +166,35 @@ def _plain_numbers(column: Column, array: Any, refusal: Refusal) -> Array:
 
 
 def _codes_of(column: Column, array: Any, refusal: Refusal) -> Array:
-    values, places = distinct_values(array)
-    codes = [np.nan if value is None else code_of(column, value) for value in values]
-    known = recode(places, [-1.0 if code is None else float(code) for code in codes])
-    unknown = (known < 0).nonzero()[0]
-    if column.rows:  # the cells have a place for values that were never seen
-        known[unknown] = np.inf
-    elif len(unknown):
-        at, names = int(unknown[0]), quoted_list(column.categories, 5)
-        raise refusal(at, f"holds {values[int(places[at])]!r}, which the model has never seen; it knows {names}")
-    return known
+    values, indices = distinct_values(array)
+    value_codes = [np.nan if value is None else code_of(column, value) for value in values]
+    codes = recode(indices, [-1.0 if code is None else float(code) for code in value_codes])
+    unseen = (codes < 0).nonzero()[0]
+    if column.rows:  # format 2 has a probability for unseen values
+        codes[unseen] = np.inf
+    elif len(unseen):
+        at, names = int(unseen[0]), quoted_list(column.categories, 5)
+        raise refusal(at, f"holds {values[int(indices[at])]!r}, which the model has never seen; it knows {names}")
+    return codes
 
 
 def code_of(column: Column, value: Any) -> int | None:
-    """The code of a category's value, or None if it has none.
+    """The code of a category's value, or None for an unseen one.
 
-    Equal values match whichever file they come from: True in Parquet is 'true' in a CSV file.
+    Equal values of different file formats match: True in Parquet is 'true' in a CSV file.
     """
-    exact = [code for code, known in enumerate(column.categories) if str(known) == str(value)]
-    similar = [code for code, known in enumerate(column.categories) if _loose(known) == _loose(value)]
+    exact = [code for code, category in enumerate(column.categories) if str(category) == str(value)]
+    similar = [code for code, category in enumerate(column.categories) if _normalized(category) == _normalized(value)]
     return next(iter([*exact, *similar]), None)
 
 
-def _loose(value: Any) -> str:
+def _normalized(value: Any) -> str:
     text = str(value)
     return text.strip().lower() if text.strip().lower() in ("true", "false") else text
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
+    """A value as JSON can store it."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return None
     return value if isinstance(value, (str, bool, int, float)) else str(value)
@@ -212,10 +213,10 @@ def to_arrow(column: Column, numbers: Array) -> Any:
     if column.kind == "constant":
         return pyarrow.array([column.categories[0]] * len(numbers))
     if "int" in column.type:
-        own = np.dtype(column.type if column.type in _INTEGERS else "int64")
-        limits = np.iinfo(own)  # restored values may be beyond them
+        dtype = np.dtype(column.type if column.type in _INTEGERS else "int64")
+        limits = np.iinfo(dtype)  # restored values may be beyond them
         whole = np.clip(np.round(np.where(missing, 0.0, numbers)), limits.min, min(limits.max, 2.0**63 - 1024))
-        integers = pyarrow.array(whole.astype(own), mask=missing)
+        integers = pyarrow.array(whole.astype(dtype), mask=missing)
         if not column.zeros:
             return integers
         return pyarrow.compute.utf8_lpad(integers.cast(pyarrow.string()), width=column.zeros, padding="0")
@@ -228,7 +229,7 @@ def to_arrow(column: Column, numbers: Array) -> Any:
 
 
 def table_arrays(columns: list[Column], numbers: Mapping[str, Array]) -> list[Any]:
-    """Numbers or codes, by the names of columns, as the Arrow arrays of the table's columns."""
+    """The Arrow arrays of a table's columns, from numbers or codes by the names of columns."""
     arrays = []
     for column in columns:
         if column.format is None:

@@ -26,8 +26,8 @@ class CategoricalMADE(Component, nn.Module):
 
     .. math:: p(k \mid \text{context}) = \prod_i \operatorname{softmax}\big(c_i(k_{<i}, \text{context})\big)_{k_i}
 
-    c is the masked autoregressive network of Germain et al. (2015) on one-hot inputs, which enter it feature-major. The
-    head starts at zero, so that all values of a variable are equally likely.
+    c is the masked autoregressive network of Germain et al. (2015) on one-hot inputs. The last layer is initialized to
+    zero, so that all values of a variable are equally likely.
 
     Args:
         sizes: the number of values of each variable; each is a code 0, 1, ...
@@ -87,8 +87,8 @@ class CategoricalMADE(Component, nn.Module):
         largest = logits.new_full((len(self.sizes), len(codes)), -torch.inf)
         largest = largest.scatter_reduce(0, groups, logits.detach(), "amax")
         total = torch.zeros_like(largest).index_add(0, self.groups, (logits - largest[self.groups]).exp())
-        chosen = logits.gather(0, (codes + self.offsets).mT)
-        return (chosen - largest - total.log()).mT
+        selected = logits.gather(0, (codes + self.offsets).mT)
+        return (selected - largest - total.log()).mT
 
     def log_prob(self, codes: Tensor, context: Tensor | None = None) -> Tensor:
         """The log-probability (B,) of codes (B, variables), given a context (B, context) if there is one."""
@@ -104,8 +104,8 @@ class CategoricalMADE(Component, nn.Module):
     ) -> Tensor:
         """Draw codes (count, variables), given a context (count, context) if there is one.
 
-        ``excluded`` is a code of each variable that is not drawn, or -1: each variable is then drawn given those before
-        it and that it is another one.
+        ``excluded`` has a code of each variable, or -1: a variable is then drawn given the preceding ones and that it
+        does not have this code.
         """
         like = self.head.weight.new_empty((0, count))
         codes = []
@@ -120,8 +120,8 @@ class CategoricalMADE(Component, nn.Module):
         return torch.stack(codes, dim=1)
 
     @torch.no_grad()
-    def completed(self, codes: Tensor, unknown: Tensor, u: Tensor, context: Tensor | None = None) -> Tensor:
-        """Codes (B, variables) in which each unknown one is a quantile of its distribution given those before it.
+    def fill_unknown(self, codes: Tensor, unknown: Tensor, u: Tensor, context: Tensor | None = None) -> Tensor:
+        """Codes (B, variables) with unknown ones replaced by quantiles of their distributions given preceding codes.
 
         ``u`` (variables,) has the probabilities of the quantiles.
         """
@@ -133,10 +133,7 @@ class CategoricalMADE(Component, nn.Module):
         return complete.mT
 
     def set_frequencies(self, codes: Tensor) -> None:
-        """Start at the independent density in which every variable has the frequencies of these codes.
-
-        Half a row is added to each value's.
-        """
+        """Initialize to independent variables with the frequencies of these codes, plus half a row for each value."""
         with torch.no_grad():
             self.head.bias.copy_(self.frequencies(codes).log())
 

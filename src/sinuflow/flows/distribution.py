@@ -16,15 +16,15 @@ from ..errors import ArgumentError, InversionError
 from .bases import Base, StandardNormal
 from .inversion import Certify, certified_inverse
 
-#: The sample shape of a single draw.
+#: The default sample shape, for a single draw.
 _ONE = Size()
 
 
 class FlowDistribution(Distribution):
     r"""The density :math:`\log p(x) = \log p_{\text{base}}(T^{-1}(x)) + \log |\det J_{T^{-1}}(x)|`.
 
-    The batch shape is that of the context, without its last dimension. With ``validate_args``, on by
-    default, values that are not finite are refused; without, they give NaN in their own row.
+    The batch shape is that of the context without its last dimension. With ``validate_args``, on by default, non-finite
+    values are errors; without, the log-densities of their rows are NaN.
 
     Example:
         >>> import sinuflow
@@ -40,7 +40,7 @@ class FlowDistribution(Distribution):
     def __init__(
         self, bijection: Bijection, base: Base, context: Tensor | None = None, validate_args: bool | None = None
     ) -> None:
-        # Our own default: importing some libraries turns validation off for all distributions.
+        # Not PyTorch's global default, which some libraries set to False at import.
         validate_args = True if validate_args is None else validate_args
         self.bijection, self.base = bijection, base
         batch_shape = context_batch_shape(context, bijection.context)
@@ -51,7 +51,7 @@ class FlowDistribution(Distribution):
 
     @property
     def _validating(self) -> bool:
-        return bool(self._validate_args) and not torch.compiler.is_compiling()  # values would break its graph in two
+        return bool(self._validate_args) and not torch.compiler.is_compiling()  # checks of values would break the graph
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> FlowDistribution:
         new: FlowDistribution = self._get_checked_instance(FlowDistribution, _instance)
@@ -96,12 +96,12 @@ class FlowDistribution(Distribution):
         Guarantee: with ``certify="layers"``, each layer of the flow was inverted to working precision for every sample;
         with ``"end-to-end"``, every sample maps back to its noise through the whole flow, within the tolerance
         of :meth:`Flow.invert <sinuflow.Flow.invert>`; or an :class:`~sinuflow.InversionError` is raised. Draws are
-        always finite: noise that overflows, or that cannot be inverted, raises that error, too.
+        always finite: noise that overflows or cannot be inverted also raises that error.
 
         Args:
             sample_shape: the shape of the draws, in front of the batch shape.
-            generator: random number generator of the noise; PyTorch's default one if None.
-            temperature: factor of the base's draws; below 1, samples keep to the denser regions.
+            generator: the random number generator of the noise; by default, PyTorch's global one.
+            temperature: the factor of the base's draws; below 1, samples concentrate in regions of high density.
             certify: ``"end-to-end"`` costs one forward pass, and changes no sample. The layers' certificates do not
                 bound the rounding error that accumulates over an ill-conditioned flow; ``flow.double()`` reduces it.
         """
@@ -130,7 +130,7 @@ class FlowDistribution(Distribution):
     ) -> tuple[Tensor, Tensor]:
         """Draw with gradients, and the log-density of the draws, in one pass.
 
-        The log-density is that of the flow itself, whatever the temperature. Guarantees and arguments are those of
+        The log-density is that of the flow at temperature 1. Guarantees and arguments are those of
         :meth:`sample`.
         """
         noise = self._noise(sample_shape, generator, temperature)
@@ -206,7 +206,7 @@ def check_temperature(temperature: float) -> None:
 
 
 def context_batch_shape(context: Tensor | None, size: int) -> Size:
-    """The batch shape of a context, refused unless a flow that was built with ``context=size`` takes it."""
+    """The batch shape of a context, or an error if the context does not fit a flow with ``context=size``."""
     if context is None:
         if size:
             raise ArgumentError(f"this flow is conditional: call it with a context of shape (..., {size})")

@@ -48,8 +48,8 @@ class RoundTrip(NamedTuple):
         )
 
 
-class Drawn(NamedTuple):
-    """Draws of a fitted model, with their largest end-to-end residual; None if the layers alone were certified."""
+class CertifiedDraws(NamedTuple):
+    """Draws of a fitted model, and their largest end-to-end residual, or None if only the layers were certified."""
 
     values: Any
     residual: float | None
@@ -99,7 +99,7 @@ def certified_inverse(
 
 
 @torch.no_grad()
-def inverse_with_fallback(bijection: Bijection, z: Tensor, context: Tensor | None, certify: Certify) -> Drawn:
+def inverse_with_fallback(bijection: Bijection, z: Tensor, context: Tensor | None, certify: Certify) -> CertifiedDraws:
     """x for noise z, in float64 if any sample cannot be certified in float32: or an :class:`InversionError`.
 
     The whole batch is then recomputed, so that x has the precision in which it maps back to z. In float64 the residual
@@ -115,4 +115,4 @@ def inverse_with_fallback(bijection: Bijection, z: Tensor, context: Tensor | Non
         precise, context = copy.deepcopy(bijection).double(), None if context is None else context.double()
         alternative = _LAYERS_ONLY if certify == "end-to-end" else None
         x, _, trip = certified_inverse(precise, z.double(), context, "end-to-end", tolerance, alternative)
-    return Drawn(x, float(trip.residual.max()) if trip is not None and certify == "end-to-end" else None)
+    return CertifiedDraws(x, float(trip.residual.max()) if trip is not None and certify == "end-to-end" else None)

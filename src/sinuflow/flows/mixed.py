@@ -21,12 +21,12 @@ from .flow import Flow
 class MixedFlow(Flow):
     r"""The density :math:`p(k, x \mid \text{context}) = p(k \mid \text{context}) \, p(x \mid k, \text{context})`.
 
-    k are discrete features with a categorical autoregressive density, and x continuous ones with a flow that is
-    conditional on the context and the one-hot k. Rows have k first, as codes 0, 1, ...
+    k are discrete features with a categorical autoregressive density, and x are continuous features with a flow that is
+    conditional on the context and the one-hot k. In a row, the codes k = 0, 1, ... come first.
 
     Args:
         categories: the density of k.
-        flow: the density of x, whose context is that of ``categories`` and then ``categories.width`` one-hot inputs.
+        flow: the density of x. Its context consists of that of ``categories`` and ``categories.width`` one-hot inputs.
 
     Example:
         >>> from sinuflow import SinusoidalFlow
@@ -58,12 +58,12 @@ class MixedFlow(Flow):
 
     @property
     def parts(self) -> tuple[tuple[nn.Module, ...], ...]:
-        """Modules whose parameters belong to the terms of :meth:`MixedDistribution.log_probs`."""
+        """The modules of each term of :meth:`MixedDistribution.log_probs`, which have separate parameters."""
         return (self.categories,), (self.bijection, self.base)
 
     @property
     def normal_chain(self) -> None:
-        """None: fused kernels of whole flows do not know the discrete part."""
+        """None, because the fused kernels of whole flows do not support the discrete part."""
 
     @property
     def flow_config(self) -> dict[str, Any]:
@@ -90,19 +90,19 @@ class MixedFlow(Flow):
         return rows[:, : self.discrete].long(), rows[:, self.discrete :]
 
     def check_codes(self, rows: Tensor) -> None:
-        """Raise an :class:`~sinuflow.ArgumentError` if the codes of rows (n, features) are not those of values."""
+        """Raise an :class:`~sinuflow.ArgumentError` if rows (n, features) have invalid codes."""
         codes = rows[:, : self.discrete]
-        known = ((codes >= 0) & (codes < codes.new_tensor(self.categories.sizes)) & (codes == codes.floor())).all(1)
-        if not bool(known.all()):
+        valid = ((codes >= 0) & (codes < codes.new_tensor(self.categories.sizes)) & (codes == codes.floor())).all(1)
+        if not bool(valid.all()):
             raise ArgumentError(
-                f"the codes of {int((~known).sum())} of {len(known)} rows are not whole numbers from 0 to the size of "
+                f"the codes of {int((~valid).sum())} of {len(valid)} rows are not whole numbers from 0 to the size of "
                 "their feature less one"
             )
 
     def initialize(self, x: Tensor, context: Tensor | None = None) -> None:
         self.check_codes(x)
-        codes, rest = self.split(x)
-        super().initialize(rest, self.inner_context(codes, context))
+        codes, continuous = self.split(x)
+        super().initialize(continuous, self.inner_context(codes, context))
         self.categories.set_frequencies(codes)
 
     def check_parameters(self) -> None:
@@ -113,10 +113,10 @@ class MixedFlow(Flow):
 
 
 class MixedDistribution(Distribution):
-    """The density of rows, codes and then continuous features, given a context.
+    """The density of rows, which are codes and then continuous features, given a context.
 
-    The batch shape is that of the context, without its last dimension. With ``validate_args``, on by default, codes
-    that stand for nothing and values that are not finite are refused.
+    The batch shape is that of the context without its last dimension. With ``validate_args``, on by default, invalid
+    codes and non-finite values are errors.
     """
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
@@ -144,9 +144,9 @@ class MixedDistribution(Distribution):
         rows, context = _rows(value, shape), self._context_rows(shape)
         if self._validating:
             self._flow.check_codes(rows)
-        codes, rest = self._flow.split(rows)
-        continuous = self._flow.given_codes(codes, context, self._validating).log_prob(rest)
-        terms = torch.stack([self._flow.categories.log_prob(codes, context), continuous], dim=-1)
+        codes, continuous = self._flow.split(rows)
+        log_density = self._flow.given_codes(codes, context, self._validating).log_prob(continuous)
+        terms = torch.stack([self._flow.categories.log_prob(codes, context), log_density], dim=-1)
         return terms.view(*shape, 2)
 
     @torch.no_grad()
@@ -155,8 +155,8 @@ class MixedDistribution(Distribution):
         shape = Size([*([sample_shape] if isinstance(sample_shape, int) else sample_shape), *self.batch_shape])
         context = self._context_rows(shape)
         codes = self._flow.categories.sample(shape.numel(), context, generator)
-        rest = self._flow.given_codes(codes, context).sample(generator=generator)
-        return torch.cat([codes.to(rest), rest], dim=1).view(*shape, self._flow.features)
+        continuous = self._flow.given_codes(codes, context).sample(generator=generator)
+        return torch.cat([codes.to(continuous), continuous], dim=1).view(*shape, self._flow.features)
 
     def _context_rows(self, shape: Size) -> Tensor | None:
         """The context of each row of a batch of this shape, (n, context)."""
@@ -164,5 +164,5 @@ class MixedDistribution(Distribution):
 
 
 def _rows(x: Tensor, shape: Size) -> Tensor:
-    """Vectors (..., n), broadcast to a batch shape, as rows of a matrix."""
+    """Broadcast vectors (..., n) to a batch shape, and flatten them to the rows of a matrix."""
     return x.expand(*shape, x.shape[-1]).reshape(-1, x.shape[-1])

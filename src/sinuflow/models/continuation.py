@@ -13,7 +13,7 @@ import numpy as np
 from ..bijections.columns import make_column_map
 from ..data import Survey, Table
 from ..data.columns import MAP_NAMES, Bounds
-from ..data.inspect import Wish
+from ..data.inspect import MapChoice
 from ..data.split import Split
 from ..errors import ArgumentError, DataError
 from ..flows.mixed import MixedFlow
@@ -33,14 +33,14 @@ class Choices:
     context: list[str]
     drop: list[str]
     missing: str
-    maps: Mapping[str, Wish]
+    maps: Mapping[str, MapChoice]
     test: bool
     seed: int
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
 
     def stored(self) -> dict[str, Any]:
-        """The choices as JSON; a user's own maps are in the columns."""
-        maps = {name: wish for name, wish in self.maps.items() if isinstance(wish, str)}
+        """The choices as JSON, without users' maps, which the columns store."""
+        maps = {name: choice for name, choice in self.maps.items() if isinstance(choice, str)}
         return vars(self) | {"maps": maps, "bounds": {name: list(limits) for name, limits in self.bounds.items()}}
 
     @staticmethod
@@ -53,12 +53,12 @@ class Choices:
                 "training of a finished model: fit it again"
             )
         columns = [c for c in model.preprocessor.columns if c.map not in MAP_NAMES]
-        own = {c.table_column: make_column_map(c.map, {k: [v] for k, v in c.arguments.items()}) for c in columns}
-        return Choices(**{**stored, "maps": {**stored["maps"], **own}})
+        user_maps = {c.table_column: make_column_map(c.map, {k: [v] for k, v in c.arguments.items()}) for c in columns}
+        return Choices(**{**stored, "maps": {**stored["maps"], **user_maps}})
 
 
 def starting_model(start: TableModel | str | os.PathLike[str], given: Mapping[str, object]) -> TableModel:
-    """The model whose training continues; refuses arguments that only a new model takes, if they are ``given``."""
+    """The model to train further; raises an error for arguments ``given`` that only a new model takes."""
     for name, value in given.items():
         if value:
             raise ArgumentError(
@@ -71,31 +71,31 @@ def starting_model(start: TableModel | str | os.PathLike[str], given: Mapping[st
 
 
 def trained_flow(model: TableModel) -> SinusoidalFlow | MixedFlow:
-    """A copy of the model's flow in float32, in which training takes place."""
+    """A copy of the model's flow in float32, for training."""
     return copy.deepcopy(model.flow).float()
 
 
 def hyperparameters(flow: SinusoidalFlow | MixedFlow) -> dict[str, Any]:
     """The fields of a recipe that describe a flow."""
     config = flow.flow_config if isinstance(flow, MixedFlow) else flow.config
-    own = {"flow": {name: value for name, value in config.items() if name not in ("features", "context")}}
+    fields = {"flow": {name: value for name, value in config.items() if name not in ("features", "context")}}
     if isinstance(flow, MixedFlow):
         arguments = flow.categories.spec().arguments
-        own["categories"] = {name: value for name, value in arguments.items() if name not in ("sizes", "context")}
-    return own
+        fields["categories"] = {name: value for name, value in arguments.items() if name not in ("sizes", "context")}
+    return fields
 
 
 def check_same_columns(model: TableModel, table: Table, surveyed: Survey) -> None:
     """Refuse a table whose columns and categories are not those of the model."""
     columns = model.preprocessor.columns
-    found = {feature.name: tuple(feature.scan.categories) for feature in surveyed.features}
-    other = sorted(found.keys() ^ {c.name for c in columns})
-    if other or list(found) != [c.name for c in columns]:
+    categories = {feature.name: tuple(feature.scan.categories) for feature in surveyed.features}
+    other = sorted(categories.keys() ^ {c.name for c in columns})
+    if other or list(categories) != [c.name for c in columns]:
         raise _other_table(
             table, f"it has other columns, such as {other[0]!r}" if other else "its columns have another order"
         )
     for c in columns:
-        if c.kind == "category" and found[c.name] != c.categories:
+        if c.kind == "category" and categories[c.name] != c.categories:
             raise _other_table(table, f"its column {c.name!r} has other values")
 
 
@@ -116,17 +116,17 @@ def _other_table(table: Table, difference: str) -> DataError:
 
 
 def extended_history(model: TableModel, result: FitResult) -> list[dict[str, Any]]:
-    """The records of all runs, whose steps and seconds are totals."""
+    """The records of all runs, with total steps and seconds."""
     before = {"step": model.facts["steps"], "seconds": model.facts["seconds"]}
-    later = [r | {name: r[name] + total for name, total in before.items()} for r in result.history if r["step"]]
-    return [*model.history, *later]
+    new = [r | {name: r[name] + total for name, total in before.items()} for r in result.history if r["step"]]
+    return [*model.history, *new]
 
 
 def extended_facts(model: TableModel, facts: dict[str, Any]) -> dict[str, Any]:
-    """The facts of a model after a continued run with these facts; steps and seconds are totals."""
+    """The facts of a model after a continued run with these facts, with total steps and seconds."""
     before = model.facts
     best = before["steps"] + facts["best_step"] if facts["best_step"] else before["best_step"]
     totals = {name: before[name] + facts[name] for name in ("steps", "seconds")}
     continued = [*before.get("continued", []), before["steps"]]
-    kept = {name: value for name, value in before.items() if name != "more_steps"}
-    return {**kept, **facts, **totals, "best_step": best, "continued": continued}
+    unchanged = {name: value for name, value in before.items() if name != "more_steps"}
+    return {**unchanged, **facts, **totals, "best_step": best, "continued": continued}

@@ -14,9 +14,9 @@ from ..checks import choice
 
 Size = Literal["auto", "small", "paper"]
 
-#: Images with at most this many pixels times channels get a small flow on a GPU too.
-_FEW = 256
-#: By the number of rows, below a limit: the flow, steps, learning rate and weight decay.
+#: Images with at most this many values (pixels times channels) get a small flow on a GPU too.
+_SMALL_IMAGE = 256
+#: For tables with fewer rows than the first entry: the flow, steps, learning rate and weight decay.
 _TABLES: list[tuple[float, dict[str, Any], int, float, float]] = [
     (500, {"hidden": (32, 32), "blocks": 3, "scales": 1, "dropout": 0.2}, 1_500, 1e-3, 1e-2),
     (2_000, {"hidden": (128, 128), "blocks": 4, "scales": 2, "dropout": 0.2}, 3_000, 2e-3, 1e-2),
@@ -26,8 +26,8 @@ _TABLES: list[tuple[float, dict[str, Any], int, float, float]] = [
 
 #: The network for the discrete part of all but small tables.
 _CATEGORIES: dict[str, Any] = {"hidden": (256, 256), "dropout": 0.1}
-#: Large tables are trained for so many epochs, but at most for so many steps.
-_EPOCHS, _MOST_STEPS = 30, 24_000
+#: Epochs for large tables, and the maximum number of steps.
+_EPOCHS, _MAX_STEPS = 30, 24_000
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,16 @@ class Recipe:
 
     @property
     def digest(self) -> str:
-        """Identifies the recipe."""
+        """A hash that identifies the recipe."""
         content = json.dumps([self.flow, self.training, self.as_long_as], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
 def table_recipe(rows: int, conditioning: str = "full") -> Recipe:
-    """The defaults for a table with so many training rows.
+    """The defaults for a table with this number of training rows.
 
-    Small tables get small networks with dropout and weight decay, large ones wide networks and more steps: 30 epochs
-    from 137,000 rows on, up to 24,000 steps, which 410,000 rows have. For 17 columns with 1,412 categories and atoms, a
+    Small tables get small networks with dropout and weight decay. From 137,000 rows on, the number of steps is that of
+    30 epochs, up to 24,000 steps at 410,000 rows. For 17 columns with 1,412 categories and atoms, a
     step takes about 50 ms on one core of a CPU, so that is 13 minutes for 336,776 rows, and 20 minutes at most.
 
     Example:
@@ -63,7 +63,7 @@ def table_recipe(rows: int, conditioning: str = "full") -> Recipe:
     if conditioning == "shift":
         flow = {**flow, "blocks": 2 * flow["blocks"], "scales": 4, "waves": 4}
     batch_size = 512 if rows >= 10_000 else 256 if rows >= 1_000 else 64
-    steps = max(steps, min(_MOST_STEPS, _EPOCHS * rows // batch_size))
+    steps = max(steps, min(_MAX_STEPS, _EPOCHS * rows // batch_size))
     categories = _CATEGORIES if rows >= 2_000 else {"hidden": flow["hidden"], "dropout": flow["dropout"]}
     training = _training(steps, batch_size, rate, decay, 0.99)
     return Recipe({"conditioning": conditioning, **flow}, training, categories=categories)
@@ -95,7 +95,7 @@ def image_recipe(
     """
     choice("size", size, get_args(Size))
     if size == "auto":
-        size = "paper" if gpu and math.prod(shape) > _FEW else "small"
+        size = "paper" if gpu and math.prod(shape) > _SMALL_IMAGE else "small"
     if size == "paper":
         flow = {"blocks": 12, "scales": 4, "waves": 4, "residual_blocks": 2, "channels": max(16, 4 * shape[0])}
         training = _training(40_000, 128, 1e-3, 1e-2, 0.999)

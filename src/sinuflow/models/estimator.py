@@ -31,15 +31,15 @@ except ImportError:
 class SinusoidalDensity(DensityMixin, BaseEstimator):
     """Density estimation with a Sinusoidal Flow.
 
-    Columns are preprocessed as by ``sinuflow fit``: standardized, integers and repeated values dequantized, tails
-    compressed; densities are in the units of X. The defaults of None depend on the number of rows.
+    Columns are preprocessed as by ``sinuflow fit``; densities are in the units of X. Arguments that
+    are None have a default that depends on the number of rows.
 
     Args:
         conditioning: ``"full"`` or ``"shift"``.
-        blocks, scales, waves, hidden, dropout: of :class:`~sinuflow.SinusoidalFlow`.
-        steps, batch_size, learning_rate, weight_decay, patience, device: of :func:`~sinuflow.fit`.
+        blocks, scales, waves, hidden, dropout: arguments of :class:`~sinuflow.SinusoidalFlow`.
+        steps, batch_size, learning_rate, weight_decay, patience, device: arguments of :func:`~sinuflow.fit`.
         random_state: a seed; None for a different result at every call.
-        verbose: whether to show progress.
+        verbose: whether to show a progress bar.
 
     Attributes:
         model_: the fitted :class:`~sinuflow.TableModel`.
@@ -82,8 +82,8 @@ class SinusoidalDensity(DensityMixin, BaseEstimator):
             device=self.device,
             progress=self.verbose,
             test=False,
-            architecture=self._given("blocks", "scales", "waves", "hidden", "dropout"),
-            training=self._given("steps", "batch_size", "learning_rate", "weight_decay", "patience"),
+            architecture=self._not_none("blocks", "scales", "waves", "hidden", "dropout"),
+            training=self._not_none("steps", "batch_size", "learning_rate", "weight_decay", "patience"),
         )
         self.model_.flow.double()  # so that a row's score does not depend on which other rows are scored with it
         self.n_iter_ = int(self.model_.facts["steps"])
@@ -143,12 +143,13 @@ class SinusoidalDensity(DensityMixin, BaseEstimator):
         names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(numbers.shape[1])])
         return pyarrow.table({str(name): numbers[:, i] for i, name in enumerate(names)})
 
-    def _given(self, *names: str) -> dict[str, Any]:
+    def _not_none(self, *names: str) -> dict[str, Any]:
+        """The parameters of these names that are not None."""
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 def _plain(value: Any) -> Any:
-    """A parameter as JSON can hold it; random generators become None."""
+    """A parameter as a JSON value; random generators become None."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, (list, tuple)):

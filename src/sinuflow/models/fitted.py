@@ -1,4 +1,4 @@
-"""What all fitted models and their training runs have in common."""
+"""The base class of fitted models, and their training runs."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class FittedModel(ABC):
     """A flow together with the schema of its data and the provenance of its training.
 
     Args:
-        flow: over the encoded data.
-        quantiles: of the scores by which anomalies are ranked, in increasing order.
+        flow: the density of the encoded data.
+        quantiles: quantiles of the scores by which anomalies are ranked, in increasing order.
         history: the records of the training run.
         facts: provenance: data, seed, steps, seconds, versions.
     """
@@ -43,7 +43,7 @@ class FittedModel(ABC):
     quantiles: Tensor
     history: list[dict[str, Any]]
     facts: dict[str, Any]
-    #: The kind of model file, and what it is called in messages.
+    #: The kind of model file, and its name in messages.
     kind: ClassVar[str]
     description: ClassVar[str]
     #: The schema of its configuration, and the names of its tensors.
@@ -52,14 +52,14 @@ class FittedModel(ABC):
 
     @abstractmethod
     def _stored(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The configuration and tensors that the model file holds in addition to those of all models."""
+        """The configuration and tensors of this kind of model, besides those of all models."""
 
     @classmethod
     @abstractmethod
     def parse(cls, config: dict[str, Any], groups: dict[str, dict[str, Tensor]], flow: Flow) -> tuple[Any, ...]:
         """The constructor's arguments after the flow, from a stored configuration that fits the schema.
 
-        A ValueError says why they do not fit each other, or the flow.
+        Raises a ValueError if they are inconsistent with each other or with the flow.
         """
 
     def to(self: _Self, device: str | torch.device) -> _Self:
@@ -69,8 +69,8 @@ class FittedModel(ABC):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to one safetensors file, atomically; :func:`sinuflow.load` reads it."""
-        own, tensors = self._stored()
-        config = {"flow": self.flow.config, **own, "history": self.history, "facts": self.facts}
+        fields, tensors = self._stored()
+        config = {"flow": self.flow.config, **fields, "history": self.history, "facts": self.facts}
         weights = {f"flow/{name}": t for name, t in self.flow.usable_state(path).items()}
         write_model(
             path, Model(self.kind, config, {**weights, **tensors, "quantiles": self.quantiles}), self.format_version
@@ -87,14 +87,14 @@ class FittedModel(ABC):
         return next(self.flow.parameters())
 
 
-def model_schema(own: dict[str, Check], facts: dict[str, Check], optional_facts: dict[str, Check]) -> Check:
-    """The schema of a fitted model's configuration: its own fields and facts besides those of all models."""
+def model_schema(extra: dict[str, Check], facts: dict[str, Check], optional_facts: dict[str, Check]) -> Check:
+    """The schema of a fitted model's configuration; the arguments extend the fields and facts of all models."""
     steps = integer()
     optional_facts = {"more_steps": integer(1), **optional_facts}
     facts = {"seed": integer(0, 2**63), "steps": steps, "best_step": steps, "seconds": number(low=0), **facts}
     flow = fields({}, others=anything)  # checked when it is built
     return fields(
-        {"flow": flow, "history": items(RECORD), "facts": fields(facts, optional_facts, others=anything), **own}
+        {"flow": flow, "history": items(RECORD), "facts": fields(facts, optional_facts, others=anything), **extra}
     )
 
 
@@ -127,7 +127,7 @@ class Run:
 
     @contextmanager
     def seeded(self) -> Iterator[None]:
-        """PyTorch's random numbers by the seed alone."""
+        """A context in which PyTorch's random numbers depend on the seed alone."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             yield
@@ -138,40 +138,48 @@ class Run:
         recipe: Recipe,
         train: RowSource,
         validation: RowSource,
-        share: float = 1.0,
-        taken: int = 0,
+        time_fraction: float = 1.0,
+        steps_before: int = 0,
     ) -> FitResult:
-        """Train the flow with the recipe's settings, unless the options say otherwise.
+        """Train the flow with the recipe's settings, which the options of the run override.
 
-        ``share`` is that of the minutes, if they are limited; ``taken`` are the steps that the flow was trained for.
+        Args:
+            flow: the flow, trained in place.
+            recipe: its settings.
+            train: the training rows.
+            validation: the validation rows.
+            time_fraction: the part of the minutes that this training may take, if they are limited.
+            steps_before: the number of steps of earlier runs, if the flow is trained further.
         """
         settings = {**recipe.training, "checkpoint_minutes": self.checkpoint_minutes}
         if self.minutes is not None:
-            settings |= {"steps": None, "minutes": share * self.minutes}
+            settings |= {"steps": None, "minutes": time_fraction * self.minutes}
         settings |= {**(self.training or {})}
         settings |= {} if self.steps is None else {"steps": self.steps}
         settings |= {"checkpoint": self.checkpoint, "resume": self.resume, "progress": self.progress}
-        seed = (self.seed + taken) % 2**63  # of another order of the rows than in the steps before
-        return fit(flow, train, validation, device=self.device, seed=seed, initialize=not taken, **settings)
+        seed = (self.seed + steps_before) % 2**63  # the rows have another order than in the earlier runs
+        return fit(flow, train, validation, device=self.device, seed=seed, initialize=not steps_before, **settings)
 
-    def refit(self, flow: Flow, recipe: Recipe, train: RowSource, part_steps: Sequence[int], share: float) -> None:
-        """Train the parts of another flow for so many steps, in this share of the minutes, without validation."""
+    def refit(
+        self, flow: Flow, recipe: Recipe, train: RowSource, part_steps: Sequence[int], time_fraction: float
+    ) -> None:
+        """Train the parts of a flow for these numbers of steps, in a fraction of the minutes, without validation."""
         parts = len(getattr(flow, "parts", ((flow,),)))
         if len(part_steps) != parts or not any(part_steps):
-            # A column may have atoms among fewer rows only; and the initial weights may have been the best.
+            # A fold may have no levels, and so fewer parts; or the initial weights may have been the best.
             part_steps = [max(1, *part_steps)] * parts
         settings = {**recipe.training, **(self.training or {}), "steps": max(part_steps), "patience": None}
-        settings |= {} if self.minutes is None else {"minutes": share * self.minutes}
+        settings |= {} if self.minutes is None else {"minutes": time_fraction * self.minutes}
         fit(flow, train, device=self.device, seed=self.seed, progress=False, part_steps=part_steps, **settings)
 
     def facts(self, result: FitResult, continued: bool = False) -> dict[str, Any]:
-        """The provenance of any fitted model; ``more_steps``, if it was still improving."""
-        taken = {"steps": result.steps, "best_step": result.best_step, "seconds": round(monotonic() - self.started, 1)}
+        """The provenance of any fitted model; ``more_steps`` if the validation NLL was still improving."""
+        steps = {"steps": result.steps, "best_step": result.best_step, "seconds": round(monotonic() - self.started, 1)}
         improving = not result.stopped_early and still_improving(result.history, continued)
         more = {"more_steps": 2 * result.steps} if improving else {}
-        return {"seed": self.seed, **taken, **more, "torch": torch.__version__}
+        return {"seed": self.seed, **steps, **more, "torch": torch.__version__}
 
 
 def quantiles_of(scores: Tensor) -> Tensor:
-    """The quantiles of scores that a fitted model stores: 1001, from the least to the largest."""
+    """1001 quantiles of scores, from the smallest to the largest, which a fitted model stores."""
     return torch.quantile(scores, torch.linspace(0, 1, 1001, dtype=torch.float64))

@@ -18,13 +18,13 @@ from ..data.image_files import as_images, class_indices, listed
 from ..errors import DataError
 from ..flows.distribution import check_temperature
 from ..flows.flow import Flow
-from ..flows.inversion import CERTIFICATES, Certify, Drawn, inverse_with_fallback
+from ..flows.inversion import CERTIFICATES, CertifiedDraws, Certify, inverse_with_fallback
 from ..flows.sinusoidal import ImageFlow, SinusoidalFlow
 from ..training import Batch, ImageRows
 from .fitted import FittedModel, model_schema
 
-#: Images per batch of scoring and of sampling.
-_SCORED, _DRAWN = 256, 128
+#: The batch sizes of scoring and of sampling.
+_SCORE_BATCH, _SAMPLE_BATCH = 256, 128
 
 
 _SCHEMA = model_schema(
@@ -46,8 +46,8 @@ class ImageModel(FittedModel):
     Args:
         pixels: the map between bytes and logits.
         classes: the names of the classes, for a class-conditional density.
-        counts: how many training images each class had.
-        quantiles: of the bits per dimension of held-out images, in increasing order.
+        counts: the number of training images of each class.
+        quantiles: quantiles of the bits per dimension of held-out images, in increasing order.
 
     The other arguments are those of all fitted models.
 
@@ -99,7 +99,7 @@ class ImageModel(FittedModel):
         """The log-density of every image in nats, in units of the 256 levels of a pixel."""
         scores = []
         with torch.no_grad():
-            for x, context in self._batches(images, labels, _SCORED):
+            for x, context in self._batches(images, labels, _SCORE_BATCH):
                 log_density = self.flow(context, validate_args=False).log_prob(x).double().cpu()
                 bits = self.pixels.bits_per_dimension(log_density, x.double().cpu())
                 scores.append(-bits * self.flow.features * math.log(2))
@@ -112,7 +112,7 @@ class ImageModel(FittedModel):
         """
         errors = []
         with torch.no_grad():
-            for x, context in self._batches(images, labels, _DRAWN):
+            for x, context in self._batches(images, labels, _SAMPLE_BATCH):
                 noise, _ = self.flow.bijection(x, context)
                 back = self.flow.invert(noise, context, on_failure="return").x
                 reconstructed, original = (self.pixels.to_unit(t.double()).value for t in (back, x))
@@ -157,7 +157,7 @@ class ImageModel(FittedModel):
 
     def draw(
         self, count: int, label: Any = None, seed: int = 0, temperature: float = 1.0, certify: Certify = "layers"
-    ) -> Drawn:
+    ) -> CertifiedDraws:
         """The images of :meth:`sample`, and the largest end-to-end residual if that is certified."""
         choice("certify", certify, CERTIFICATES)
         count = whole("count", count, least=1)
@@ -165,14 +165,14 @@ class ImageModel(FittedModel):
         generator = torch.Generator().manual_seed(seed)
         context = self._context(self._labels(count, label, generator), count)
         images, residuals = [], []
-        for start in range(0, count, _DRAWN):
-            size = min(_DRAWN, count - start)
+        for start in range(0, count, _SAMPLE_BATCH):
+            size = min(_SAMPLE_BATCH, count - start)
             noise = temperature * torch.randn((size, self.flow.features), generator=generator)
             rows = None if context is None else context[start : start + size].to(self._like)
             x, residual = inverse_with_fallback(self.flow.bijection, noise.to(self._like), rows, certify)
             images.append(self.pixels.to_bytes(x.cpu()).view(size, *self.shape))
             residuals.append(residual)
-        return Drawn(torch.cat(images), max((r for r in residuals if r is not None), default=None))
+        return CertifiedDraws(torch.cat(images), max((r for r in residuals if r is not None), default=None))
 
     def _labels(self, count: int, label: Any, generator: torch.Generator) -> Any:
         """A label for each image to draw."""

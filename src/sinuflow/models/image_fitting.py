@@ -22,12 +22,12 @@ from .defaults import Size, image_recipe
 from .fitted import Run, quantiles_of
 from .image import ImageModel
 
-#: The fraction of images that are held out for validation, and the most of them.
-_FRACTION, _MOST = 0.1, 5_000
-#: The fewest images that can be fitted.
-_FEWEST = 20
-#: Held-out images for the quantiles of the score, and for the reconstruction error.
-_SCORED, _INVERTED = 1_000, 64
+#: The fraction of images that are held out for validation, and their maximum number.
+_VALIDATION_FRACTION, _MAX_VALIDATION_IMAGES = 0.1, 5_000
+#: The minimum number of images to fit.
+_MIN_IMAGES = 20
+#: The number of held-out images for the quantiles of the score, and for the reconstruction error.
+_SCORED_IMAGES, _INVERTED_IMAGES = 1_000, 64
 
 
 def fit_images(
@@ -57,12 +57,12 @@ def fit_images(
             ``.npy`` file or of a folder of PNG files, whose subfolders are classes.
         validation: validation images, with labels a pair ``(images, labels)``. By default, a tenth of the images.
         labels: the class of each image, counted from 0, for a class-conditional density; an array, or a ``.npy`` file.
-        alpha: of the logit map; by default 1e-6 for one channel and 0.05 for more.
+        alpha: of :class:`~sinuflow.bijections.pixels.PixelMap`; by default 1e-6 for one channel and 0.05 for more.
         flips: whether to augment with random horizontal flips; by default, for more than one channel.
         size: ``"paper"``, ``"small"``, or ``"auto"``: the paper's flow if there is a GPU and many pixels.
         conditioning: ``"affine"``, shifts and log-scales, or ``"shift"``, as in the paper. By default ``"shift"`` for
             the paper's flow and with ``stability``, which is for shifts alone.
-        seed: of the split, the weights, the dequantization noise, and the order of the images.
+        seed: determines the split, the initial weights, the dequantization noise, and the order of the images.
         architecture: arguments of :meth:`SinusoidalFlow.image <sinuflow.SinusoidalFlow.image>` that replace defaults.
 
     The other arguments are those of :func:`~sinuflow.fit_table`; :class:`~sinuflow.ImageModel` has an example.
@@ -72,11 +72,11 @@ def fit_images(
     shape = tuple(data.images.shape[1:])
     counts = None if data.labels is None else class_counts(data.labels)
     classes = data.classes if counts is None or data.classes else [str(i) for i in range(len(counts))]
-    train, held_out = _parts(data, validation, classes, seed)
-    place = find_device(device)
+    train, held_out = _split(data, validation, classes, seed)
+    target = find_device(device)
     if conditioning is None and (training or {}).get("stability") is not None:
         conditioning = "shift"
-    recipe = image_recipe(shape, size, place.type == "cuda", conditioning)
+    recipe = image_recipe(shape, size, target.type == "cuda", conditioning)
     flow = run.build(ImageFlow, recipe, shape, len(classes or []))
     pixels = PixelMap((1e-6 if shape[0] == 1 else 0.05) if alpha is None else alpha)
     flips = shape[0] > 1 if flips is None else flips
@@ -97,24 +97,25 @@ def fit_images(
         **run.facts(result),
     }
     model = ImageModel(flow, pixels, classes, counts, torch.zeros(0), result.history, facts)
-    home = next(flow.parameters()).device
-    model.to(place)
-    some = held_out.select(torch.randperm(len(held_out.images), generator=seeded(seed, 1))[:_SCORED])
-    model.quantiles = quantiles_of(model.bits_per_dimension(some.images, some.labels))
-    few = some.select(torch.arange(min(_INVERTED, len(some.images))))
-    facts |= {"inverted": len(few.images), "round_trip": float(model.round_trip(few.images, few.labels).max())}
-    return model.to(home)
+    original = next(flow.parameters()).device
+    model.to(target)
+    scored = held_out.select(torch.randperm(len(held_out.images), generator=seeded(seed, 1))[:_SCORED_IMAGES])
+    model.quantiles = quantiles_of(model.bits_per_dimension(scored.images, scored.labels))
+    inverted = scored.select(torch.arange(min(_INVERTED_IMAGES, len(scored.images))))
+    round_trip = float(model.round_trip(inverted.images, inverted.labels).max())
+    facts |= {"inverted": len(inverted.images), "round_trip": round_trip}
+    return model.to(original)
 
 
-def _parts(data: Pictures, validation: Any, classes: list[str] | None, seed: int) -> tuple[Pictures, Pictures]:
+def _split(data: Pictures, validation: Any, classes: list[str] | None, seed: int) -> tuple[Pictures, Pictures]:
     """Training and validation images; by default, a random tenth of the images is held out."""
     if validation is None:
         count = len(data.images)
-        if count < _FEWEST:
-            raise DataError(f"{data.name} holds {count} images, and at least {_FEWEST} are needed to learn from")
+        if count < _MIN_IMAGES:
+            raise DataError(f"{data.name} holds {count} images, and at least {_MIN_IMAGES} are needed to learn from")
         order = torch.randperm(count, generator=seeded(seed))
-        held = min(_MOST, round(_FRACTION * count))
-        return data.select(order[held:]), data.select(order[:held])
+        size = min(_MAX_VALIDATION_IMAGES, round(_VALIDATION_FRACTION * count))
+        return data.select(order[size:]), data.select(order[:size])
     conditional = data.labels is not None
     held_out = open_pictures(*(validation if conditional and isinstance(validation, tuple) else (validation,)))
     if held_out.images.shape[1:] != data.images.shape[1:]:

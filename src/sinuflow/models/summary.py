@@ -1,4 +1,4 @@
-"""What a user should know about a fitted table: the rows and columns that it uses, and why not others."""
+"""Notices about a fitted table: which rows and columns it uses, and why it does not use the others."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..checks import shortened
 from ..data.refusals import options
-from .calibration import ENOUGH
+from .calibration import MIN_ROWS
 
 if TYPE_CHECKING:
     from .table import TableModel
 
-#: The most columns that are described one by one.
-_MOST = 10
-#: The most columns whose options are written out, and the most characters of a relation.
-_FEW, _LONGEST = 5, 100
+#: The maximum number of columns that are described one by one.
+_MAX_COLUMNS = 10
+#: The maximum number of columns whose options are written out, and of characters of a relation.
+_MAX_OPTIONS, _MAX_CHARACTERS = 5, 100
 
 
 def usage(model: TableModel) -> str:
@@ -22,8 +22,8 @@ def usage(model: TableModel) -> str:
     facts, preprocessor = model.facts, model.preprocessor
     rows = f"{facts['used_rows']:,} rows"
     if facts["used_rows"] < facts["rows"]:
-        why = "the others have missing values, and --missing model would use them"
-        rows = f"{facts['used_rows']:,} of {facts['rows']:,} rows ({why})"
+        reason = "the others have missing values, and --missing model would use them"
+        rows = f"{facts['used_rows']:,} of {facts['rows']:,} rows ({reason})"
     counts = {
         "as context": len(preprocessor.context_columns),
         "restored": len({c.table_column for c in preprocessor.restored}),
@@ -43,9 +43,9 @@ def restored_and_constant(model: TableModel) -> list[str]:
 
 
 def notices(model: TableModel, command: str) -> list[str]:
-    """What is not as a user may expect: columns that are set aside, cells that are not read, rough percentiles.
+    """What a user may not expect: columns that are set aside, cells that count as missing, coarse percentiles.
 
-    If training was too short, ``command`` is continued.
+    If training was too short, the advice is ``command`` with further options.
     """
     facts = model.facts
     return [*_set_aside(facts), *_unread(model), *_percentiles(facts), *_training(facts, command)]
@@ -54,10 +54,10 @@ def notices(model: TableModel, command: str) -> list[str]:
 def _set_aside(facts: dict[str, Any]) -> list[str]:
     reasons: dict[str, str] = facts.get("set_aside", {})
     keep: dict[str, str] = facts.get("keep", dict.fromkeys(reasons, "auto"))
-    lines = [f"column {name!r} is set aside: {reason}" for name, reason in list(reasons.items())[:_MOST]]
-    if len(reasons) > _MOST:
-        lines.append(f"further columns are set aside: {', '.join(_first(list(map(repr, reasons))[_MOST:]))}")
-    if len(keep) > _FEW and set(keep.values()) == {"auto"}:
+    lines = [f"column {name!r} is set aside: {reason}" for name, reason in list(reasons.items())[:_MAX_COLUMNS]]
+    if len(reasons) > _MAX_COLUMNS:
+        lines.append(f"further columns are set aside: {', '.join(_first(list(map(repr, reasons))[_MAX_COLUMNS:]))}")
+    if len(keep) > _MAX_OPTIONS and set(keep.values()) == {"auto"}:
         keep = {"COLUMN": "auto"}
     if keep:
         lines.append(f"to model {'it' if len(reasons) == 1 else 'them'}, fit with {options([], keep)}")
@@ -76,8 +76,8 @@ def _unread(model: TableModel) -> list[str]:
 
 
 def _percentiles(facts: dict[str, Any]) -> list[str]:
-    rows = facts.get("calibration_rows", ENOUGH)
-    if rows >= ENOUGH:
+    rows = facts.get("calibration_rows", MIN_ROWS)
+    if rows >= MIN_ROWS:
         return []
     return [
         f"anomaly percentiles come from {rows} rows, and are steps of {100 / (rows + 1):.1f}: too few to tell "
@@ -98,8 +98,8 @@ def _training(facts: dict[str, Any], command: str) -> list[str]:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]} ..."
 
 
-def _first(parts: list[str], most: int = _MOST) -> list[str]:
-    return parts[:most] + ([f"and {len(parts) - most:,} more"] if len(parts) > most else [])
+def _first(parts: list[str], limit: int = _MAX_COLUMNS) -> list[str]:
+    return parts[:limit] + ([f"and {len(parts) - limit:,} more"] if len(parts) > limit else [])

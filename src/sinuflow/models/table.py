@@ -1,4 +1,4 @@
-"""A fitted table: a flow, and the preprocessing between it and the table's columns."""
+"""A fitted table: a flow, and the preprocessing between the table's columns and the flow."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from ..data.tables import Rows, read_rows
 from ..data.values import code_of, table_arrays
 from ..errors import DataError
 from ..flows.flow import Flow
-from ..flows.inversion import CERTIFICATES, Certify, Drawn
+from ..flows.inversion import CERTIFICATES, CertifiedDraws, Certify
 from ..flows.mixed import MixedFlow
 from ..flows.sinusoidal import SinusoidalFlow
 from .calibration import percentile
-from .draws import Draws
 from .fitted import FittedModel, model_schema
 from .ranking import RankedRows, Ranking
+from .sampling import RowSampler
 from .scores import score
 from .summary import notices
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
-#: Rows that are scored or drawn at a time.
+#: The number of rows that are scored or drawn at once.
 _ROWS = 4096
 
 
 _OBJECT = fields({}, others=anything)
 _ESTIMATOR = fields({"parameters": _OBJECT, "features": integer(1), "names": optional(items(text(LONGEST_NAME)))})
 _NAMES = items(text(LONGEST_NAME))
-#: By which options rows and columns were chosen.
+#: The options by which rows and columns were chosen.
 _CHOICES = fields(
     {
         "context": _NAMES,
@@ -77,9 +77,9 @@ class TableModel(FittedModel):
     Args:
         preprocessor: the bijection from the table's units to the flow's input, in float64.
         split: the training, validation and test rows.
-        quantiles: of the log-densities of the calibration rows, in increasing order.
-        anomaly_quantiles: the same of minus their anomaly scores; models of version 0.1.0 have none.
-        ranking: the terms of the anomaly score; models of version 0.1.0 have none.
+        quantiles: quantiles of the log-densities of the calibration rows, in increasing order.
+        anomaly_quantiles: quantiles of minus their anomaly scores; None for models of version 0.1.0.
+        ranking: the anomaly score as a function; None for models of version 0.1.0.
 
     The other arguments are those of all fitted models.
     """
@@ -98,9 +98,8 @@ class TableModel(FittedModel):
 
     @property
     def format_version(self) -> int:
-        """Version 0.1.0 knows no cells and no maps of users."""
-        known = all(c.map in MAP_NAMES and not c.rows for c in self.preprocessor.columns)
-        return 1 if known else 2
+        """Version 1 has neither cells nor users' maps."""
+        return 1 if all(c.map in MAP_NAMES and not c.rows for c in self.preprocessor.columns) else 2
 
     @property
     def columns(self) -> list[str]:
@@ -112,12 +111,12 @@ class TableModel(FittedModel):
 
         ``data`` is anything that can be opened as a table: a frame, a path, an array.
 
-        Values of a column that are categories, missing, or atoms (repeated values in a continuous column) contribute
-        their probability; other values a density, and values on a grid, such as integers, their probability divided
-        by the grid's step. The same row always has the same score: see :meth:`Preprocessor.score_points
+        Categories, missing values and atoms (repeated values in a continuous column) contribute their probability;
+        values on a grid, such as integers, their probability divided by the grid's step; and other values their
+        density. The same row always has the same score: see :meth:`Preprocessor.score_points
         <sinuflow.data.preprocessing.Preprocessor.score_points>`. A value that the column cannot have, such as a
-        category that was never seen, has the probability 1 / (n + 2) after n training rows, and is not used to judge
-        the other columns.
+        category that was never seen, has the probability 1 / (n + 2) after n training rows, and the density of the
+        other columns is not conditional on it.
         """
         scores = [self.score_rows(rows) for rows in read_rows(open_table(data), self.preprocessor)]
         result = np.concatenate(scores) if scores else np.empty(0)
@@ -128,20 +127,24 @@ class TableModel(FittedModel):
 
     @property
     def notices(self) -> list[str]:
-        """What a user should know about the model: columns that were set aside, and whether to train longer."""
+        """Notices for the user: columns that are set aside, cells that count as missing, whether to train longer."""
         return self.notices_for("sinuflow fit TABLE -o MODEL")
 
     def notices_for(self, command: str) -> list[str]:
-        """The notices, one of which may be to train longer by continuing this command."""
+        """The notices; ``command`` is the command line that the advice to train longer extends."""
         return notices(self, command)
 
     @property
     def models_missing(self) -> bool:
-        """Whether rows with missing values have a log-density; they have none for models of format 1."""
+        """Whether rows with missing values have a log-density, as they do except for models of format 1."""
         return self.preprocessor.cells is not None
 
-    def scored(self, rows: Rows) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Which rows have a log-density: not those that lack a value whose absence the model does not know."""
+    def can_score(self, rows: Rows) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which rows have a log-density.
+
+        These are the complete rows for a model of format 1, and otherwise the rows without missing values in context
+        columns that had none in training.
+        """
         if not self.models_missing:
             return rows.complete
         if rows.context is None:
@@ -150,12 +153,12 @@ class TableModel(FittedModel):
         return np.asarray(~rows.context[:, needed].isnan().any(1))
 
     def score_rows(self, rows: Rows) -> Array:
-        """The log-density of rows of a table; NaN where a value is missing that the model needs."""
-        scored = self.scored(rows)
-        result = np.full(len(scored), np.nan)
-        known = rows.select(scored)
-        result[scored] = self.score_numbers(known.x, known.context).numpy() + known.log_relations
-        failed = np.isnan(result) & scored
+        """The log-density of rows of a table; NaN for rows that :meth:`can_score` excludes."""
+        scorable = self.can_score(rows)
+        result = np.full(len(scorable), np.nan)
+        selected = rows.select(scorable)
+        result[scorable] = self.score_numbers(selected.x, selected.context).numpy() + selected.log_relations
+        failed = np.isnan(result) & scorable
         if failed.any():
             raise DataError(
                 f"the log-density of row {rows.first + int(failed.argmax()) + 1} is NaN: "
@@ -165,33 +168,36 @@ class TableModel(FittedModel):
 
     @torch.no_grad()
     def score_numbers(self, x: Tensor, context: Tensor | None) -> Tensor:
-        """The log-density of rows of numbers, and of the values of the context columns."""
+        """The log-density of rows of numbers, given the values of their context columns."""
         parts, like = [], self._like
         preprocessor = self.preprocessor.on(like.device)
         for start in range(0, len(x), _ROWS):
             rows = slice(start, start + _ROWS)
-            side = None if context is None else preprocessor.context(context[rows].to(like.device)).to(like)
-            leveled, located = preprocessor.locate(x[rows].to(like.device))
-            parts.append(score(self.flow, preprocessor, leveled, located, side).cpu())
+            encoded = None if context is None else preprocessor.context(context[rows].to(like.device)).to(like)
+            levels, cells = preprocessor.locate(x[rows].to(like.device))
+            parts.append(score(self.flow, preprocessor, levels, cells, encoded).cpu())
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
 
     def anomaly_score(self, data: Any) -> Array:
-        r"""How anomalous every row of a table is.
+        r"""The anomaly score of every row of a table: the higher, the more anomalous.
 
-        .. math:: -\frac{\log p(x) - m(x)}{s_p} - \frac{\log k(x)}{s_k}
+        .. math:: -\frac{\log p(x) - \log m(x)}{s_p} - \frac{\log k(x)}{s_k}
 
-        with the log-density :math:`\log p` of :meth:`log_prob`, the change m to a measure that does not depend on the
-        units of the columns (:class:`~sinuflow.data.common_measure.CommonMeasure`), and a kernel density estimate k
-        (:class:`~sinuflow.data.kernel_density.KernelDensity`), which is robust where rows are few. s are the spreads of
-        the two terms among training rows, so that none of them dominates.
+        p is the density of :meth:`log_prob`, m a reference measure that makes the quotient independent of the units of
+        the columns (:class:`~sinuflow.data.reference_measure.ReferenceMeasure`), and k a kernel density estimate
+        (:class:`~sinuflow.data.kernel_density.KernelDensity`), which is robust where training rows are sparse.
+        :math:`s_p` and :math:`s_k` are the spreads of the two terms among training rows, so that both have the same
+        weight.
         """
-        scores = [-self.comparable(r, self.score_rows(r)) for r in read_rows(open_table(data), self.preprocessor)]
+        scores = [
+            self.anomaly_score_rows(r, self.score_rows(r)) for r in read_rows(open_table(data), self.preprocessor)
+        ]
         return np.concatenate(scores) if scores else np.empty(0)
 
-    def comparable(self, rows: Rows, log_density: Array) -> Array:
-        """Minus the :meth:`anomaly_score` of rows with these log-densities."""
+    def anomaly_score_rows(self, rows: Rows, log_density: Array) -> Array:
+        """The :meth:`anomaly_score` of rows with these log-densities."""
         if self.ranking is None:  # a model of version 0.1.0
-            return log_density
+            return -log_density
         ranked = RankedRows(rows.x, rows.restored, rows.context)
         return np.asarray(self.ranking(ranked, torch.from_numpy(log_density)).numpy())
 
@@ -208,20 +214,19 @@ class TableModel(FittedModel):
         """
         if isinstance(scores, np.ndarray) and scores.ndim < 2:
             return self._percentile(scores, self.quantiles)
-        return self.percentile_of(-self.anomaly_score(scores))
+        return self.percentile_of_score(self.anomaly_score(scores))
 
-    def percentile_of(self, comparable: Array) -> Array:
-        """The percentile of :meth:`comparable` log-densities."""
-        return self._percentile(
-            comparable, self.quantiles if self.anomaly_quantiles is None else self.anomaly_quantiles
-        )
+    def percentile_of_score(self, anomaly_score: Array) -> Array:
+        """The percentile of anomaly scores."""
+        quantiles = self.quantiles if self.anomaly_quantiles is None else self.anomaly_quantiles
+        return self._percentile(-anomaly_score, quantiles)
 
     def _percentile(self, log_density: Array, quantiles: Tensor) -> Array:
         if "calibration_rows" in self.facts:
             return percentile(log_density, quantiles.numpy(), self.facts["calibration_rows"])
         grid = quantiles.numpy()
-        shares = np.interp(log_density, grid, np.linspace(0, 1, len(grid)))
-        return np.where(np.isnan(log_density), np.nan, 100 * (1 - shares))
+        below = np.interp(log_density, grid, np.linspace(0, 1, len(grid)))
+        return np.where(np.isnan(log_density), np.nan, 100 * (1 - below))
 
     def sample(
         self,
@@ -262,30 +267,30 @@ class TableModel(FittedModel):
         seed: int | None,
         certify: Certify = "layers",
         complete: bool = False,
-    ) -> Iterator[Drawn]:
+    ) -> Iterator[CertifiedDraws]:
         """The record batches of :meth:`sample`, each with its largest end-to-end residual if that is certified."""
         import pyarrow
 
         choice("certify", certify, CERTIFICATES)
         context = self._context(given or {})
-        draws = Draws(self, self._fixed(given or {}), context, seed, certify, complete)
+        sampler = RowSampler(self, self._fixed(given or {}), context, seed, certify, complete)
         for start in range(0, count, _ROWS):
-            values, residual = draws.possible_rows(min(_ROWS, count - start))
+            values, residual = sampler.possible_rows(min(_ROWS, count - start))
             arrays = table_arrays(self.preprocessor.columns, values)
-            yield Drawn(pyarrow.record_batch(arrays, names=self.columns), residual)
+            yield CertifiedDraws(pyarrow.record_batch(arrays, names=self.columns), residual)
 
     def _fixed(self, given: Mapping[str, Any]) -> dict[str, float]:
-        """The numbers of constant and context columns."""
+        """The numbers of constant and context columns, which are not drawn."""
         fixed = {c.name: 0.0 for c in self.preprocessor.columns if c.kind == "constant"}
         columns = [c for c in self.preprocessor.context_columns if c.name in given]
         return fixed | {c.name: _context_number(c, given[c.name]) for c in columns}
 
     def _context(self, given: Mapping[str, Any]) -> Tensor | None:
-        """The flow's context for values of the context columns, in one row."""
+        """The flow's context (1, context) for values of the context columns."""
         columns = self.preprocessor.context_columns
         names = [c.name for c in columns]
-        known = {c.name for c in self.preprocessor.columns if c.role == "context"}
-        unknown = [name for name in given if name not in known]
+        possible = {c.name for c in self.preprocessor.columns if c.role == "context"}
+        unknown = [name for name in given if name not in possible]
         if unknown:
             has = f"its context columns are {', '.join(map(repr, names))}" if names else "it has no context columns"
             raise DataError(f"the model cannot be conditioned on {unknown[0]!r}: {has}")

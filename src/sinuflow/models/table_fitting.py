@@ -16,7 +16,8 @@ from ..data import Preprocessor, Survey, Table, open_table, survey
 from ..data.arrow_rows import ArrowRows
 from ..data.atoms import LEVELS_ROWS
 from ..data.columns import Bounds, declared_bounds
-from ..data.inspect import Wish
+from ..data.inspect import MapChoice
+from ..data.preprocessing import LevelKinds
 from ..data.sources import CONTENT_ROWS, MemoryRows, RowSource, content_hash, fingerprint, seeded
 from ..data.split import Ids, Split, folds, split_rows
 from ..data.tables import columns_to_numbers
@@ -42,12 +43,12 @@ from .fitted import Run
 from .ranking import RankedRows, Ranking
 from .table import TableModel
 
-#: The most rows for estimating the whitening, and the most validation rows and rows for calibration.
-_ENOUGH, _VALIDATION = 100_000, 20_000
-#: Rows that are drawn to match the frequencies of levels: at most so many, and so many one-hot inputs.
-_DRAWN, _DRAWN_INPUTS = 50_000, 20_000_000
-#: Tables with fewer rows are cross-fitted for calibration, in so many folds.
-_SMALL, _FOLDS = 2_000, 4
+#: The maximum number of rows for the whitening, and of rows for validation and for calibration.
+_MAX_STATISTICS_ROWS, _MAX_VALIDATION_ROWS = 100_000, 20_000
+#: The maximum number of rows, and of one-hot inputs, that are drawn to match the frequencies of levels.
+_MAX_DRAWN_ROWS, _MAX_DRAWN_INPUTS = 50_000, 20_000_000
+#: Tables with fewer rows are cross-fitted for calibration; the number of folds.
+_MIN_HELD_OUT_ROWS, _FOLDS = 2_000, 4
 
 
 def fit_table(
@@ -56,7 +57,7 @@ def fit_table(
     context: list[str] | None = None,
     drop: list[str] | None = None,
     missing: str = "model",
-    maps: Mapping[str, Wish] | None = None,
+    maps: Mapping[str, MapChoice] | None = None,
     bounds: Mapping[str, Bounds] | None = None,
     conditioning: str = "full",
     steps: int | None = None,
@@ -79,7 +80,7 @@ def fit_table(
         context: columns that the density is conditioned on.
         drop: columns to leave out.
         missing: ``"model"`` missing values as values of their own, ``"drop"`` rows that have some, or ``"refuse"``
-            such a table.
+            tables with missing values.
         maps: a map for a column, instead of the one that its values suggest: ``"linear"``, ``"log"``,
             ``"logit"``, ``"category"``, ``"auto"`` to keep a column that looks like row numbers or identifiers,
             ``"day-first"``, ``"month-first"``, ``"decimal-point"`` or ``"decimal-comma"`` for ambiguous texts, or a
@@ -88,16 +89,16 @@ def fit_table(
         bounds: the least and the largest value that a column may have, such as ``(0, None)``: samples respect them, and
             other values score as values that the column cannot have.
         conditioning: the kind of flow, ``"full"`` or ``"shift"``.
-        steps: the most training steps; by default they depend on the number of rows, or with ``minutes`` on the time.
-        minutes: the most minutes of training, including those before an interruption. For tables under 2,000 rows, that
-            includes cross-fitting, which takes up to four fifths of it. Reading the table takes further time.
-        start: a model of this table, or its file, whose training continues, with its columns, split and flow:
-            arguments that choose these are left out. Weights that are not better on the validation rows are not taken.
-        seed: of the split, the weights, and the order of the rows.
+        steps: the maximum number of training steps; the default depends on the number of rows, or on ``minutes``.
+        minutes: the maximum minutes of training, including those before an interruption. For tables under 2,000 rows,
+            they include cross-fitting, which takes up to four fifths of them. Reading the table takes further time.
+        start: a model of this table, or its file, to train further with its columns, split and flow; arguments that
+            choose these are errors. The new weights are used only if they are better on the validation rows.
+        seed: determines the split, the initial weights, and the order of the rows.
         device: ``"auto"`` takes a GPU if there is one.
         checkpoint, checkpoint_minutes, resume: a folder for checkpoints, the minutes between them, and whether to
             continue from the last one.
-        progress: whether to show progress.
+        progress: whether to show a progress bar.
         test: whether to hold out rows for testing.
         architecture: arguments of :class:`~sinuflow.SinusoidalFlow` instead of the defaults.
         training: arguments of :func:`~sinuflow.fit` instead of the defaults.
@@ -113,7 +114,7 @@ def fit_table(
     limits = {name: declared_bounds(name, pair) for name, pair in (bounds or {}).items()}
     choices = Choices(list(context or []), list(drop or []), missing, maps or {}, test, seed, limits)
     table, surveyed, split = _read(data, choices)
-    rows = _Rows(table, surveyed, split, seed)
+    rows = _TableRows(table, surveyed, split, seed)
     preprocessor = rows.preprocessor
     recipe = table_recipe(len(split.train), conditioning)
     flow = _build(run, recipe, preprocessor)
@@ -141,12 +142,12 @@ def fit_table(
 
 
 def _continued(run: Run, data: Any, start: TableModel) -> TableModel:
-    """A model with the weights after further training, if they are better than those of the start."""
+    """The start model after further training, with its old weights if the new ones are not better."""
     choices = Choices.of(start)
     run = replace(run, seed=choices.seed)
     table, surveyed, split = _read(data, choices)
     check_same_columns(start, table, surveyed)
-    rows = _Rows(table, surveyed, split, run.seed, start.preprocessor)
+    rows = _TableRows(table, surveyed, split, run.seed, start.preprocessor)
     check_same_rows(start, table, surveyed.total, split, rows.content)
     flow = trained_flow(start)
     recipe = table_recipe(len(split.train))
@@ -155,103 +156,104 @@ def _continued(run: Run, data: Any, start: TableModel) -> TableModel:
     history = extended_history(start, result)
     ranking = (start.anomaly_quantiles, start.ranking)
     model = TableModel(flow, start.preprocessor, split, start.quantiles, history, {}, *ranking)
-    calibrated = {}
+    calibration_facts = {}
     if result.best_step:
         rows.match_frequencies(flow)
         before = start.facts["steps"]
         scores = _calibration_scores(run, model, recipe, rows, [before + step for step in result.part_steps])
         _calibrate(model, scores)
-        calibrated = {"calibration_rows": len(scores)}
-    new = {"table": Path(table.name).name, "validation_nll": result.best_nll, **calibrated}
+        calibration_facts = {"calibration_rows": len(scores)}
+    new = {"table": Path(table.name).name, "validation_nll": result.best_nll, **calibration_facts}
     model.facts |= extended_facts(start, {**new, **run.facts(result, continued=True)})
     return model
 
 
 def _read(data: Any, choices: Choices) -> tuple[Table, Survey, Split]:
-    """The table, what its columns hold, and the split of its rows."""
+    """The table, its survey, and the split of its rows."""
     table = open_table(data)
-    asked = (choices.context, choices.drop, choices.missing, choices.maps, choices.seed, choices.bounds)
-    surveyed = survey(table, *asked)
+    arguments = (choices.context, choices.drop, choices.missing, choices.maps, choices.seed, choices.bounds)
+    surveyed = survey(table, *arguments)
     return table, surveyed, split_rows(surveyed.usable, surveyed.total, choices.seed, choices.test)
 
 
-def _train(run: Run, flow: Flow, recipe: Recipe, rows: _Rows, taken: int = 0) -> FitResult:
-    """Train a flow, which was trained for some steps before, on the training rows."""
+def _train(run: Run, flow: Flow, recipe: Recipe, rows: _TableRows, steps_before: int = 0) -> FitResult:
+    """Train a flow on the training rows; ``steps_before`` is the number of steps of earlier runs."""
     if run.checkpoint is not None:
-        shown = make_progress(run.progress)
-        rows.identify(shown.say)
-        shown.close()
-    validation = rows.source(_some(rows.split.validation, _VALIDATION, run.seed))
-    share = 1 / (1 + _FOLDS) if rows.few else 1.0
-    return run.train(flow, recipe, rows.source(rows.split.train), validation, share, taken)
+        progress = make_progress(run.progress)
+        rows.identify(progress.say)
+        progress.close()
+    validation = rows.source(_subsample(rows.split.validation, _MAX_VALIDATION_ROWS, run.seed))
+    time_fraction = 1 / (1 + _FOLDS) if rows.cross_fitted else 1.0
+    return run.train(flow, recipe, rows.source(rows.split.train), validation, time_fraction, steps_before)
 
 
 def _calibrate(model: TableModel, scores: Tensor) -> None:
-    """Store the quantiles of calibration scores."""
-    model.quantiles, model.anomaly_quantiles = (calibration_quantiles(part.contiguous()) for part in scores.mT)
+    """Store the quantiles of calibration scores (n, 2)."""
+    model.quantiles, model.anomaly_quantiles = (calibration_quantiles(column.contiguous()) for column in scores.mT)
 
 
-def _calibration_scores(run: Run, model: TableModel, recipe: Recipe, rows: _Rows, steps: list[int]) -> Tensor:
-    """The log-densities of held-out rows or, of a small table, of every usable row by cross-fitting, (n, 2).
+def _calibration_scores(run: Run, model: TableModel, recipe: Recipe, rows: _TableRows, steps: list[int]) -> Tensor:
+    """Scores (n, 2) of held-out rows or, for a small table, of every usable row by cross-fitting.
 
-    The second column is by the measure that is common to all rows.
+    The columns are the log-density, and minus the anomaly score.
     """
-    rows.rank(model)
-    if rows.few:
+    rows.fit_ranking(model)
+    if rows.cross_fitted:
         return _cross_fitted_scores(run, rows.table, rows.survey, recipe, steps)
-    return rows.scores(model, _some(rows.split.held_out, _VALIDATION, run.seed))
+    return rows.scores(model, _subsample(rows.split.held_out, _MAX_VALIDATION_ROWS, run.seed))
 
 
 def _cross_fitted_scores(run: Run, table: Table, surveyed: Survey, recipe: Recipe, steps: list[int]) -> Tensor:
-    """The log-density of every usable row, by a model that was fitted to other rows in as many steps."""
+    """The scores of every usable row, by models that were fitted to the other folds for the same number of steps."""
     parts = []
     for split in folds(surveyed.usable, surveyed.total, run.seed, _FOLDS):
-        rows = _Rows(table, surveyed, split, run.seed)
+        rows = _TableRows(table, surveyed, split, run.seed)
         flow = _build(run, recipe, rows.preprocessor)
         run.refit(flow, recipe, rows.source(split.train), steps, 1 / (1 + _FOLDS))
         rows.match_frequencies(flow)
         model = TableModel(flow, rows.preprocessor, split, torch.zeros(0), [], {})
-        rows.rank(model)
+        rows.fit_ranking(model)
         parts.append(rows.scores(model, split.validation))
     return torch.cat(parts)
 
 
 def _build(run: Run, recipe: Recipe, preprocessor: Preprocessor) -> SinusoidalFlow | MixedFlow:
     """An untrained flow for the preprocessed columns."""
-    side, sizes = preprocessor.context_width, preprocessor.sizes
-    flow = run.build(SinusoidalFlow, recipe, len(preprocessor.placed), side + sum(sizes))
+    context, sizes = preprocessor.context_width, preprocessor.sizes
+    flow = run.build(SinusoidalFlow, recipe, len(preprocessor.axis_features), context + sum(sizes))
     if not sizes:
         return flow
     with run.seeded():
-        return MixedFlow(CategoricalMADE(sizes, context=side, **(recipe.categories or {})), flow)
+        return MixedFlow(CategoricalMADE(sizes, context=context, **(recipe.categories or {})), flow)
 
 
-def _some(ids: Ids, most: int, seed: int) -> Ids:
-    """These rows, or a random selection of them: tables are often sorted."""
-    if len(ids) <= most:
+def _subsample(ids: Ids, size: int, seed: int) -> Ids:
+    """At most ``size`` of these rows, at random, because tables are often sorted."""
+    if len(ids) <= size:
         return ids
-    return np.sort(np.random.default_rng([seed, 1]).choice(ids, most, replace=False))
+    return np.sort(np.random.default_rng([seed, 1]).choice(ids, size, replace=False))
 
 
-def _preprocessor(surveyed: Survey, split: Split) -> Preprocessor:
-    return Preprocessor(surveyed.columns(split.train), "atoms" if len(split.train) >= LEVELS_ROWS else "categories")
+def _make_preprocessor(surveyed: Survey, split: Split) -> Preprocessor:
+    levels: LevelKinds = "atoms" if len(split.train) >= LEVELS_ROWS else "categories"
+    return Preprocessor(surveyed.columns(split.train), levels)
 
 
-class _Rows:
+class _TableRows:
     """The rows of a surveyed table as sources, in memory or streamed."""
 
     def __init__(
         self, table: Table, surveyed: Survey, split: Split, seed: int, preprocessor: Preprocessor | None = None
     ) -> None:
         self.table, self.survey, self.split = table, surveyed, split
-        #: Whether there are so few rows that scores are cross-fitted for calibration.
-        self.few = len(surveyed.usable) < _SMALL
-        self.preprocessor = _preprocessor(surveyed, split) if preprocessor is None else preprocessor
+        #: Whether the calibration scores are those of cross-fitting, because there are few rows.
+        self.cross_fitted = len(surveyed.usable) < _MIN_HELD_OUT_ROWS
+        self.preprocessor = _make_preprocessor(surveyed, split) if preprocessor is None else preprocessor
         self._columns = [*self.preprocessor.features, *self.preprocessor.context_columns]
-        self._places = {c.name: i for i, c in enumerate(self.preprocessor.columns)}
-        self._order = [self._places[c.name] for c in self._columns]
-        #: Training rows and their context, at most as many as statistics need.
-        self.sample = self.in_memory(_some(split.train, _ENOUGH, seed))
+        self._index = {c.name: i for i, c in enumerate(self.preprocessor.columns)}
+        self._order = [self._index[c.name] for c in self._columns]
+        #: A random sample of training rows and their context, for the whitening.
+        self.sample = self.in_memory(_subsample(split.train, _MAX_STATISTICS_ROWS, seed))
         self.content = content_hash(surveyed.numbers[:CONTENT_ROWS, self._order])
         if preprocessor is None:
             self.preprocessor.initialize(self.sample[0], seeded(0))
@@ -263,21 +265,21 @@ class _Rows:
         self.identity = f"{rows} {self.preprocessor.encoding}"
 
     def in_memory(self, ids: Ids) -> tuple[Tensor, Tensor | None]:
-        """Those of these rows that the survey holds, and their context."""
-        chosen = np.isin(self.survey.rows, ids, assume_unique=True)
-        rows = torch.from_numpy(self.survey.numbers[chosen][:, self._order])
+        """The rows with these indices that the survey holds in memory, and their context."""
+        selected = np.isin(self.survey.rows, ids, assume_unique=True)
+        rows = torch.from_numpy(self.survey.numbers[selected][:, self._order])
         size = len(self.preprocessor.features)
         return rows[:, :size], rows[:, size:] if len(self._order) > size else None
 
     def scores(self, model: TableModel, ids: Ids) -> Tensor:
-        """The log-densities (n, 2), as they are and comparable, of those of these rows that the survey holds."""
-        chosen = np.isin(self.survey.rows, ids, assume_unique=True)
-        numbers = {c.name: self.survey.numbers[chosen, i] for i, c in enumerate(self.preprocessor.columns)}
-        rows = self._ranked(ids)
-        scores = model.score_numbers(rows.x, rows.context)
-        scores += torch.from_numpy(self.preprocessor.log_relations(numbers))
+        """The log-density and minus the anomaly score, (n, 2), of the rows with these indices in memory."""
+        selected = np.isin(self.survey.rows, ids, assume_unique=True)
+        numbers = {c.name: self.survey.numbers[selected, i] for i, c in enumerate(self.preprocessor.columns)}
+        rows = self._ranked_rows(ids)
+        log_density = model.score_numbers(rows.x, rows.context)
+        log_density += torch.from_numpy(self.preprocessor.log_relations(numbers))
         assert model.ranking is not None
-        return torch.stack([scores, model.ranking(rows, scores)], dim=1)
+        return torch.stack([log_density, -model.ranking(rows, log_density)], dim=1)
 
     def match_frequencies(self, flow: Flow) -> None:
         """Correct the frequencies of the levels, which a regularized network does not match exactly."""
@@ -286,30 +288,30 @@ class _Rows:
         like, (x, context) = next(flow.parameters()), self.sample
         preprocessor, categories = self.preprocessor.on(like.device), flow.categories
         frequencies = categories.frequencies(preprocessor.locate(x.to(like.device))[0].codes)
-        count = min(_DRAWN, _DRAWN_INPUTS // categories.width)
+        count = min(_MAX_DRAWN_ROWS, _MAX_DRAWN_INPUTS // categories.width)
         if context is not None:
-            chosen = torch.randint(len(context), (count,), generator=seeded(0))
-            context = preprocessor.context(context[chosen].to(like.device)).to(like)
+            selected = torch.randint(len(context), (count,), generator=seeded(0))
+            context = preprocessor.context(context[selected].to(like.device)).to(like)
         categories.match_frequencies(frequencies, count, context, torch.Generator(like.device).manual_seed(0))
 
-    def rank(self, model: TableModel) -> None:
-        """Fit the terms of the anomaly score of a trained model."""
-        training = self._ranked(_some(self.split.train, _ENOUGH, 0))
+    def fit_ranking(self, model: TableModel) -> None:
+        """Fit the anomaly score of a trained model."""
+        training = self._ranked_rows(_subsample(self.split.train, _MAX_STATISTICS_ROWS, 0))
         model.ranking = Ranking.fit(self.preprocessor, training, model.score_numbers)
 
-    def _ranked(self, ids: Ids) -> RankedRows:
-        """Those of these rows that the survey holds."""
+    def _ranked_rows(self, ids: Ids) -> RankedRows:
+        """The rows with these indices that the survey holds in memory, with their restored columns."""
         x, context = self.in_memory(ids)
-        restored = [self._places[c.name] for c in self.preprocessor.restored]
-        chosen = np.isin(self.survey.rows, ids, assume_unique=True)
-        return RankedRows(x, torch.from_numpy(self.survey.numbers[chosen][:, restored]), context)
+        restored = [self._index[c.name] for c in self.preprocessor.restored]
+        selected = np.isin(self.survey.rows, ids, assume_unique=True)
+        return RankedRows(x, torch.from_numpy(self.survey.numbers[selected][:, restored]), context)
 
     def source(self, ids: Ids) -> RowSource:
-        """These rows, for training or validation."""
+        """The rows with these indices, for training or validation."""
         return self._source(ids)
 
     def _source(self, ids: Ids, raw: bool = False) -> RowSource:
-        """These rows, as numbers if ``raw``, which are hashed: cells are rounded differently elsewhere."""
+        """The rows with these indices; with ``raw``, as numbers, whose hash is the same on all platforms."""
         prepare, encode = self.preprocessor.prepare, self.preprocessor.encode
         if self.survey.complete:
             x, context = self.in_memory(ids)

@@ -21,9 +21,9 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 class Slot(IntEnum):
     """Entries of the control."""
 
-    TICK = 0  # row of the table of rates
-    MADE = 1  # steps that were not skipped
-    SEEN = 2  # with the following: the state of sinuflow.training.guard
+    ROW = 0  # of the table of rates
+    APPLIED = 1  # number of steps that were not skipped
+    SEEN = 2  # to SKIPPED: the state of sinuflow.training.guard
     MEAN = 3
     DEVIATION = 4
     BAD_IN_A_ROW = 5
@@ -31,8 +31,8 @@ class Slot(IntEnum):
     LOSS_SUM = 7
     LOSS_COUNT = 8
     LOSS = 9  # of the last step
-    GOOD = 10  # whether the last step was not skipped
-    CLIP = 11  # factor of its gradient
+    ACCEPTED = 10  # whether the last step was not skipped
+    CLIP = 11  # factor of the last gradient
     RATE = 12
     CORRECTION1 = 13  # 1 - β₁^t
     CORRECTION2 = 14
@@ -40,19 +40,19 @@ class Slot(IntEnum):
 
 
 class Rules(NamedTuple):
-    """Constants of a run: of the optimizer, and of the guard."""
+    """Constants of a run: of the optimizer, and of :mod:`sinuflow.training.guard`."""
 
     weight_decay: float
     decoupled: bool  # as in AdamW
     clip: float | None  # largest norm of the gradient
-    learning: int  # warm-up steps of the guard
-    memory: float
-    far: float
+    warmup: int  # steps before the guard detects outliers
+    decay: float  # of its running mean
+    max_deviations: float  # of accepted losses from the running mean
     slack: float
 
 
 class Flat(NamedTuple):
-    """Flat tensors with one element per parameter, in the same order."""
+    """Flattened parameters, gradients and moments, in the same order."""
 
     parameters: Tensor
     gradient: Tensor
@@ -62,10 +62,10 @@ class Flat(NamedTuple):
 
 
 def step(rules: Rules, control: Tensor, rates: Tensor, losses: Tensor, sign: int, flat: Flat) -> None:
-    """Make a step in place, or skip it if the loss or the gradient is an outlier or not finite.
+    """Take a step in place, or skip it if the loss or the gradient is an outlier or not finite.
 
-    ``control`` has the entries of :class:`Slot`. The rows of ``rates`` are the learning rate and the weight of the new
-    parameters in the average. The loss is ``sign``, -1 for log-densities, times the mean of ``losses``.
+    ``control`` has the entries of :class:`Slot`. A row of ``rates`` has a step's learning rate, and the weight of the
+    new parameters in the average. The loss is the mean of ``losses`` times ``sign``, which is -1 for log-densities.
     """
     if use_triton(flat.parameters):
         from .backends.triton.adam import step as fused_step
@@ -79,12 +79,12 @@ def reference_step(rules: Rules, control: Tensor, rates: Tensor, losses: Tensor,
     """The reference implementation of :func:`step`."""
     parameters, gradient, first, second, average = flat
     _decide(rules, control, rates, sign * losses.double().mean(), torch.linalg.vector_norm(gradient).double())
-    good = control[Slot.GOOD] > 0
+    accepted = control[Slot.ACCEPTED] > 0
     rate, correction1, correction2, weight = (
         control[slot].to(parameters.dtype) for slot in (Slot.RATE, Slot.CORRECTION1, Slot.CORRECTION2, Slot.AVERAGE)
     )
     # NaN times zero would be NaN.
-    g = torch.where(good, gradient, 0.0) * control[Slot.CLIP].to(parameters.dtype)
+    g = torch.where(accepted, gradient, 0.0) * control[Slot.CLIP].to(parameters.dtype)
     new = parameters * (1 - rate * rules.weight_decay) if rules.decoupled else parameters
     if not rules.decoupled and rules.weight_decay:
         g = g + rules.weight_decay * parameters
@@ -92,26 +92,26 @@ def reference_step(rules: Rules, control: Tensor, rates: Tensor, losses: Tensor,
     new_second = BETA2 * second + (1 - BETA2) * g * g
     new = new - rate / correction1 * new_first / (new_second.sqrt() / correction2.sqrt() + EPSILON)
     for old, value in ((parameters, new), (first, new_first), (second, new_second)):
-        old.copy_(torch.where(good, value, old))
+        old.copy_(torch.where(accepted, value, old))
     if average is not None:
-        average.copy_(torch.where(good, torch.lerp(average, parameters, weight), average))
+        average.copy_(torch.where(accepted, torch.lerp(average, parameters, weight), average))
 
 
 def _decide(rules: Rules, control: Tensor, rates: Tensor, loss: Tensor, norm: Tensor) -> None:
     """Update the control, given the loss and the norm of the gradient."""
-    tick, made, seen, mean, deviation, bad_in_a_row, skipped, loss_sum, loss_count = control[: Slot.LOSS].unbind()
-    rate, average = rates.index_select(0, tick.long().view(1)).unbind(1)  # indexing by a tensor would synchronize
-    usual = (seen < rules.learning) | (loss <= mean + rules.far * deviation + rules.slack)
-    good = loss.isfinite() & norm.isfinite() & usual
-    one = good.double()
-    weight = torch.clamp(1 / (seen + 1), min=1 - rules.memory)
+    row, applied, seen, mean, deviation, bad_in_a_row, skipped, loss_sum, loss_count = control[: Slot.LOSS].unbind()
+    rate, average = rates.index_select(0, row.long().view(1)).unbind(1)  # indexing by a tensor would synchronize
+    inlier = (seen < rules.warmup) | (loss <= mean + rules.max_deviations * deviation + rules.slack)
+    accepted = loss.isfinite() & norm.isfinite() & inlier
+    one = accepted.double()
+    weight = torch.clamp(1 / (seen + 1), min=1 - rules.decay)
     new_deviation = torch.where(seen > 0, deviation + weight * ((loss - mean).abs() - deviation), deviation)
-    made = made + one
+    applied = applied + one
     values = (  # in the order of Slot
-        tick + 1, made, seen + one, torch.where(good, mean + weight * (loss - mean), mean),
-        torch.where(good, new_deviation, deviation), torch.where(good, 0.0, bad_in_a_row + 1), skipped + 1 - one,
-        loss_sum + torch.where(good, loss, 0.0), loss_count + one, loss, one,
+        row + 1, applied, seen + one, torch.where(accepted, mean + weight * (loss - mean), mean),
+        torch.where(accepted, new_deviation, deviation), torch.where(accepted, 0.0, bad_in_a_row + 1),
+        skipped + 1 - one, loss_sum + torch.where(accepted, loss, 0.0), loss_count + one, loss, one,
         torch.clamp((math.inf if rules.clip is None else rules.clip) / (norm + 1e-6), max=1.0),
-        rate.squeeze(0), 1 - BETA1**made, 1 - BETA2**made, average.squeeze(0),
+        rate.squeeze(0), 1 - BETA1**applied, 1 - BETA2**applied, average.squeeze(0),
     )  # fmt: skip
     control.copy_(torch.stack(values))

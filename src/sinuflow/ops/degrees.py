@@ -1,8 +1,8 @@
-"""Degrees: which features a unit of a masked network may see.
+"""Degrees, which determine the masks of a masked network.
 
-Feature i, counted from 1, has degree i, context has degree 0. A hidden unit of degree m sees what has a degree of at
-most m; the outputs for feature i see degrees below i. Units are sorted by degree in every layer, so that masks are
-staircases: row r of a matrix sees its first ``reach[r]`` columns, and reach never decreases.
+Feature i, counted from 1, has degree i, and the context has degree 0. A hidden unit of degree m depends on inputs of
+degree m or less; the outputs for feature i depend on degrees below i. Units are sorted by degree in every layer, so
+that masks are staircases: row r of a matrix has its first ``reach[r]`` columns unmasked, and reach never decreases.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Staircase(NamedTuple):
 
 
 def staircase(reach: Sequence[int], columns: int, least: int = 48) -> Staircase:
-    """Group rows, of which row r sees the first ``reach[r]`` columns, into a few blocks.
+    """Group rows, of which row r has its first ``reach[r]`` columns unmasked, into a few blocks.
 
     ``reach`` must not decrease. More blocks skip more of the matrix, but small products are slow:
     a block has at least ``least`` rows, and a matrix of few columns is a single block.
@@ -63,14 +63,14 @@ def staircase_mask(reach: Sequence[int], columns: int) -> Tensor:
 class Layer:
     """One masked matrix, described by the degrees of its rows and columns."""
 
-    rows: tuple[int, ...]  # rows[m]: how many rows have a degree of at most m
-    columns: tuple[int, ...]  # columns[m]: how many columns have a degree of at most m
-    reach: tuple[int, ...]  # reach[r]: how many columns row r sees
+    rows: tuple[int, ...]  # rows[m]: the number of rows of degree m or less
+    columns: tuple[int, ...]  # columns[m]: the number of columns of degree m or less
+    reach: tuple[int, ...]  # reach[r]: the number of unmasked columns of row r
     stairs: Staircase
 
 
 class Piece(NamedTuple):
-    """A part of layer ``layer``: these rows, as far as these columns contribute to them."""
+    """A block of a layer's matrix."""
 
     layer: int
     rows: slice
@@ -78,15 +78,15 @@ class Piece(NamedTuple):
 
 
 class DegreeBlock(NamedTuple):
-    """Consecutive degrees, in the order in which ordered substitution takes them."""
+    """Consecutive degrees, which ordered substitution processes together."""
 
     degrees: range
-    known: list[Piece]  # all rows of the block, and what is known when the block begins
-    fresh: list[list[Piece]]  # for every degree, its rows, and the columns that the block itself has computed by then
-    begun: list[bool]  # for every layer, whether anything is known: if not, its rows have not been written
+    known: list[Piece]  # of every layer, the rows of the block and the columns of earlier blocks
+    fresh: list[list[Piece]]  # for every degree, its rows and the columns that this block has computed by then
+    begun: list[bool]  # for every layer, whether it has a piece in ``known``, which writes its rows first
 
 
-#: Degrees to a block.
+#: The number of degrees per block.
 _BLOCK = 8
 
 
@@ -112,7 +112,7 @@ class Plan:
             degrees = range(first, min(first + _BLOCK, self.features))
             block = DegreeBlock(degrees, known=[], fresh=[[] for _ in degrees], begun=[])
             for i, layer in enumerate(self.layers):
-                # Of the features, degree `first` itself is known already; of the units, what is below.
+                # When the block begins, inputs of degree `first` are known, but only hidden units of lower degrees.
                 done = layer.columns[first] if i == 0 else below(layer.columns, first)
                 block.begun.append(done > 0)
                 if done:
@@ -127,12 +127,12 @@ class Plan:
 
 
 def below(counts: tuple[int, ...], degree: int) -> int:
-    """How many have a degree below this one, if ``counts[m]`` have a degree of at most m."""
+    """The number of units below a degree, from ``counts[m]``, the number of units of degree m or less."""
     return counts[degree - 1] if degree else 0
 
 
 def hidden_degrees(features: int, context: int, width: int) -> list[int]:
-    """Sorted degrees, spread evenly over those that are of use.
+    """Sorted degrees, spread evenly over those that occur in the output's dependencies.
 
     Example:
         >>> hidden_degrees(4, 0, 6), hidden_degrees(3, 2, 6)

@@ -1,7 +1,7 @@
-"""A chain of autoregressive layers, or of LDU blocks, as one op: a CUDA program that holds a flow's rows on chip.
+"""A chain of autoregressive layers, or of LDU blocks, as one op: a single CUDA kernel per direction.
 
-The op reads a chain's :class:`~sinuflow.registry.Spec` and the names and shapes of its parameters. The reference is the
-chain's own ``layer_by_layer``, which the op calls for the self-test and for second derivatives.
+The op reads a chain's :class:`~sinuflow.registry.Spec`, and the names and shapes of its parameters. The reference
+implementation is the chain's ``layer_by_layer``, which the op calls for the self-test and for second derivatives.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from .backends.cuda.shape import FlowShape
 from .dropout import Dropout
 from .select import passes_selftest, use_cuda
 
-_MOST_WAVES, _MOST_WAVES_OF_A_LAYER = 32, 64
-#: Of the self-test; the tolerance is far above rounding errors, and far below any mistake.
-_ROWS, _LIMIT, _TOLERANCE = 21, 200, 1e-2
+#: The maximum number of waves of a transformer, and of a layer.
+_MAX_WAVES, _MAX_LAYER_WAVES = 32, 64
+#: The self-test: rows, iterations of the inverse, and a tolerance far above rounding errors and far below a defect.
+_TEST_ROWS, _TEST_ITERATIONS, _TEST_TOLERANCE = 21, 200, 1e-2
 #: Parameters of the waves of an LDU block, in the order of the kernels.
 _WAVE_PARAMETERS = ("frequency", "phase", "weight", "strength", "shift")
 
 
-class LayerByLayer(Protocol):
-    """A chain of bijections, as the op sees it."""
+class ChainProtocol(Protocol):
+    """The methods of a chain of bijections that the op uses."""
 
     def spec(self) -> Spec: ...
     def parameters(self) -> Iterator[nn.Parameter]: ...
@@ -46,8 +47,8 @@ class LayerByLayer(Protocol):
 def layout(spec: Spec, parameters: Iterable[tuple[str, Tensor]]) -> Layout | None:
     """The layout of a chain with these named parameters, or None if the kernels do not support it.
 
-    They support ``AutoregressiveWaves`` in alternating directions, and ``LDUBlock`` followed by ``ElementwiseAffine``;
-    all layers alike, of rectified networks with one hidden width, and with no parameter computed from others.
+    They support ``AutoregressiveWaves`` in alternating directions, and ``LDUBlock`` followed by ``ElementwiseAffine``.
+    The layers must have equal hyperparameters, ReLU networks of one hidden width, and no parametrized parameters.
     """
     layers: list[Spec] = spec.arguments.get("bijections", []) if spec.name == "Chain" else []
     kinds = [layer.name for layer in layers]
@@ -60,19 +61,19 @@ def layout(spec: Spec, parameters: Iterable[tuple[str, Tensor]]) -> Layout | Non
         layers = layers[:-1]
     else:
         return None
-    sizes = {name: tuple(parameter.shape) for name, parameter in parameters}
+    shapes = {name: tuple(parameter.shape) for name, parameter in parameters}
     first = layers[0].arguments
     hidden = tuple(
-        size[0] for name, size in sizes.items() if name.startswith(f"{networks[0]}layers.") and "bias" in name
+        shape[0] for name, shape in shapes.items() if name.startswith(f"{networks[0]}layers.") and "bias" in name
     )
     per_layer = dict.fromkeys(("reverse", "dropout"))  # directions alternate; dropout may change after construction
-    alike = all({**layer.arguments, **per_layer} == {**first, **per_layer} for layer in layers)
+    equal = all({**layer.arguments, **per_layer} == {**first, **per_layer} for layer in layers)
     alternating = not conditional or all(layer.arguments["reverse"] == (i % 2 == 1) for i, layer in enumerate(layers))
-    if len(set(hidden)) != 1 or not alike or not alternating or first.get("activation", "relu") != "relu":
+    if len(set(hidden)) != 1 or not equal or not alternating or first.get("activation", "relu") != "relu":
         return None
     # With a context, the waves of LDU blocks depend on the row; and the kernels' loops over waves are unrolled.
     scales, waves = first["scales"], first["waves"]
-    if (first["context"] and not conditional) or waves > _MOST_WAVES or scales * waves > _MOST_WAVES_OF_A_LAYER:
+    if (first["context"] and not conditional) or waves > _MAX_WAVES or scales * waves > _MAX_LAYER_WAVES:
         return None
     shape = FlowShape(
         features=first["features"],
@@ -92,35 +93,35 @@ def layout(spec: Spec, parameters: Iterable[tuple[str, Tensor]]) -> Layout | Non
         for name, layer in zip(names, shape.plan.layers, strict=True)
         for kind in ("weight", "bias")
     }
-    of_waves: dict[str, tuple[int, ...]] = {
+    wave_shapes: dict[str, tuple[int, ...]] = {
         f"{block}.1.{name}": (scales, shape.features, waves)[: 3 if i < 3 else 2]
         for block in blocks
         for i, name in enumerate(_WAVE_PARAMETERS)
     }
     if blocks:
-        of_waves |= {f"bijections.{len(blocks)}.{name}": (shape.features,) for name in ("mean", "log_scale")}
-    if sizes != expected | of_waves:
+        wave_shapes |= {f"bijections.{len(blocks)}.{name}": (shape.features,) for name in ("mean", "log_scale")}
+    if shapes != expected | wave_shapes:
         return None
-    ends = list(accumulate((math.prod(size) for size in sizes.values()), initial=0))
-    starts = dict(zip(sizes, ends, strict=False))
+    ends = list(accumulate((math.prod(shape) for shape in shapes.values()), initial=0))
+    starts = dict(zip(shapes, ends, strict=False))
     weights, biases = (
         [tuple(starts[f"{network}{name}.{kind}"] for name in names) for network in networks]
         for kind in ("weight", "bias")
     )
-    return Layout(shape, weights, biases, [starts[name] for name in of_waves], ends)
+    return Layout(shape, weights, biases, [starts[name] for name in wave_shapes], ends)
 
 
 class FlowProgram:
     """The op for one chain on one device. Batches are feature-major, (D, B); the context is (C, B)."""
 
-    def __init__(self, chain: LayerByLayer, program: Program) -> None:
+    def __init__(self, chain: ChainProtocol, program: Program) -> None:
         self.program = program
         self._chain = weakref.ref(chain)  # the cache must not keep the chain alive
         self._with_dropout: list[Any] = [module for module in chain.modules() if hasattr(module, "dropout")]
         self._gradients_verified: bool | None = None
 
     @property
-    def chain(self) -> LayerByLayer:
+    def chain(self) -> ChainProtocol:
         """The chain itself."""
         chain = self._chain()
         assert chain is not None
@@ -131,7 +132,7 @@ class FlowProgram:
         parameters = list[Tensor](self.chain.parameters())
         if any(p.dtype != torch.float32 for p in parameters):
             raise ArgumentError("some parameters are float32 and some are not: convert them with flow.float()")
-        if any(p.device != self.program.device for p in parameters):  # the kernels take bare addresses
+        if any(p.device != self.program.device for p in parameters):  # the kernels take pointers
             raise ArgumentError(f"some parameters are not on {self.program.device}: move the whole flow with flow.to")
         return parameters
 
@@ -145,7 +146,7 @@ class FlowProgram:
         return z, ladj
 
     def log_density(self, x: Tensor, context: Tensor | None) -> Tensor:
-        """The log-density of every row if z is standard normal, without gradients."""
+        """The log-density of every row for a standard normal base, without gradients."""
         packed = self.program.pack(self.parameters(), "score")
         return self.program.forward(packed, x, context, keep=False, dropout=self.dropout()).log_density
 
@@ -176,7 +177,7 @@ class FlowProgram:
         return self._gradients_verified
 
     def dropout_rates(self) -> set[float]:
-        """The active rates of all networks; the kernels support flows with one."""
+        """The distinct active rates of the networks; the kernels support flows with a single rate."""
         return {module.dropout if module.training else 0.0 for module in self._with_dropout}
 
     def dropout(self) -> Dropout | None:
@@ -214,7 +215,7 @@ class _Transform(torch.autograd.Function):
         if learning:
             assert scored.activations is not None
             ctx.op, ctx.dropout = op, dropout
-            # Kernels' own tensors are freed with the other saved ones.
+            # Saved by autograd, the kernels' tensors are freed with the others.
             ctx.save_for_backward(*packed, *scored.activations, scored.z, x, context, *parameters)
         return scored.z, scored.ladj
 
@@ -241,7 +242,7 @@ class _Transform(torch.autograd.Function):
 def _second_order(
     op: FlowProgram, x: Tensor, context: Tensor | None, parameters: list[Tensor], grads: tuple[Tensor, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Differentiable gradients, by the chain's own loop; the forward pass had no dropout."""
+    """Differentiable gradients, by the reference implementation; the forward pass had no dropout."""
     with torch.enable_grad(), op.without_dropout():
         x = x.view_as(x)
         context = None if context is None else context.view_as(context)
@@ -254,12 +255,12 @@ def _second_order(
 
 # ---------------------------------------------------------------- selection and self-test
 
-#: The programs of chains that are alive.
+#: The programs by chain, which are freed with the chain.
 _PROGRAMS: weakref.WeakKeyDictionary[Any, dict[torch.device, FlowProgram | None]] = weakref.WeakKeyDictionary()
 
 
-def flow_program(chain: LayerByLayer, x: Tensor) -> FlowProgram | None:
-    """The op for a chain and a batch, or None where layers run one by one."""
+def flow_program(chain: ChainProtocol, x: Tensor) -> FlowProgram | None:
+    """The op for a chain and a batch, or None if the layers must run one by one."""
     if x.dtype != torch.float32 or not use_cuda(x):
         return None
     programs = _PROGRAMS.setdefault(chain, {})
@@ -269,7 +270,7 @@ def flow_program(chain: LayerByLayer, x: Tensor) -> FlowProgram | None:
     return None if op is None or len(op.dropout_rates()) > 1 else op
 
 
-def _build(chain: LayerByLayer, device: torch.device) -> FlowProgram | None:
+def _build(chain: ChainProtocol, device: torch.device) -> FlowProgram | None:
     try:
         compiled = layout(chain.spec(), chain.named_parameters())
     except StorageError:  # a layer cannot describe itself
@@ -283,8 +284,8 @@ def _build(chain: LayerByLayer, device: torch.device) -> FlowProgram | None:
 def _random_rows(op: FlowProgram) -> tuple[Tensor, Tensor | None]:
     shape, device, generator = op.program.shape, op.program.device, torch.Generator().manual_seed(0)
     with torch.device("cpu"):
-        x = torch.randn((shape.features, _ROWS), generator=generator, dtype=torch.float32)
-        context = torch.randn((shape.context, _ROWS), generator=generator, dtype=torch.float32)
+        x = torch.randn((shape.features, _TEST_ROWS), generator=generator, dtype=torch.float32)
+        context = torch.randn((shape.context, _TEST_ROWS), generator=generator, dtype=torch.float32)
     return x.to(device), context.to(device) if shape.context else None
 
 
@@ -294,19 +295,19 @@ def agrees(op: FlowProgram) -> bool:
     with torch.no_grad(), op.without_dropout():
         expected = op.chain.layer_by_layer(x, context)
         ours = op.transform(x, context)
-        inverse = op.inverse(ours[0], context, _LIMIT)
-        again = op.chain.layer_by_layer(inverse.x, context)[0]
+        inverse = op.inverse(ours[0], context, _TEST_ITERATIONS)
+        round_trip = op.chain.layer_by_layer(inverse.x, context)[0]
     if not bool(expected[0].isfinite().all()):
-        return True  # NaN weights tell nothing about the kernels
-    pairs = [*zip(ours, expected, strict=True), (again, expected[0])]
-    close = [bool(((a - b).abs() <= _TOLERANCE * (1 + b.abs().max())).all()) for a, b in pairs]
+        return True  # with NaN weights there is nothing to compare
+    pairs = [*zip(ours, expected, strict=True), (round_trip, expected[0])]
+    close = [bool(((a - b).abs() <= _TEST_TOLERANCE * (1 + b.abs().max())).all()) for a, b in pairs]
     return all(close) and bool(inverse.converged.all())
 
 
 def gradients_agree(op: FlowProgram) -> bool:
     """Whether the kernels' gradients agree with the layers' on a few rows.
 
-    The norms are compared: of a unit next to zero, rounding decides whether it has a gradient.
+    They are compared in norm, because rounding decides whether a ReLU unit next to zero is active.
     """
     x, context = _random_rows(op)
     leaves = [x.requires_grad_(), *(p for p in op.parameters() if p.requires_grad)]
@@ -318,5 +319,5 @@ def gradients_agree(op: FlowProgram) -> bool:
             grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
             flat.append(torch.cat([g.flatten() for g in grads]))
     ours, expected = flat
-    size = expected.norm()
-    return not bool(size.isfinite()) or bool((ours - expected).norm() <= _TOLERANCE * (1e-6 + size))
+    norm = expected.norm()
+    return not bool(norm.isfinite()) or bool((ours - expected).norm() <= _TEST_TOLERANCE * (1e-6 + norm))

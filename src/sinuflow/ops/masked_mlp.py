@@ -1,8 +1,8 @@
-r"""A masked network: layers :math:`(M \odot W) h + b` with activations between, masks being staircases.
+r"""A masked network: layers :math:`(M \odot W) h + b` with activations between, and block lower triangular masks M.
 
-Units are sorted by degree in every layer, so a mask removes the upper right of the matrix: nearly half of it, and of
-the work, which the blocked version skips on a CPU. (A GPU is faster with one large product.) That version is one node
-for automatic differentiation, so that its backward pass can reuse memory.
+Units are sorted by degree in every layer, so nearly half of every weight matrix, its upper right, is masked. On a CPU,
+the blocked implementation skips these products. (On a GPU, one large product is faster.) It is a single autograd
+function, so that its backward pass can reuse memory.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class MaskedNetwork(NamedTuple):
     plan: Plan
     weights: Sequence[Tensor]
     biases: Sequence[Tensor]
-    skips: tuple[bool, ...]  # whether hidden layer l adds what layer l - 2 had before its activation
+    skips: tuple[bool, ...]  # whether hidden layer l adds the pre-activations of layer l - 2
     activation: str
     squash: float | None
     dropout: float = 0.0  # the probability, 0 unless training
 
     @property
-    def dropping(self) -> tuple[int, ...]:
-        """Hidden layers with dropout: all, or those inside residual blocks, so that the skip connections have none."""
+    def dropout_layers(self) -> tuple[int, ...]:
+        """Hidden layers with dropout: all, or with residual blocks those inside, so that skip connections have none."""
         layers = range(len(self.skips))
         return tuple(layers[1::2] if any(self.skips) else layers) if self.dropout else ()
 
@@ -55,15 +55,15 @@ def masked_network(network: MaskedNetwork, h: Tensor, masks: Sequence[Tensor]) -
 def reference(
     network: MaskedNetwork, h: Tensor, masks: Sequence[Tensor], dropout_masks: Sequence[Tensor] = ()
 ) -> Tensor:
-    """The reference implementation; ``dropout_masks`` replace fresh ones, one per layer with dropout."""
+    """The reference implementation; ``dropout_masks``, one for each layer with dropout, replace random ones."""
     weights, biases = network.weights, network.biases
-    factors = dict(zip(network.dropping, dropout_masks, strict=True)) if dropout_masks else {}
+    factors = dict(zip(network.dropout_layers, dropout_masks, strict=True)) if dropout_masks else {}
     pre_activations: list[Tensor] = []
     for i, skip in enumerate(network.skips):
         out = torch.addmm(biases[i].unsqueeze(-1), weights[i] * masks[i], h)
         pre_activations.append(out + pre_activations[i - 2] if skip else out)
         h = activate(network.activation, pre_activations[i])
-        if i in network.dropping:
+        if i in network.dropout_layers:
             h = h * factors[i] if dropout_masks else F.dropout(h, network.dropout)
     return torch.addmm(biases[-1].unsqueeze(-1), weights[-1] * masks[-1], h)
 
@@ -78,12 +78,13 @@ class _Blocked(torch.autograd.Function):
         # The derivative of relu follows from its output: its input need not be saved.
         keep_pre_activations = learning and network.activation != "relu"
         overwrite = not keep_pre_activations and not any(network.skips)
-        inputs, pre_activations, dropout_masks, dropping = [h], list[Tensor](), list[Tensor](), network.dropping
+        dropout_layers = network.dropout_layers
+        inputs, pre_activations, dropout_masks = [h], list[Tensor](), list[Tensor]()
         for i, skip in enumerate(network.skips):
             out = apply_layer(layers[i], inputs[-1], weights[i], biases[i], masks[i])
             pre_activations.append(out.add_(pre_activations[i - 2]) if skip else out)
             result = activate(network.activation, out, inplace=overwrite)
-            if i in dropping:
+            if i in dropout_layers:
                 dropout_masks.append(torch.empty_like(result).bernoulli_(1 - network.dropout).div_(1 - network.dropout))
                 result = result * dropout_masks[-1]
             inputs = [*inputs, result] if learning else [result]
@@ -112,20 +113,20 @@ class _Blocked(torch.autograd.Function):
             return None, None, *reference_backward(run, (inputs[0], *weights, *biases), (grad,)), *[None] * count
         grad_weights: list[Tensor | None] = [None] * count
         grad_biases: list[Tensor | None] = [None] * count
-        factors = dict(zip(network.dropping, dropout_masks, strict=True))
-        streams: dict[int, Tensor] = {}  # gradients that residual connections carry past a layer
+        factors = dict(zip(network.dropout_layers, dropout_masks, strict=True))
+        skip_gradients: dict[int, Tensor] = {}  # gradients through skip connections, by the layer that receives them
         for i in reversed(range(count)):
-            if i < count - 1:  # from here on the gradient is our own memory, to be overwritten
+            if i < count - 1:  # not the caller's memory, so it can be overwritten
                 if i in factors:
                     grad.mul_(factors[i])
                 if pre_activations:
                     grad.mul_(activation_slope(network.activation, pre_activations[i]))
                 else:  # relu
                     torch.ops.aten.threshold_backward.grad_input(grad, inputs[i + 1], 0, grad_input=grad)
-                if i + 2 in streams:
-                    grad.add_(streams.pop(i + 2))
+                if i + 2 in skip_gradients:
+                    grad.add_(skip_gradients.pop(i + 2))
                 if network.skips[i]:
-                    streams[i] = grad
+                    skip_gradients[i] = grad
             if ctx.needs_input_grad[3 + i]:
                 grad_weights[i] = weight_gradient(layers[i], grad, inputs[i], masks[i])
             if ctx.needs_input_grad[3 + count + i]:
@@ -137,7 +138,7 @@ class _Blocked(torch.autograd.Function):
 
 
 def _gradient_buffer(network: MaskedNetwork, i: int, like: Tensor) -> Tensor:
-    """Memory for the gradient of layer i's input: reused, unless the caller or a residual block may keep it."""
+    """Memory for the gradient of layer i's input, reused unless the caller or a skip connection may still need it."""
     if i == 0 or any(network.skips) or like.device.type != "cpu":
         return torch.empty_like(like)
     return WORKSPACE.take(f"gradient {i % 2}", like.shape, like)
@@ -145,8 +146,8 @@ def _gradient_buffer(network: MaskedNetwork, i: int, like: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------- one layer, block by block
 #
-# Each product adds what a few columns contribute to all rows that see them, rather than working out
-# a few rows at a time: then no part of the input is packed for the processor's cache twice.
+# A product adds the contribution of a few columns to all rows that depend on them, rather than computing a few rows:
+# so no part of the input is packed for the processor's cache twice.
 
 
 def apply_layer(layer: Layer, h: Tensor, weight: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
@@ -155,11 +156,11 @@ def apply_layer(layer: Layer, h: Tensor, weight: Tensor, bias: Tensor, mask: Ten
         return torch.addmm(bias.unsqueeze(-1), weight * mask, h)
     masked = weight if layer.stairs.exact else weight * mask
     first, *others = layer.stairs.steps
-    before = first.columns
-    out = torch.addmm(bias.unsqueeze(-1), masked[:, :before], h[:before])
+    done = first.columns
+    out = torch.addmm(bias.unsqueeze(-1), masked[:, :done], h[:done])
     for start, _, columns in others:
-        out[start:].addmm_(masked[start:, before:columns], h[before:columns])
-        before = columns
+        out[start:].addmm_(masked[start:, done:columns], h[done:columns])
+        done = columns
     return out
 
 
@@ -168,7 +169,7 @@ def input_gradient(layer: Layer, grad: Tensor, weight: Tensor, mask: Tensor, out
     if grad.device.type != "cpu":
         return torch.mm((weight * mask).mT, grad, out=out)
     masked = weight if layer.stairs.exact else weight * mask
-    *others, (start, stop, columns) = layer.stairs.steps  # the last rows see all that any row sees
+    *others, (start, stop, columns) = layer.stairs.steps  # the last rows depend on all columns that any row depends on
     torch.mm(masked[start:stop, :columns].mT, grad[start:stop], out=out[:columns])
     out[columns:].zero_()
     for start, stop, columns in reversed(others):
@@ -182,7 +183,7 @@ def weight_gradient(layer: Layer, grad: Tensor, h: Tensor, mask: Tensor) -> Tens
         return torch.mm(grad, h.mT).mul_(mask)
     steps, exact = layer.stairs
     if len(steps) == 1:
-        # The product of a tall matrix with a flat one is faster the other way round.
+        # A tall matrix times a wide one is slower than the transposed product.
         out = torch.mm(grad, h.mT) if grad.shape[0] < h.shape[0] else torch.mm(h, grad.mT).mT.contiguous()
         exact = exact and steps[0].columns == h.shape[0]
     else:

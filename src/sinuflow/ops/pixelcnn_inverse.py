@@ -1,11 +1,11 @@
-r"""A PixelCNN evaluated front by front, forwards to invert an autoregressive map of images, and backwards.
+r"""A PixelCNN evaluated front by front, to invert an autoregressive bijection of images, and for its gradients.
 
-The network sees only what comes before, in raster order. One row up it sees at most three columns to the right, and any
-further row up adds one. So the pixels (i, j) of one front, those of equal :math:`4 i + j`, do not depend on each other,
-and once all earlier fronts are known, so are their inputs. Front by front, every unit of the network is computed once,
-for all pixels of the front and all images together.
+A pixel depends on preceding pixels in raster order only: in the row above, up to three columns to its right, and up to
+one column more for each further row. So the pixels (i, j) of a front, those of equal :math:`4 i + j`, do not depend on
+each other, and their inputs are known as soon as all earlier fronts are. Every unit of the network is computed once,
+for all pixels of a front and all images together.
 
-:func:`pixelcnn_adjoint` takes the fronts backwards, for the gradients that the implicit function theorem asks for.
+:func:`pixelcnn_adjoint` goes through the fronts in reverse, for the gradients of the implicit function theorem.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from ..solvers import Inversion, Step
 from .pixel_affine import unscaled
 from .pixelcnn import PixelWeights
 
-#: Rounding error to allow for, in ulps of the largest value: outputs are sums of hundreds of products, which the
-#: forward map adds in another order.
+#: Tolerance of the residual, in ulps of the largest value: outputs are sums of hundreds of products, which the forward
+#: pass adds in another order.
 _ULPS = 32.0
-#: Pixels of a front are one row and this many columns apart.
+#: Neighbouring pixels of a front are one row and this number of columns apart.
 SKEW = 4
 
 
 class Convolution(NamedTuple):
-    """The parameters of a masked convolution, by the places of its kernel."""
+    """The parameters of a masked convolution, by the positions of its kernel."""
 
-    before: Tensor  # (outputs, inputs * places before the centre)
+    before: Tensor  # (outputs, inputs * positions before the centre)
     centre: Tensor  # (outputs, inputs)
     bias: Tensor  # (outputs, 1)
-    context: Tensor | None  # (outputs, 1, B), what the context adds
+    context: Tensor | None  # (outputs, 1, B), the term of the context
 
 
 class PixelNetwork(NamedTuple):
-    """A PixelCNN's shape and parameters; a block has three convolutions."""
+    """A PixelCNN's shape and parameters; a block has the convolutions shrink (1x1), look (3x3) and grow (1x1)."""
 
     shape: tuple[int, int, int]
     first: Convolution
@@ -52,33 +52,33 @@ class PixelNetwork(NamedTuple):
         weights, biases, context_weights = parameters
 
         def convolution(i: int, term: int | None = None) -> Convolution:
-            places, rows = weights[i].flatten(2), weights[i].shape[2]
-            centre = places.shape[2] - rows  # a kernel has one place fewer after the centre than it has rows
-            added = None
+            kernels, rows = weights[i].flatten(2), weights[i].shape[2]
+            centre = kernels.shape[2] - rows  # the centre is followed by rows - 1 positions
+            context_term = None
             if context is not None and term is not None:
-                added = F.linear(context, context_weights[term]).mT.unsqueeze(1)
-            before = places[:, :, :centre].flatten(1)
-            return Convolution(before, places[:, :, centre].contiguous(), biases[i].unsqueeze(1), added)
+                context_term = F.linear(context, context_weights[term]).mT.unsqueeze(1)
+            before = kernels[:, :, :centre].flatten(1)
+            return Convolution(before, kernels[:, :, centre].contiguous(), biases[i].unsqueeze(1), context_term)
 
         starts = range(1, len(weights) - 1, 3)
         blocks = [(convolution(i), convolution(i + 1, i // 3 + 1), convolution(i + 2)) for i in starts]
         return cls(shape, convolution(0, 0), blocks, convolution(-1))
 
-    def of_channel(self, c: int) -> tuple[slice, slice]:
-        """The feature maps that belong to a channel: of the wide layers, and of the bottlenecks."""
+    def channel_maps(self, c: int) -> tuple[slice, slice]:
+        """The feature maps of a channel, in wide layers and in bottlenecks."""
         channels, maps = self.shape[0], len(self.first.bias)
         wide, narrow = (slice(-(-c * n // channels), -(-(c + 1) * n // channels)) for n in (maps, maps // 2))
         return wide, narrow
 
 
 class Front(NamedTuple):
-    """The pixels of one front, and where they look, place by place of a kernel; H * W is for places outside."""
+    """The pixels of one front, and the pixels that they depend on, for each position of a kernel; H * W is padding."""
 
     pixels: Tensor
-    far: Tensor  # what a 7x7 kernel sees before the centre
-    near: Tensor  # what a 3x3 kernel sees
-    far_after: Tensor  # the centres from which they are seen
-    near_after: Tensor
+    inputs_7x7: Tensor  # the pixels before the centre of a 7x7 kernel
+    inputs_3x3: Tensor
+    outputs_7x7: Tensor  # the pixels that depend on these, in the backward pass
+    outputs_3x3: Tensor
 
 
 @lru_cache(maxsize=16)
@@ -93,64 +93,66 @@ def fronts(height: int, width: int, device: torch.device) -> list[Front]:
     index = torch.arange(size)
 
     def neighbours(reach: int) -> tuple[Tensor, Tensor]:
-        """Where every pixel looks, place by place, and from where it is seen; (places, H * W)."""
+        """The inputs and the outputs of every pixel, (positions, H * W)."""
         padded = F.pad(index.double().view(1, 1, height, width), 4 * [reach], value=size)
-        places = F.unfold(padded, 2 * reach + 1)[0].long()
-        return places[: len(places) // 2], places.flip(0)[: len(places) // 2]
+        patches = F.unfold(padded, 2 * reach + 1)[0].long()
+        return patches[: len(patches) // 2], patches.flip(0)[: len(patches) // 2]
 
-    (far, far_after), (near, near_after) = neighbours(3), neighbours(1)
-    time = SKEW * (index // width) + index % width
+    (inputs_7x7, outputs_7x7), (inputs_3x3, outputs_3x3) = neighbours(3), neighbours(1)
+    front_index = SKEW * (index // width) + index % width
     result = []
-    for now in range(width + SKEW * (height - 1)):
-        pixels = (time == now).nonzero().squeeze(1)
+    for i in range(width + SKEW * (height - 1)):
+        pixels = (front_index == i).nonzero().squeeze(1)
         if len(pixels):  # a narrow image has fronts without pixels
-            places = (each[:, pixels].flatten() for each in (far, near, far_after, near_after))
-            result.append(Front(pixels.to(device), *(t.to(device) for t in places)))
+            indices = (t[:, pixels].flatten() for t in (inputs_7x7, inputs_3x3, outputs_7x7, outputs_3x3))
+            result.append(Front(pixels.to(device), *(t.to(device) for t in indices)))
     return result
 
 
 def incremental(network: PixelNetwork, like: Tensor) -> Iterator[Step]:
-    """The parameters of one front and channel after the other; ``like`` is any tensor of shape (D, B).
+    """Steps for one front and channel after the other; ``like`` is any tensor of shape (D, B).
 
-    The features of a step are the pixels of a front in one channel.
+    The features of a step are one channel of the pixels of a front.
     """
     channels, height, width = network.shape
     images, blocks, size = like.shape[-1], network.blocks, height * width
     x = _empty_maps(like, channels, size)
-    looked_at = [_empty_maps(like, len(look.bias), size) for _, look, _ in blocks]  # by the 3x3 convolutions
+    look_inputs = [_empty_maps(like, len(look.bias), size) for _, look, _ in blocks]  # of the 3x3 convolutions
     for front in fronts(height, width, like.device):
         count = len(front.pixels)
-        now = like.new_empty(channels, count * images)
-        # The contributions of earlier places are known for all feature maps; the centre follows channel by channel.
-        h = _look_back(network.first, x, front.far, count)
-        looks = zip(blocks, looked_at, strict=True)
-        inner = [_look_back(look, maps, front.near, count) for (_, look, _), maps in looks]
+        solved = like.new_empty(channels, count * images)
+        # The contributions of earlier pixels are known for all feature maps; the centre follows channel by channel.
+        h = _before_centre(network.first, x, front.inputs_7x7, count)
+        pairs = zip(blocks, look_inputs, strict=True)
+        inner = [_before_centre(look, maps, front.inputs_3x3, count) for (_, look, _), maps in pairs]
         small = [torch.empty_like(t) for t in inner]
         active = [torch.empty_like(h) for _ in range(len(blocks) + 1)]
         for c in range(channels):
-            wide, narrow = network.of_channel(c)
-            known, few = slice(wide.stop), slice(narrow.stop)  # the maps of the channels up to c
+            wide, narrow = network.channel_maps(c)
+            wide_done, narrow_done = slice(wide.stop), slice(narrow.stop)  # the maps of the channels up to c
             if c:
-                h[wide].addmm_(network.first.centre[wide, :c], now[:c])
+                h[wide].addmm_(network.first.centre[wide, :c], solved[:c])
             torch.clamp(h[wide], min=0, out=active[0][wide])
             for k, (shrink, look, grow) in enumerate(blocks):
-                torch.addmm(shrink.bias[narrow], shrink.centre[narrow, known], active[k][known], out=small[k][narrow])
+                torch.addmm(
+                    shrink.bias[narrow], shrink.centre[narrow, wide_done], active[k][wide_done], out=small[k][narrow]
+                )
                 small[k][narrow].relu_()
-                inner[k][narrow].addmm_(look.centre[narrow, few], small[k][few]).relu_()
-                h[wide].addmm_(grow.centre[wide, few], inner[k][few]).add_(grow.bias[wide])
+                inner[k][narrow].addmm_(look.centre[narrow, narrow_done], small[k][narrow_done]).relu_()
+                h[wide].addmm_(grow.centre[wide, narrow_done], inner[k][narrow_done]).add_(grow.bias[wide])
                 torch.clamp(h[wide], min=0, out=active[k + 1][wide])
-            own = slice(c, None, channels)  # the head's outputs for this channel
-            outputs = torch.addmm(network.head.bias[own], network.head.centre[own, known], active[-1][known])
+            rows = slice(c, None, channels)  # the head's outputs for this channel
+            outputs = torch.addmm(network.head.bias[rows], network.head.centre[rows, wide_done], active[-1][wide_done])
             step = Step(c * size + front.pixels, outputs.view(len(outputs), count, images).transpose(0, 1))
             yield step
-            now[c] = step.solution.flatten()
-        _put(x, front.pixels, now)
-        for maps, units in zip(looked_at, small, strict=True):
-            _put(maps, front.pixels, units)
+            solved[c] = step.solution.flatten()
+        _scatter(x, front.pixels, solved)
+        for maps, units in zip(look_inputs, small, strict=True):
+            _scatter(maps, front.pixels, units)
 
 
 class ActiveUnits(NamedTuple):
-    """Which units are active, all of shape (maps, H * W, B): the others pass no gradient on."""
+    """Masks of the active ReLU units, all of shape (maps, H * W, B)."""
 
     wide: list[Tensor]  # before every block, and before the head
     small: list[Tensor]  # before the 3x3 convolution of every block
@@ -162,90 +164,95 @@ def pixelcnn_adjoint(
 ) -> tuple[Tensor, Tensor]:
     """Gradients through the inverse of an autoregressive map, with respect to z (D, B) and the parameters (D, P, B).
 
-    ``local(features, g)`` is the chain rule through the scalar inverse of some features, (n, B) to (n, B) and (n, P,
-    B). Backwards, the gradient of a unit is known once all units that see it are done: those of later fronts, and of
-    later channels of its own pixel.
+    ``local(features, g)`` is the backward pass of the scalar inverse of some features, from (n, B) to (n, B) and
+    (n, P, B). The gradient of a unit is known once those of all units that depend on it are: of later fronts, and of
+    later channels of the same pixel.
     """
     channels, height, width = network.shape
     images, blocks, size = grad.shape[-1], network.blocks, height * width
     outputs = len(network.head.bias) // channels
-    first, looks = _after(network.first), [_after(look) for _, look, _ in blocks]
-    of_x = _empty_maps(grad, channels, size)
-    of_x[:, :-1] = grad.view(channels, size, images)
+    first, looks = _transposed(network.first), [_transposed(look) for _, look, _ in blocks]
+    grad_x = _empty_maps(grad, channels, size)
+    grad_x[:, :-1] = grad.view(channels, size, images)
     grad_z, grad_h = torch.empty_like(grad), grad.new_empty(len(grad), outputs, images)
-    of_start = _empty_maps(grad, len(network.first.bias), size)
-    of_inner = [_empty_maps(grad, len(look.bias), size) for _, look, _ in blocks]
+    grad_start = _empty_maps(grad, len(network.first.bias), size)
+    grad_inner = [_empty_maps(grad, len(look.bias), size) for _, look, _ in blocks]
     for front in reversed(fronts(height, width, grad.device)):
         count = len(front.pixels)
-        # The gradients at the pixels of this front, so far those from later ones.
-        now = torch.mm(first, _gather(of_start, front.far_after, count)).add_(_gather(of_x, front.pixels, count))
-        of_head = grad.new_zeros(outputs * channels, count * images)
+        # The gradients at the pixels of this front: first the contributions of later fronts.
+        grad_pixels = torch.mm(first, _gather(grad_start, front.outputs_7x7, count))
+        grad_pixels.add_(_gather(grad_x, front.pixels, count))
+        grad_head = grad.new_zeros(outputs * channels, count * images)
         start = grad.new_empty(len(network.first.bias), count * images)
-        small = [torch.mm(m, _gather(t, front.near_after, count)) for m, t in zip(looks, of_inner, strict=True)]
+        small = [torch.mm(m, _gather(t, front.outputs_3x3, count)) for m, t in zip(looks, grad_inner, strict=True)]
         inner = [torch.empty_like(t) for t in small]
         outer = [torch.empty_like(start) for _ in blocks]
         wide_mask, small_mask, inner_mask = ([_gather(t, front.pixels, count) for t in each] for each in active)
         for c in reversed(range(channels)):
-            wide, narrow = network.of_channel(c)
-            seeing, few = slice(wide.start, None), slice(narrow.start, None)  # the maps of the channels from c on
+            wide, narrow = network.channel_maps(c)
+            # The maps of the channels from c on.
+            wide_later, narrow_later = slice(wide.start, None), slice(narrow.start, None)
             if c + 1 < channels:
-                now[c : c + 1].addmm_(network.first.centre[wide.stop :, c : c + 1].mT, start[wide.stop :])
+                grad_pixels[c : c + 1].addmm_(network.first.centre[wide.stop :, c : c + 1].mT, start[wide.stop :])
             features = c * size + front.pixels
-            grad_z[features], of_outputs = local(features, now[c].view(count, images))
-            grad_h[features] = of_outputs
-            of_head[c::channels] = of_outputs.transpose(0, 1).reshape(outputs, -1)
-            h = torch.mm(network.head.centre[:, wide].mT, of_head).mul_(wide_mask[-1][wide])
+            grad_z[features], grad_parameters = local(features, grad_pixels[c].view(count, images))
+            grad_h[features] = grad_parameters
+            grad_head[c::channels] = grad_parameters.transpose(0, 1).reshape(outputs, -1)
+            h = torch.mm(network.head.centre[:, wide].mT, grad_head).mul_(wide_mask[-1][wide])
             for k in reversed(range(len(blocks))):
                 shrink, look, grow = blocks[k]
                 outer[k][wide] = h
-                torch.mm(grow.centre[seeing, narrow].mT, outer[k][seeing], out=inner[k][narrow])
+                torch.mm(grow.centre[wide_later, narrow].mT, outer[k][wide_later], out=inner[k][narrow])
                 inner[k][narrow].mul_(inner_mask[k][narrow])
-                small[k][narrow].addmm_(look.centre[few, narrow].mT, inner[k][few]).mul_(small_mask[k][narrow])
-                h.add_(torch.mm(shrink.centre[few, wide].mT, small[k][few]).mul_(wide_mask[k][wide]))
+                small[k][narrow].addmm_(look.centre[narrow_later, narrow].mT, inner[k][narrow_later]).mul_(
+                    small_mask[k][narrow]
+                )
+                h.add_(torch.mm(shrink.centre[narrow_later, wide].mT, small[k][narrow_later]).mul_(wide_mask[k][wide]))
             start[wide] = h
-        _put(of_start, front.pixels, start)
-        for maps, units in zip(of_inner, inner, strict=True):
-            _put(maps, front.pixels, units)
+        _scatter(grad_start, front.pixels, start)
+        for maps, units in zip(grad_inner, inner, strict=True):
+            _scatter(maps, front.pixels, units)
     return grad_z, grad_h
 
 
 def certified(z: Tensor, x: Tensor, outputs: Tensor, largest: Tensor, units: torch.dtype) -> Inversion:
-    """The inverse with a certificate: its residual must be within rounding in the dtype of the network's units.
+    """The inverse with a certificate: its residual must be within the rounding error of the network's units.
 
     ``outputs`` are :mod:`sinuflow.ops.pixel_affine`'s at x, and ``largest`` is the largest hidden unit of every image.
-    The residual is that of y = x + c(x); with log-scales, z is divided by the scale. Scales are as exact as the units,
-    so that far from the data, where y and units are large, a right answer may be refused. To allow for the product of
-    both would accept wrong answers elsewhere.
+    The residual is that of y = x + c(x); with log-scales, z is divided by the scale. The scales have rounding errors,
+    too, so a correct inverse far from the data, where y and the units are large, may be reported as not converged. A
+    tolerance for that product would accept wrong inverses elsewhere.
     """
     y, ladj = unscaled(z, outputs)
     residual = (outputs[: len(z)] - y).abs().amax(0)
-    involved = torch.maximum(torch.maximum(x.abs().amax(0), y.abs().amax(0)), largest)
-    converged = involved.isfinite() & (residual <= _ULPS * torch.finfo(units).eps * involved)
+    magnitude = torch.maximum(torch.maximum(x.abs().amax(0), y.abs().amax(0)), largest)
+    converged = magnitude.isfinite() & (residual <= _ULPS * torch.finfo(units).eps * magnitude)
     return Inversion(x, ladj, torch.ones_like(residual, dtype=torch.int32), residual, converged)
 
 
-def _after(convolution: Convolution) -> Tensor:
-    """The matrix from the gradients of the outputs that see the centre to that of the centre."""
+def _transposed(convolution: Convolution) -> Tensor:
+    """The matrix that maps gradients of the outputs that depend on a pixel to the gradient of the pixel."""
     outputs, inputs = convolution.centre.shape
     return convolution.before.view(outputs, inputs, -1).transpose(0, 1).flatten(1)
 
 
 def _empty_maps(like: Tensor, maps: int, pixels: int) -> Tensor:
-    """Zeros for all pixels, and one more place for those outside of the image, which stays zero."""
+    """Zeros for all pixels, and for one pixel more, which represents the padding."""
     return like.new_zeros(maps, pixels + 1, like.shape[-1])
 
 
-def _look_back(convolution: Convolution, maps: Tensor, places: Tensor, count: int) -> Tensor:
-    h = torch.addmm(convolution.bias, convolution.before, _gather(maps, places, count))
+def _before_centre(convolution: Convolution, maps: Tensor, indices: Tensor, count: int) -> Tensor:
+    """The output of a convolution without the term of the centre."""
+    h = torch.addmm(convolution.bias, convolution.before, _gather(maps, indices, count))
     if convolution.context is not None:
         h.view(len(h), count, -1).add_(convolution.context)
     return h
 
 
-def _gather(maps: Tensor, places: Tensor, count: int) -> Tensor:
-    """Every map at the places of ``count`` pixels, (maps * places of a kernel, pixels * images)."""
-    return maps.index_select(1, places).view(len(maps) * len(places) // count, count * maps.shape[-1])
+def _gather(maps: Tensor, indices: Tensor, count: int) -> Tensor:
+    """Feature maps at the kernel positions of ``count`` pixels, (maps * positions, pixels * images)."""
+    return maps.index_select(1, indices).view(len(maps) * len(indices) // count, count * maps.shape[-1])
 
 
-def _put(maps: Tensor, pixels: Tensor, values: Tensor) -> None:
+def _scatter(maps: Tensor, pixels: Tensor, values: Tensor) -> None:
     maps.index_copy_(1, pixels, values.view(len(maps), len(pixels), -1))

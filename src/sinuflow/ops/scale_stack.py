@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..solvers import Inversion, Root, SolverOptions, fixed_point, newton
-from ..solvers.implicit import enter
+from ..solvers.implicit import register_problem
 from .autograd import fused, needs_gradients, reference_gradients
 from .select import wave_kernels
 from .waves import WaveFunction, Waves, transform
@@ -101,4 +101,4 @@ class _Inverse:
 
 
 STACK = _Inverse()
-enter(STACK)
+register_problem(STACK)

@@ -1,9 +1,9 @@
-"""Which implementation of an op runs: its reference in PyTorch, or the fused kernels of a backend.
+"""Selection of an op's implementation: its reference in PyTorch, or the fused kernels of a backend.
 
-On a CPU, waves are compiled by a C++ compiler. On a GPU, a float32 flow that fits goes through the CUDA flow
-program, and a PixelCNN through CUDA or Triton; everything else goes through Triton, op by op. The reference runs where
-no backend is available, under ``torch.compile``, tracing and function transforms, and where a kernel fails its
-self-test. ``SINUFLOW_KERNELS=reference`` (or ``plain``) selects the reference everywhere, ``triton`` excludes CUDA C++.
+On a CPU, waves have C++ kernels. On a GPU, a float32 flow that fits on chip runs as one CUDA flow program, a PixelCNN
+has CUDA and Triton kernels, and other ops have Triton kernels. The reference runs where no backend is available, under
+``torch.compile``, tracing and function transforms, and where a kernel fails its self-test.
+``SINUFLOW_KERNELS=reference`` (or ``plain``) selects the reference everywhere, ``triton`` excludes CUDA C++.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Backend(NamedTuple):
 
 
 def fused_allowed() -> bool:
-    """Whether an op may run other code than its reference here.
+    """Whether fused kernels may run in the current context.
 
     The reference runs under ``torch.compile``, which fuses it better, and under tracing, dispatch modes, function
     transforms and forward-mode differentiation, which need PyTorch operations.
@@ -51,7 +51,7 @@ def fused_allowed() -> bool:
 
 
 def use_triton(x: Tensor, tensor_cores: bool = False) -> bool:
-    """Whether Triton kernels run for a tensor; with ``tensor_cores``, those that multiply TF32 numbers."""
+    """Whether Triton kernels run for a tensor; with ``tensor_cores``, kernels that multiply in TF32."""
     allowed = x.is_cuda and fused_allowed() and triton_backend(x.device).available
     return allowed and (not tensor_cores or _has_tensor_cores(x.device))
 
@@ -67,11 +67,11 @@ def use_cuda(x: Tensor, *parameters: Tensor) -> bool:
 
 
 def wave_kernels(x: Tensor, *others: Tensor, mixed: bool = False) -> ModuleType | None:
-    """The package that has fused kernels for the waves of a feature-major batch ``x``, if any has.
+    """The backend package with fused kernels for the waves of a feature-major batch ``x``, or None.
 
-    Both have the modules ``scale_stack`` and ``conditional_waves``, with the same functions. Kernels take bare memory:
-    the other tensors must have the device and dtype of ``x``. With ``mixed``, they may also be float32 beside a float64
-    batch on a GPU; only ``scale_stack`` supports that, and without gradients.
+    Every such package has the modules ``scale_stack`` and ``conditional_waves``, with the same functions. The other
+    tensors must have the device and dtype of ``x``, because kernels take pointers. With ``mixed``, the others may be
+    float32 for a float64 batch on a GPU; only ``scale_stack`` supports that, without gradients.
     """
     if not fused_allowed() or any(t.device != x.device for t in others):
         return None
@@ -91,12 +91,12 @@ def _wave_package(name: str) -> ModuleType:
 
 
 def _excluded(*others: str) -> Backend | None:
-    """The reason if SINUFLOW_KERNELS excludes a backend: it selects the reference, or one of the others."""
+    """The result for a backend that SINUFLOW_KERNELS excludes by selecting the reference or one of ``others``."""
     requested = os.environ.get("SINUFLOW_KERNELS", "").lower()
     if requested not in ("plain", "reference", *others):
         return None
-    what = requested if requested in others else "the reference implementation"
-    return Backend(False, f"SINUFLOW_KERNELS={requested} selects {what}")
+    selected = requested if requested in others else "the reference implementation"
+    return Backend(False, f"SINUFLOW_KERNELS={requested} selects {selected}")
 
 
 @lru_cache(maxsize=1)
@@ -139,7 +139,7 @@ def triton_backend(device: torch.device) -> Backend:
 
 @lru_cache(maxsize=64)
 def cuda_backend(device: torch.device) -> Backend:
-    """The CUDA kernels for whole flows and for PixelCNNs, as far as the device and the compiler go."""
+    """The CUDA kernels for whole flows and for PixelCNNs, if the device and the compiler support them."""
     if excluded := _excluded("triton"):
         return excluded
     if device.type != "cuda" or torch.version.cuda is None:

@@ -56,7 +56,7 @@ def collect(model: TableModel, data: Any) -> ReportContent:
         residual=residual,
         anomalies=_anomalies(model, rows),
         notes=_notes(model, rows),
-        continuous=[preprocessor.features[i].name for i in preprocessor.placed],
+        continuous=[preprocessor.features[i].name for i in preprocessor.axis_features],
     )
 
 
@@ -70,16 +70,16 @@ class _HeldOut:
         random = np.random.default_rng([0, 2])
         test = subsample(model.split.test if self.same else np.arange(count), _ROWS, random)
         train = subsample(model.split.train, _ROWS, random) if self.same else np.empty(0, dtype=np.int64)
-        held, trained, scores, comparable = [], [], [], []
+        held, trained, scores, anomaly_scores = [], [], [], []
         for rows in read_rows(table, model.preprocessor):
             indices = rows.first + np.arange(len(rows.x))
-            fitted, chosen = np.isin(indices, train), np.isin(indices, test) & model.scored(rows)
+            fitted, chosen = np.isin(indices, train), np.isin(indices, test) & model.can_score(rows)
             trained.append(rows.x[torch.from_numpy(fitted)])
             picked = rows.select(chosen)
             held.append((torch.from_numpy(indices[chosen]), picked.x, picked.context))
             log_density = model.score_rows(picked)
             scores.append(torch.from_numpy(log_density))
-            comparable.append(model.comparable(picked, log_density))
+            anomaly_scores.append(model.anomaly_score_rows(picked, log_density))
         if not sum(map(len, scores)):
             raise DataError(f"{table.name} has no rows with a density to report on")
         ids, x, context = zip(*held, strict=True)
@@ -90,7 +90,7 @@ class _HeldOut:
         if not bool(inside.any()):
             raise DataError(f"no row of {table.name} is within the range of the model's columns")
         self.ids, self.x, self.log_density = torch.cat(ids)[inside], torch.cat(x)[inside], log_densities[inside].numpy()
-        self.comparable = np.concatenate(comparable)[inside.numpy()]
+        self.anomaly_scores = np.concatenate(anomaly_scores)[inside.numpy()]
         self.context = None if context[0] is None else torch.cat(context)[inside]
         self.train = torch.cat(trained)
 
@@ -183,8 +183,8 @@ def _baselines(model: TableModel, rows: _HeldOut) -> list[Score]:
 
 
 def _anomalies(model: TableModel, rows: _HeldOut) -> list[Anomaly]:
-    worst = np.argsort(rows.comparable)[:_ANOMALIES]
-    percentiles = model.percentile_of(rows.comparable[worst])
+    worst = np.argsort(-rows.anomaly_scores)[:_ANOMALIES]
+    percentiles = model.percentile_of_score(rows.anomaly_scores[worst])
     return [
         Anomaly(int(i), int(rows.ids[i]) + 1, float(rows.log_density[i]), float(percentile))
         for i, percentile in zip(worst, percentiles, strict=True)

@@ -29,10 +29,10 @@ Inputs = Callable[[], Sequence[Tensor]]
 
 
 class Problem(Protocol):
-    """A bijection to invert, whose inputs may need gradients: its parameters, and the context if there is one.
+    """A bijection to invert, with inputs that may need gradients: its parameters, and the context if there is one.
 
-    ``solve`` inverts a feature-major batch (D, B), and is called without gradients; ``pull_back`` gives the gradients
-    of z and of the inputs.
+    ``solve`` inverts a feature-major batch (D, B) without gradients. ``pull_back`` returns the gradients of z and of
+    the inputs.
     """
 
     key: int
@@ -45,8 +45,8 @@ _PROBLEMS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _KEYS = itertools.count()
 
 
-def enter(problem: Problem) -> None:
-    """Give the problem a key, by which the operator finds it; it stays known as long as it lives."""
+def register_problem(problem: Problem) -> None:
+    """Register a problem under a new key, by which the operator finds it; the reference is weak."""
     problem.key = next(_KEYS)
     _PROBLEMS[problem.key] = problem
 
@@ -56,9 +56,9 @@ def implicit_inverse(
 ) -> Inversion:
     """The problem's inverse, with gradients for z and the inputs; ``solve`` computes it with the current inputs."""
     if torch.compiler.is_compiling():
-        rest = (options.method, *options.tolerances(z.dtype), options.limit)
-        return Inversion(*inverse_op(z, list(inputs()), problem.key, *rest))
-    if not torch.is_grad_enabled():  # then the inputs, which a module collects slowly, are not needed
+        arguments = (options.method, *options.tolerances(z.dtype), options.limit)
+        return Inversion(*inverse_op(z, list(inputs()), problem.key, *arguments))
+    if not torch.is_grad_enabled():  # the inputs are not needed, and slow to collect from a module
         return solve()
     return Inversion(*_Implicit.apply(problem, solve, z, *inputs()))
 
@@ -98,9 +98,9 @@ class _FirstOrder(torch.autograd.Function):
 
 
 def _in_a_thread(like: Tensor, function: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
-    """Call the function in another thread: an operator switches autograd off in its own, which solvers may need.
+    """Call the function in another thread, because operators disable autograd, which solvers may need.
 
-    The results are contiguous, as the fake kernels say, and share no memory, as outputs of an operator must not.
+    The results are contiguous, as the fake kernels declare, and share no memory, as operators require.
     """
 
     def call() -> list[Tensor]:
@@ -116,7 +116,7 @@ def _in_a_thread(like: Tensor, function: Callable[[], Sequence[Tensor]]) -> list
 def inverse_op(
     z: Tensor, inputs: Sequence[Tensor], key: int, method: str, rtol: float, atol: float, limit: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The inverse by the problem of this key."""
+    """The inverse by the problem with this key."""
     options = SolverOptions(method, rtol, atol, limit)  # type: ignore[arg-type]
     return tuple(_in_a_thread(z, lambda: _PROBLEMS[key].solve(z, inputs, options)))  # type: ignore[return-value]
 
@@ -132,7 +132,7 @@ def _(z: Tensor, *_: Any) -> Fields:
 def inverse_backward_op(
     x: Tensor, inputs: Sequence[Tensor], grad_x: Tensor, grad_ladj: Tensor, key: int
 ) -> List[Tensor]:  # noqa: UP006 - PyTorch before 2.7 infers no schema from list[Tensor]
-    """The gradients of the inverse by the problem of this key."""
+    """The gradients of the inverse by the problem with this key."""
     return _in_a_thread(x, lambda: _PROBLEMS[key].pull_back(x, inputs, grad_x, grad_ladj))
 
 
@@ -148,8 +148,8 @@ def _set_context(ctx: Any, inputs: tuple[Any, ...], output: Fields) -> None:
 
 def _gradients(ctx: Any, grad_x: Tensor, grad_ladj: Tensor, *_: Any) -> tuple[Any, ...]:
     x, *inputs = ctx.saved_tensors
-    z, *rest = inverse_backward_op(x, inputs, grad_x.contiguous(), grad_ladj.contiguous(), ctx.key)
-    return z, rest, None, None, None, None, None
+    grad_z, *grad_inputs = inverse_backward_op(x, inputs, grad_x.contiguous(), grad_ladj.contiguous(), ctx.key)
+    return grad_z, grad_inputs, None, None, None, None, None
 
 
 inverse_op.register_autograd(_gradients, setup_context=_set_context)

@@ -14,7 +14,7 @@ Method = Literal["certified", "fixed_point"]
 
 @dataclass(frozen=True)
 class SolverOptions:
-    """A method with its limits.
+    """The method of an inverse, its tolerances, and its iteration limit.
 
     ``"certified"`` solves every layer to working precision: ordered substitution and safeguarded Newton.
     ``"fixed_point"`` is Algorithm 1 of the paper, which stops at ``atol + rtol * |x|``.
@@ -36,11 +36,11 @@ class SolverOptions:
             raise ArgumentError(f"max_iterations must be at least 1; got {self.max_iterations}")
 
     def tolerances(self, dtype: torch.dtype) -> tuple[float, float]:
-        """rtol and atol, with defaults that suit the precision."""
+        """rtol and atol, with defaults that depend on the dtype."""
         default = 1e-12 if dtype == torch.float64 else 1e-4 if self.method == "certified" else 1e-6
         return (default if self.rtol is None else self.rtol), (default if self.atol is None else self.atol)
 
     @property
     def limit(self) -> int:
-        """The most iterations that one layer may take."""
+        """The maximum number of iterations of a layer."""
         return self.max_iterations or (200 if self.method == "certified" else 1000)

@@ -23,7 +23,7 @@ class Root(NamedTuple):
         return cls(x, slope, torch.ones_like(x, dtype=torch.int32), torch.zeros_like(x), x.isfinite())
 
     def per_row(self) -> Inversion:
-        """The inverse of an elementwise map (D, B) with this root, its certificate reduced to one per row."""
+        """The inverse of an elementwise map (D, B), with certificates reduced over the features."""
         ladj = -self.slope.log().sum(0)
         return Inversion(self.x, ladj, self.iterations.amax(0), self.residual.amax(0), self.converged.all(0))
 
@@ -31,10 +31,10 @@ class Root(NamedTuple):
 class Inversion(NamedTuple):
     r"""The inverse of a bijection, its log-determinant, and the certificate of every sample.
 
-    Layers return ``x`` as (D, B) and the rest as (B,); chains have one row of the last three for each layer. Of
-    ``flow.invert``, all have the batch shape: there, ``residual`` is measured end to end,
-    :math:`\max_i |T^{-1}(x)_i - z_i|`, ``iterations`` is the largest number of any layer, and ``converged`` says
-    whether every layer met its tolerance and the residual is within :math:`\text{atol} + \text{rtol} \max_i |z_i|`.
+    For a layer, ``x`` has shape (D, B), and the other fields have shape (B,). For a chain, the last three have shape
+    (layers, B). For ``flow.invert``, all have the batch shape: ``residual`` is then the end-to-end one,
+    :math:`\max_i |T^{-1}(x)_i - z_i|`, ``iterations`` the maximum over the layers, and ``converged`` says whether every
+    layer met its tolerance and the residual is within :math:`\text{atol} + \text{rtol} \max_i |z_i|`.
     """
 
     x: Tensor
@@ -45,7 +45,7 @@ class Inversion(NamedTuple):
 
     @classmethod
     def exact(cls, x: Tensor, ladj: Tensor | None, usable: Tensor | None = None) -> Inversion:
-        """An inverse in closed form; samples fail if it is not finite, or if the parameters are not ``usable``.
+        """An inverse in closed form; samples have not converged where x is not finite or parameters are not ``usable``.
 
         ``ladj`` may be a scalar for all rows, or None for 0.
         """
@@ -59,14 +59,14 @@ class Inversion(NamedTuple):
     @classmethod
     def stack(cls, layers: list[Inversion]) -> Inversion:
         """The inverse of a chain from those of its layers, in the order in which they were inverted."""
-        _, _, *evidence = zip(*layers, strict=True)
+        _, _, *certificates = zip(*layers, strict=True)
         iterations, residual, converged = (
-            torch.cat([t if t.dim() == 2 else t[None] for t in each]) for each in evidence
+            torch.cat([t if t.dim() == 2 else t[None] for t in each]) for each in certificates
         )
         ladj = torch.stack([layer.ladj for layer in layers]).sum(0)
         return cls(layers[-1].x, ladj, iterations, residual.detach(), converged)
 
     def to(self, dtype: torch.dtype) -> Inversion:
-        """The same, rounded; samples that overflow in the dtype have failed."""
+        """The inversion in another dtype; samples that overflow in it have not converged."""
         x, ladj, residual = (t.to(dtype) for t in (self.x, self.ladj, self.residual))
         return Inversion(x, ladj, self.iterations, residual, self.converged & x.isfinite().all(0))

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from .result import Root
 
-#: Evaluations before residuals are first checked; most elements have converged by then.
+#: Evaluations before the first check of residuals; most elements have converged by then.
 _FIRST_CHECK = {torch.float32: 3, torch.float64: 4}
-#: Evaluations before elements that have not converged are safeguarded.
+#: Evaluations before the safeguarded iteration takes over.
 _MAX_UNSAFEGUARDED = 12
-#: Up to this many elements, removing converged ones from the batch costs more than it saves.
+#: With at most this number of elements, removing converged ones from the batch costs more than it saves.
 _MIN_COMPACTED = 4096
-#: Bound on the evaluation noise of f, as a multiple of the rounding error of its value and of its argument. These count
-#: as at least 1: a spline on [-5, 5] has absolute errors, also near 0.
+#: Bound on the evaluation noise of f, in multiples of the rounding error of its value and of its argument, which are
+#: taken as at least 1: a spline on [-5, 5] has absolute errors near 0, too.
 _NOISE = 256
-#: With at least this many elements, one of them nearly always needs one evaluation more before the first check.
+#: With at least this number of elements, one of them nearly always needs another evaluation before the first check.
 _LARGE_BATCH = 512
 
 Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -29,9 +29,9 @@ Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 class MonotoneFunction(Protocol):
     """A strictly increasing function of one variable, one per element of a tensor, with bounds m > 0 and M of f'.
 
-    ``evaluate`` gives f(x), f'(x) and f''(x), which the caller may overwrite, and the next evaluation does; ``guess``
-    gives a starting point, ``bracket`` an interval that contains the solution, and ``select`` the functions of the
-    elements (rows[j], columns[j]) only, as a tensor of shape (1, count).
+    ``evaluate`` returns f(x), f'(x) and f''(x), which the caller may overwrite, as does the next evaluation; ``guess``
+    returns a starting point, ``bracket`` an interval that contains the solution, and ``select`` the functions of the
+    elements (rows[j], columns[j]), with shape (1, count).
     """
 
     @property
@@ -45,7 +45,7 @@ class MonotoneFunction(Protocol):
 
 
 def working_precision(x: Tensor, target: Tensor) -> Tensor:
-    """The residual that rounding alone explains: relative, as an absolute one is out of reach for large x."""
+    """The residual that rounding alone can cause, which is relative to x and the target."""
     return torch.maximum(x.abs(), target.abs()).mul_(8 * torch.finfo(x.dtype).eps)
 
 
@@ -58,13 +58,13 @@ def newton(
 
     .. math:: x \leftarrow x - \frac{2 r}{f' + \sqrt{|f'^2 - 2 r f''|}}, \qquad r = f(x) - \text{target},
 
-    (Laguerre's iteration of degree two: cubic convergence, and from afar it goes astray far less often than Newton's or
-    Halley's). The divisor is held between the bounds of f', so that no step leaves the interval which the mean value
-    theorem allows. Most elements converge within three evaluations; when few remain, the others are removed from the
-    batch, and the iteration continues from ``start`` after ``used`` evaluations. Elements that have not converged after
-    a dozen are safeguarded: they bisect a bracket of the solution whenever a step leaves it or does not halve the
-    residual, which guarantees convergence. Converged elements take one more step with the last evaluation, because
-    residuals grow along a chain.
+    (Laguerre's iteration of degree two, which converges cubically, and from distant starting points fails less often
+    than Newton's or Halley's). The divisor is clamped to the bounds of f', so that no step leaves the interval that the
+    mean value theorem allows. Most elements converge within three evaluations; when few remain, converged elements are
+    removed from the batch, and the iteration continues from ``start`` after ``used`` evaluations. Elements that have
+    not converged after a dozen are safeguarded: they bisect a bracket of the solution whenever a step leaves it or does
+    not halve the residual, which guarantees convergence. Converged elements take one more step with the last
+    evaluation, because residuals are amplified along a chain.
     """
     x = function.guess(target) if start is None else start
     next_check = min(used + 1 if used else _FIRST_CHECK[x.dtype] + (x.numel() >= _LARGE_BATCH), max_iterations)
@@ -87,16 +87,16 @@ def newton(
     root = Root(after, slope_after, torch.full_like(x, used, dtype=torch.int32), residual, converged)
     if remaining and used < max_iterations:
         index = (~converged).flatten().nonzero().squeeze(1)
-        chosen = function.select(index // x.shape[-1], index % x.shape[-1])
+        selected = function.select(index // x.shape[-1], index % x.shape[-1])
         target, x, gap, slope, curvature = (
             t.reshape(-1).index_select(0, index).unsqueeze(0) for t in (target, x, gap, slope, curvature)
         )
         if used < _MAX_UNSAFEGUARDED:
-            lowest, highest = 2 * chosen.lowest_slope, 2 * chosen.highest_slope
+            lowest, highest = 2 * selected.lowest_slope, 2 * selected.highest_slope
             x = torch.addcdiv(x, gap, _twice_divisor(gap, slope, curvature, lowest, highest), value=-2)
-            part = newton(chosen, target, max_iterations, x, used)
+            part = newton(selected, target, max_iterations, x, used)
         else:
-            part = _safeguarded(chosen, target, x, used, max_iterations)
+            part = _safeguarded(selected, target, x, used, max_iterations)
         pairs = zip(root, part, strict=True)
         root = Root(*(t.reshape(-1).index_copy_(0, index, some.squeeze(0)).view(t.shape) for t, some in pairs))
     return root
@@ -110,16 +110,16 @@ def _twice_divisor(
 
 
 def _last_step(converged: Tensor, x: Tensor, gap: Tensor, slope: Tensor, curvature: Tensor) -> tuple[Tensor, Tensor]:
-    """Converged elements after one more step, and the slope there; x stays where the function is not nearly linear."""
+    """Converged elements after one more step where the function is nearly linear, and the slope there."""
     step = gap / slope
     # Over a step of 2e-4, waves of any reasonable frequency are nearly linear.
-    straight = ((step * curvature).abs_() <= 0.01 * slope) & (step.abs() <= 2e-4)
-    after = torch.where(converged & straight, x - step, x)
+    linear = ((step * curvature).abs_() <= 0.01 * slope) & (step.abs() <= 2e-4)
+    after = torch.where(converged & linear, x - step, x)
     return after, torch.addcmul(slope, curvature, after - x)
 
 
 def _safeguarded(function: MonotoneFunction, target: Tensor, x: Tensor, used: int, max_iterations: int) -> Root:
-    """The same steps inside a bracket that every evaluation narrows."""
+    """The steps of :func:`newton` inside a bracket, which every evaluation narrows."""
     lowest, highest = function.lowest_slope, function.highest_slope
     low, high = function.bracket(target)
     previous = torch.full_like(x, torch.inf)
@@ -148,11 +148,11 @@ def bracketed_newton(evaluate: Evaluate, target: Tensor, h: Tensor, max_iteratio
     r"""Solve f(x; h) = target for functions that increase in x, elementwise.
 
     A bracket around the target is doubled until it contains the solution. Newton steps that leave the bracket, or that
-    do not halve the residual, are replaced by bisection. An element has converged when rounding explains its residual:
-    that of x, of the target, and of x to the next floating-point number, :math:`f'(x) \, |x| \, \epsilon`; or when no
-    floating-point number is left inside its bracket, unless f jumps there. The target has shape (D, B), and h
-    (D, P, B); ``evaluate`` gives f(x; h) and f'(x; h) for a selection of n elements, x of shape (1, n) and h of shape
-    (1, P, n).
+    do not halve the residual, are replaced by bisection. An element has converged when rounding of x, of the target, or
+    of f between neighbouring floating-point numbers, :math:`f'(x) \, |x| \, \epsilon`, explains its residual; or when
+    its bracket contains no further floating-point number, unless f jumps there. The target has shape (D, B), and h
+    (D, P, B); ``evaluate`` returns f(x; h) and f'(x; h) for a selection of n elements, x of shape (1, n) and h of
+    shape (1, P, n).
 
     Example:
         >>> root = bracketed_newton(lambda x, h: (x.sinh(), x.cosh()), torch.tensor([[10.0]]), torch.zeros(1, 0, 1))
@@ -161,7 +161,7 @@ def bracketed_newton(evaluate: Evaluate, target: Tensor, h: Tensor, max_iteratio
     """
     shape = target.shape
     target, h = target.reshape(1, -1), h.transpose(0, 1).reshape(1, h.shape[1], target.numel())
-    whole_target, whole_h = target, h
+    all_targets, all_h = target, h
     low, high = _bracket(evaluate, target, h)
     x = target.clamp(low, high)
     previous = torch.full_like(x, torch.inf)
@@ -174,8 +174,8 @@ def bracketed_newton(evaluate: Evaluate, target: Tensor, h: Tensor, max_iteratio
         low, high = torch.where(gap <= 0, x, low), torch.where(gap >= 0, x, high)
         rounding = working_precision(x, target) + 4 * torch.finfo(x.dtype).eps * (slope * x).abs()
         converged = residual.isfinite() & ((residual <= rounding) | (torch.nextafter(low, high) >= high))
-        for whole, part in zip(root, (x, slope, torch.full_like(active, used), residual, converged), strict=True):
-            whole[:, active] = part.to(whole.dtype)
+        for result, part in zip(root, (x, slope, torch.full_like(active, used), residual, converged), strict=True):
+            result[:, active] = part.to(result.dtype)
         remaining = (~converged & residual.isfinite()).squeeze(0).nonzero().squeeze(1)
         if not len(remaining):
             break
@@ -184,26 +184,26 @@ def bracketed_newton(evaluate: Evaluate, target: Tensor, h: Tensor, max_iteratio
         x, previous = torch.where(accepted, newton, low + (high - low) / 2), residual
         active = active[remaining]
         target, h, low, high, x, previous = (t[..., remaining] for t in (target, h, low, high, x, previous))
-    _refuse_jumps(evaluate, root, whole_target, whole_h)
+    _refuse_jumps(evaluate, root, all_targets, all_h)
     return Root(*(t.view(shape) for t in root))
 
 
 def _refuse_jumps(evaluate: Evaluate, root: Root, target: Tensor, h: Tensor) -> None:
-    """Elements whose residual neither evaluation noise nor the slope next to x explains have not converged."""
+    """Mark elements as not converged if neither evaluation noise nor the slope next to x explains their residual."""
 
-    def explained(slope: Tensor) -> Tensor:
+    def bound(slope: Tensor) -> Tensor:
         return ((1 + slope) * (1 + root.x.abs()) + target.abs()).mul_(_NOISE * torch.finfo(target.dtype).eps)
 
-    doubtful = (root.converged & (root.residual > explained(root.slope))).squeeze(0).nonzero().squeeze(1)
+    doubtful = (root.converged & (root.residual > bound(root.slope))).squeeze(0).nonzero().squeeze(1)
     if len(doubtful):  # at a kink, the slope may be larger on the other side
         x, h, slope = root.x[:, doubtful], h[..., doubtful], root.slope.clone()
         below, above = (evaluate(torch.nextafter(x, torch.full_like(x, end)), h)[1] for end in (-math.inf, math.inf))
         slope[:, doubtful] = torch.maximum(below, above)
-        root.converged.logical_and_(root.residual <= explained(slope))
+        root.converged.logical_and_(root.residual <= bound(slope))
 
 
 def _bracket(evaluate: Evaluate, target: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """An interval with f(low) <= target <= f(high); NaN where none is found."""
+    """An interval with f(low) <= target <= f(high), or NaN if none is found."""
     width = 1 + target.abs()
     low, high = target - width, target + width
     for _ in range(128):
@@ -233,7 +233,7 @@ def fixed_point(function: MonotoneFunction, target: Tensor, *, rtol: float, atol
     for used in range(1, max_iterations + 1):
         value, slope, _ = function.evaluate(x)
         residual = (value - target).abs()
-        iterations += ~converged  # it was evaluated because it had not converged before
+        iterations += ~converged  # counts elements that had not converged before
         converged = residual.isfinite() & (residual <= atol + rtol * x.abs())
         if used == max_iterations or bool(converged.all()):
             break

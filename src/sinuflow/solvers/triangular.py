@@ -18,9 +18,11 @@ ScalarInverse = Callable[[Tensor, Tensor, SolverOptions], Root]
 
 
 class Step:
-    """Some features whose parameters are known, and in return the solution for these features.
+    """A step of ordered substitution: features whose parameters are known, and then their solution.
 
-    The features are a slice or a tensor of indices; their parameters have shape (features of the step, P, B).
+    Args:
+        features: a slice or a tensor of indices.
+        parameters: the transformer's parameters for these features, of shape (features of the step, P, B).
     """
 
     def __init__(self, features: Any, parameters: Tensor) -> None:
@@ -33,7 +35,7 @@ class Step:
         self.x: Tensor | None = None
 
     def push(self, x: Tensor) -> None:
-        """Give the conditioner the solution, of shape (features of the step, B)."""
+        """Pass the solution, of shape (features of the step, B), to the conditioner."""
         self.x = x
 
     @property
@@ -47,8 +49,7 @@ class Step:
 def substitute(steps: Iterable[Step], inverse: ScalarInverse, z: Tensor, options: SolverOptions) -> Inversion:
     """Ordered substitution, for x of shape (D, B), at the cost of about one pass of the conditioner.
 
-    A conditioner yields parameters step by step: as soon as it knows the features that they depend on, which the
-    previous steps have solved.
+    A conditioner yields a step's parameters as soon as the features that they depend on are solved.
     """
     solved: list[Any] = []
     roots: list[Root] = []
@@ -57,7 +58,8 @@ def substitute(steps: Iterable[Step], inverse: ScalarInverse, z: Tensor, options
             if not isinstance(step, Step):
                 raise ArgumentError(f"a conditioner's incremental must yield Steps; got a {type(step).__name__}")
             target = z[step.features]
-            if not roots and step.parameters.shape[::2] != target.shape:  # later ones only as a whole, to save time
+            # Of later steps, the solutions are checked together, which is faster.
+            if not roots and step.parameters.shape[::2] != target.shape:
                 raise ArgumentError(
                     f"the conditioner's step for {step.features} has parameters of shape {tuple(step.parameters.shape)}"
                     f" instead of (features of the step, parameters, rows), here {(len(target), 'P', *z.shape[1:])}"
@@ -76,9 +78,9 @@ def substitute(steps: Iterable[Step], inverse: ScalarInverse, z: Tensor, options
 
 
 def _order(solved: list[Any], z: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Where the steps solved features 0, 1, ..., or None if in this order; and on a GPU, whether they solved each once.
+    """The indices that sort the solved features, or None if they are sorted; and on a GPU, a flag for each feature.
 
-    Each step names its features by a slice or by indices. The host does not wait for indices on a GPU.
+    The flag says whether it was solved exactly once: on a GPU, an error would synchronize with the host.
     """
     if all(isinstance(features, slice) for features in solved):
         listed = [i for features in solved for i in range(len(z))[features]]
@@ -87,12 +89,12 @@ def _order(solved: list[Any], z: Tensor) -> tuple[Tensor | None, Tensor | None]:
         features = torch.tensor(listed, dtype=torch.long)
     else:
         features = torch.cat([torch.arange(len(z), device=z.device)[features] for features in solved])
-    found, order = features.sort()
-    if len(found) == len(z):
-        expected = torch.arange(len(z), device=found.device)
-        if found.is_cuda:
-            return order, (found == expected).unsqueeze(-1)
-        if torch.equal(found, expected):
+    in_order, order = features.sort()
+    if len(in_order) == len(z):
+        expected = torch.arange(len(z), device=in_order.device)
+        if in_order.is_cuda:
+            return order, (in_order == expected).unsqueeze(-1)
+        if torch.equal(in_order, expected):
             return order.to(z.device), None
     counts = features.bincount(minlength=len(z)).tolist()
     missing, repeated = ([i for i, n in enumerate(counts) if test(n)] for test in (lambda n: n == 0, lambda n: n > 1))
@@ -110,10 +112,11 @@ def parallel_sweeps(
 ) -> Inversion:
     r"""Jacobi iteration for x of shape (D, B), all features at once, starting from x = z.
 
-    One sweep computes the parameters from the current x and solves for every :math:`x_i` with them, so sweep j makes at
-    least the first j features exact: after D sweeps all are, whatever the network. A row stops as soon as its residual
-    is within :math:`\text{atol} + \text{rtol}\,|x|` (for a shift this is Algorithm 1 of the paper); only the others are
-    swept again. ``evaluate(x, rows)`` gives z, the log-determinant and the parameters of the chosen rows of the batch.
+    One sweep computes the parameters from the current x and solves for every :math:`x_i` with them. After sweep j at
+    least the first j features are exact, so after D sweeps all are, whatever the network. A row stops as soon as its
+    residual is within :math:`\text{atol} + \text{rtol}\,|x|` (for a shift this is Algorithm 1 of the paper); the
+    remaining rows are swept again. ``evaluate(x, rows)`` returns z, the log-determinant and the parameters of the
+    chosen rows of the batch.
     """
     (features, count), (rtol, atol) = z.shape, options.tolerances(z.dtype)
     x = z.clone()
@@ -122,17 +125,17 @@ def parallel_sweeps(
     iterations, converged = torch.zeros_like(rows, dtype=torch.int32), torch.zeros_like(rows, dtype=torch.bool)
     solved = ~converged
     for used in range(1, options.limit + 1):
-        here, target = x[:, rows], z[:, rows]
-        value, forward_ladj, parameters = evaluate(here, rows)
+        current, target = x[:, rows], z[:, rows]
+        value, forward_ladj, parameters = evaluate(current, rows)
         gap = (value - target).abs()
-        # Beyond D sweeps nothing changes any more: what is left is rounding, if every inverse has converged.
+        # After D sweeps x no longer changes: the residual is rounding, if every scalar inverse has converged.
         final = solved[rows] & (used > features)
-        near = (gap.isfinite() & ((gap <= atol + rtol * here.abs()) | final)).all(0)
-        ladj[rows], residual[rows], converged[rows], iterations[rows] = -forward_ladj, gap.amax(0), near, used
-        if used == options.limit or bool(near.all()):
+        done = (gap.isfinite() & ((gap <= atol + rtol * current.abs()) | final)).all(0)
+        ladj[rows], residual[rows], converged[rows], iterations[rows] = -forward_ladj, gap.amax(0), done, used
+        if used == options.limit or bool(done.all()):
             break
-        rows = rows[~near]
-        root = inverse(target[:, ~near], parameters[..., ~near], options)
+        rows = rows[~done]
+        root = inverse(target[:, ~done], parameters[..., ~done], options)
         x[:, rows] = root.x
         solved[rows] &= root.converged.all(0)
     return Inversion(x, ladj, iterations, residual, converged)

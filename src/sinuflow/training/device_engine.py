@@ -68,12 +68,12 @@ class DeviceEngine(Engine):
             self._moments |= {f"{i}/{name}": view for i, view in enumerate(self._flat.views(flat))}
         self._control = torch.zeros(len(Slot), dtype=torch.float64, device=values.device)
         self._rates = torch.zeros((_MOST_STEPS, 2), dtype=torch.float64, device=values.device)
-        self._made = 0
+        self._applied = 0
         self._at_once = 8
         self._inputs: Batch | None = None  # of a step, feature-major, always in the same memory
         self._runs: dict[int, Callable[[], None]] = {}  # by the block of the stability penalty
         self._pool: Any = None
-        self._penalty_share = values.new_ones(())  # in the next step
+        self._penalty_factor = values.new_ones(())  # in the next step
         self._resident: _Resident | None = None
         if isinstance(source, ResidentRows) and (take := source.taker()) is not None:
             self._resident = _Resident(source, take, self.batches, values.device)
@@ -81,21 +81,21 @@ class DeviceEngine(Engine):
             weight_decay=settings.weight_decay,
             decoupled=settings.optimizer == "adamw",
             clip=settings.clip if settings.stability is None else None,  # with a penalty, _make clips
-            learning=guarding.LEARNING,
-            memory=guarding.MEMORY,
-            far=guarding.FAR,
+            warmup=guarding.WARMUP,
+            decay=guarding.DECAY,
+            max_deviations=guarding.MAX_DEVIATIONS,
             slack=self.guard.slack,
         )
 
-    def advance(self, step: int, most: int) -> Advance:
+    def advance(self, step: int, limit: int) -> Advance:
         started, resident = time.monotonic(), self._resident
-        count = min(most, self._at_once)
+        count = min(limit, self._at_once)
         if resident is not None:
             count = resident.start(count)
         # Copy the schedule of the next steps and the guard's state to the device.
         rates = [[self.rate(i), average_weight(self.settings.ema, i)] for i in range(step, step + count)]
         self._rates[:count] = torch.tensor(rates, dtype=torch.float64)
-        state = {"made": self._made, **self.guard.state()}
+        state = {"applied": self._applied, **self.guard.state()}
         self._control.copy_(torch.tensor([state.get(slot.name.lower(), 0) for slot in Slot], dtype=torch.float64))
         rows = 0
         for i in range(step, step + count):
@@ -104,13 +104,13 @@ class DeviceEngine(Engine):
             else:
                 batch = self.batches.next()
                 inputs, run = self._step_for(len(batch.x), i)
-                for own, new in zip(inputs, batch, strict=True):
-                    if own is not None and new is not None:
-                        own.copy_(new.mT, non_blocking=True)
+                for buffer, new in zip(inputs, batch, strict=True):
+                    if buffer is not None and new is not None:
+                        buffer.copy_(new.mT, non_blocking=True)
             run()
             rows += inputs.x.shape[-1]
         control = dict(zip(Slot, self._control.tolist(), strict=True))
-        self._made = int(control[Slot.MADE])
+        self._applied = int(control[Slot.APPLIED])
         self.guard.restore({name: control[Slot[name.upper()]] for name in self.guard.state()})
         # Interrupts wait for the end of the run.
         possible = _MOST_SECONDS * count / max(1e-9, time.monotonic() - started)
@@ -127,7 +127,7 @@ class DeviceEngine(Engine):
         inputs, block = self._inputs, 0
         if self.stability is not None:
             block = step % self.stability.blocks
-            self._penalty_share.fill_(self._emphasis(step))
+            self._penalty_factor.fill_(self._penalty_schedule(step))
         if block not in self._runs:
             self._runs[block] = self._captured(inputs, block) if self.capture else lambda: self._make(inputs, block)
         return inputs, self._runs[block]
@@ -170,7 +170,7 @@ class DeviceEngine(Engine):
         if self.stability is not None:
             factor = clip_factor(torch.linalg.vector_norm(self._gradient), self._clip)
             self._gradient.mul_(factor)
-            penalty = factor * self._penalty_share * self.stability.penalty(*inputs, block)
+            penalty = factor * self._penalty_factor * self.stability.penalty(*inputs, block)
             grads = torch.autograd.grad(penalty, self._flat.parameters, allow_unused=True)  # those of the block
             pairs = [(v, g) for v, g in zip(self._flat.views(self._gradient), grads, strict=True) if g is not None]
             torch._foreach_add_([view for view, _ in pairs], [gradient.contiguous() for _, gradient in pairs])
@@ -200,14 +200,14 @@ class DeviceEngine(Engine):
         state, average = snapshot.optimizer, snapshot.average
         for name, view in self._moments.items():
             view.copy_(state[name]) if name in state else view.zero_()
-        self._made = max((int(t) for name, t in state.items() if name.endswith("/step")), default=0)
+        self._applied = max((int(t) for name, t in state.items() if name.endswith("/step")), default=0)
         if average is not None:
             for name, view in self._averages.items():
                 view.copy_(average[name])
 
     def optimizer_state(self) -> Weights:
-        steps = {f"{i}/step": torch.tensor(float(self._made)) for i in range(len(self._flat.parameters))}
-        return self._moments | steps if self._made else {}
+        steps = {f"{i}/step": torch.tensor(float(self._applied)) for i in range(len(self._flat.parameters))}
+        return self._moments | steps if self._applied else {}
 
     def close(self) -> None:
         self._runs.clear()

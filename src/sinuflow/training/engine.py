@@ -43,7 +43,7 @@ class Snapshot(NamedTuple):
 
 
 def no_limit() -> float:
-    """The share of the time that is over in a run whose time is not limited."""
+    """The elapsed fraction of the time limit in a run without one."""
     return 0.0
 
 
@@ -56,18 +56,18 @@ class Engine(ABC):
     settings: Settings
     guard: Guard
     rate: Callable[[int], float]  # the learning rate of a step
-    elapsed: Callable[[], float] = field(default=no_limit, kw_only=True)  # the share of a limited time that is over
+    elapsed: Callable[[], float] = field(default=no_limit, kw_only=True)  # the elapsed fraction of the time limit
 
     def __post_init__(self) -> None:
         weight, clip = self.settings.stability, self.settings.clip
         self.stability = None if weight is None else Stability(self.flow, weight)
         self._clip = math.inf if clip is None else clip
 
-    def _emphasis(self, step: int) -> float:
-        """The share of its full weight that the stability penalty has in a step.
+    def _penalty_schedule(self, step: int) -> float:
+        """The factor of the stability penalty's weight in a step; it grows quadratically to 1 at the last step.
 
-        The final weights are what counts, and a flow learns better with a smaller penalty: in short runs on MNIST, a
-        weight that grew to 200 cost less likelihood than a constant one of 100 for equally small errors.
+        Only the final flow must be stable, and training is more effective with a smaller penalty: in short runs on
+        MNIST, a weight that grew to 200 cost less likelihood than a constant one of 100 for equally small errors.
         """
         return max((step + 1) / self.settings.steps, self.elapsed()) ** 2
 
@@ -77,8 +77,8 @@ class Engine(ABC):
         """The exponential moving average of the weights, if there is one."""
 
     @abstractmethod
-    def advance(self, step: int, most: int) -> Advance:
-        """Take between 1 and ``most`` steps, the first of which has number ``step``."""
+    def advance(self, step: int, limit: int) -> Advance:
+        """Take between 1 and ``limit`` steps, the first of which has the number ``step``."""
 
     @abstractmethod
     def optimizer_state(self) -> Weights:
@@ -89,11 +89,11 @@ class Engine(ABC):
         """Return to a snapshot."""
 
     def snapshot(self) -> Snapshot:
-        average = None if self.average is None else copied(self.average)
-        return Snapshot(copied(self.flow.state_dict()), copied(self.optimizer_state()), average)
+        average = None if self.average is None else copy_weights(self.average)
+        return Snapshot(copy_weights(self.flow.state_dict()), copy_weights(self.optimizer_state()), average)
 
     def close(self) -> None:  # noqa: B027
-        """Release what the engine holds on to."""
+        """Release graphs and buffers."""
 
 
 class EagerEngine(Engine):
@@ -106,16 +106,16 @@ class EagerEngine(Engine):
         self._parameters, settings = list(self.flow.parameters()), self.settings
         self._optimizer = Adam(self._parameters, settings.weight_decay, decoupled=settings.optimizer == "adamw")
         if settings.ema:
-            self.average = copied(self.flow.state_dict())
+            self.average = copy_weights(self.flow.state_dict())
 
-    def advance(self, step: int, most: int) -> Advance:
+    def advance(self, step: int, limit: int) -> Advance:
         batch = self.batches.next()
         loss = -self.flow(batch.context, validate_args=False).log_prob(batch.x).mean()
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self._parameters, self._clip)
         if self.stability is not None:
             penalty = self.stability.penalty(*batch.map(lambda t: t.mT), step % self.stability.blocks)
-            (clip_factor(norm, self._clip) * self._emphasis(step) * penalty).backward()
+            (clip_factor(norm, self._clip) * self._penalty_schedule(step) * penalty).backward()
             norm = nn.utils.clip_grad_norm_(self._parameters, math.inf)  # of the sum
         value = float(loss.detach())
         accepted = self.guard.accept(value, float(norm))
@@ -138,10 +138,10 @@ class EagerEngine(Engine):
 
     def restore(self, snapshot: Snapshot) -> None:
         self.flow.load_state_dict(snapshot.weights)
-        optimizer, average, here = snapshot.optimizer.items(), snapshot.average, self.flow.state_dict()
+        optimizer, average, current = snapshot.optimizer.items(), snapshot.average, self.flow.state_dict()
         devices = [p.device for p in self._parameters]
         self._optimizer.state = {k: t.to(devices[int(k.partition("/")[0])], copy=True) for k, t in optimizer}
-        self.average = None if average is None else {k: t.to(here[k].device, copy=True) for k, t in average.items()}
+        self.average = None if average is None else {k: t.to(current[k].device, copy=True) for k, t in average.items()}
 
 
 class Adam:
@@ -160,7 +160,7 @@ class Adam:
     def __init__(self, parameters: list[nn.Parameter], weight_decay: float = 0.0, decoupled: bool = False) -> None:
         self._parameters, self._weight_decay = parameters, weight_decay
         self._update = torch._fused_adamw_ if decoupled else torch._fused_adam_
-        #: As :meth:`Engine.optimizer_state`; parameters that never had a gradient have none.
+        #: As :meth:`Engine.optimizer_state`; without entries for parameters that never had a gradient.
         self.state: Weights = {}
 
     def step(self, learning_rate: float) -> None:
@@ -184,10 +184,10 @@ class Adam:
 
 
 def average_weight(ema: float | None, step: int) -> float:
-    """The weight of the current weights in the moving average: at first, that is the mean over all steps so far."""
+    """The weight of the current weights in the moving average, which starts as the mean over all steps so far."""
     return 1 - min(ema or 0.0, (1 + step) / (10 + step))
 
 
-def copied(state: Weights) -> Weights:
+def copy_weights(state: Weights) -> Weights:
     """A copy of every tensor."""
     return {name: t.detach().clone() for name, t in state.items()}

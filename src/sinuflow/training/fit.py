@@ -27,9 +27,9 @@ from .settings import MOST_RECORDS, OptimizerName, Settings
 from .stability import Stability
 from .trainer import Trainer
 
-#: Rows from which data-dependent parameters are initialized.
-_INITIAL_ROWS = 10_000
-#: The number of steps, if neither it nor the time is limited.
+#: The number of rows from which data-dependent parameters are initialized.
+_INITIALIZATION_ROWS = 10_000
+#: The default number of steps.
 _STEPS = 5000
 
 
@@ -41,9 +41,9 @@ class FitResult:
     history: list[Record]  # a record of each validation
     best_step: int  # the step of the returned weights
     best_nll: float | None  # their mean negative log-likelihood on the validation rows, if there are any
-    steps: int  # how many were taken
-    stopped_early: bool  # by the patience, before the steps or the time ran out
-    part_steps: list[int]  # the step of the returned weights of each part of the flow
+    steps: int  # the number of steps taken
+    stopped_early: bool  # whether the patience was exhausted before the steps or the time ran out
+    part_steps: list[int]  # the step of the returned weights, for each part of the flow
 
 
 def fit(
@@ -85,8 +85,8 @@ def fit(
             dataset (features first, then context), which is streamed. Columns should be standardized.
         val: validation rows. With them, the weights with the best validation score are returned.
         steps: the maximum number of steps; by default 5000, or with ``minutes`` as many as there is time for.
-        minutes: the maximum training time, including that before an interruption. The learning rate follows the larger
-            one of the shares of steps and of time that are over, so that it is annealed at either limit. None for no
+        minutes: the maximum training time, including that before an interruption. The learning rate depends on the
+            larger of the elapsed fractions of steps and of time, so that it is annealed at either limit. None for no
             limit, so that the result does not depend on the machine's speed.
         batch_size: rows per step.
         learning_rate: the largest learning rate.
@@ -115,11 +115,11 @@ def fit(
             a run without interruption.
         history: a JSONL file; by default ``history.jsonl`` in the checkpoint folder.
         tensorboard: a folder for TensorBoard.
-        progress: whether to show progress: a bar in a terminal, lines elsewhere.
+        progress: whether to show progress, as a bar in a terminal and as lines elsewhere.
         device: ``"auto"`` takes a GPU if there is one.
-        seed: of the order of the rows, of dropout, and of the stability penalty.
-        initialize: whether to initialize data-dependent parameters from the first rows. False continues the training of
-            a trained flow, whose weights are returned if none are better on ``val``.
+        seed: determines the order of the rows, dropout, and the stability penalty.
+        initialize: whether to initialize data-dependent parameters from the first rows. Use False to train a trained
+            flow further; its initial weights are returned if no later ones are better on ``val``.
         part_steps: of a :class:`~sinuflow.flows.mixed.MixedFlow`, the step at which the training of each part ends;
             without ``val``, the part's weights at that step are returned.
 
@@ -135,19 +135,19 @@ def fit(
         >>> result.history[-1]["step"]
         20
     """
-    place = find_device(device)
+    target = find_device(device)
     first = next(flow.parameters(), None)
     if first is None:
         raise ArgumentError("the flow has no parameters to train")
-    home, dtype = first.device, first.dtype
+    original, dtype = first.device, first.dtype
     rows = as_source(train, flow.features, flow.context, dtype, "train")
     val_rows = None if val is None else as_source(val, flow.features, flow.context, dtype, "val")
     unlimited = steps is None and minutes is not None
     steps = _STEPS if steps is None else steps
     if validate_every is None:
         per_epoch = max(1, rows.rows // batch_size) if isinstance(batch_size, int) and batch_size > 0 else 1
-        fewest = -(-steps // MOST_RECORDS) if isinstance(steps, int) else 1
-        validate_every = max(fewest, min(500, max(20, per_epoch)))
+        least = -(-steps // MOST_RECORDS) if isinstance(steps, int) else 1
+        validate_every = max(least, min(500, max(20, per_epoch)))
     settings = Settings(
         steps=steps,
         batch_size=batch_size,
@@ -187,28 +187,28 @@ def fit(
         folder.prepare(resume)
     records = Path(history) if history is not None else None if folder is None else folder.history
     log = History(records, None if tensorboard is None else Path(tensorboard))
-    shown = make_progress(progress)
+    display = make_progress(progress)
     identity: dict[str, Any] = {}
-    if folder is not None:  # only checkpoints need it
+    if folder is not None:  # it is stored in checkpoints only
         sources = {"train": rows, "val": val_rows}
-        hashes = {k: None if source is None else fingerprint(source, shown.say) for k, source in sources.items()}
+        hashes = {k: None if source is None else fingerprint(source, display.say) for k, source in sources.items()}
         identity = {**asdict(settings), "flow": flow.config, "rows": rows.rows, **hashes}
         identity |= {} if initialize else {"start": hash_tensors(flow.state_dict().values())}
         identity |= {} if part_steps is None else {"part_steps": part_steps}
-    cuda = [torch.cuda.current_device() if place.index is None else place.index] if place.type == "cuda" else []
-    current = torch.cuda.device(cuda[0]) if cuda else contextlib.nullcontext()
-    locked = contextlib.nullcontext() if folder is None else folder.locked()
-    with Interrupt(folder is not None) as interrupt, locked, current, torch.random.fork_rng(devices=cuda):
+    cuda = [torch.cuda.current_device() if target.index is None else target.index] if target.type == "cuda" else []
+    cuda_device = torch.cuda.device(cuda[0]) if cuda else contextlib.nullcontext()
+    lock = contextlib.nullcontext() if folder is None else folder.locked()
+    with Interrupt(folder is not None) as interrupt, lock, cuda_device, torch.random.fork_rng(devices=cuda):
         torch.manual_seed(seed)
-        flow.to(place)
-        rows, val_rows = rows.to(place), None if val_rows is None else val_rows.to(place)
+        flow.to(target)
+        rows, val_rows = rows.to(target), None if val_rows is None else val_rows.to(target)
         resumed = folder is not None and folder.exists()
         if initialize and not resumed:
-            flow.initialize(*rows.head(_INITIAL_ROWS))
-        trainer = Trainer(flow, rows, val_rows, settings, log, shown, part_steps)
+            flow.initialize(*rows.head(_INITIALIZATION_ROWS))
+        trainer = Trainer(flow, rows, val_rows, settings, log, display, part_steps)
         if folder is not None and resumed:
             trainer.restore(folder.read(identity, lambda: fingerprint_of_head(rows), flow, ema is not None))
-            shown.say(f"resuming at step {trainer.step}")
+            display.say(f"resuming at step {trainer.step}")
         else:
             log.start([])
 
@@ -225,16 +225,16 @@ def fit(
             trainer.finish()
         finally:
             trainer.close()
-            shown.close()
+            display.close()
             log.close()
-    flow.to(home)
+    flow.to(original)
     best_nll = None if val is None else trainer.best_nll
-    stopped_early = not trainer.used_up
+    stopped_early = not trainer.out_of_budget
     return FitResult(flow, log.records, trainer.best_step, best_nll, trainer.step, stopped_early, trainer.parts.steps)
 
 
 def _steps_of_parts(part_steps: Any, count: int) -> list[int]:
-    """The step at which the training of each of so many parts ends."""
+    """``part_steps`` as a list with one entry for each part, or an error."""
     steps = list(whole_numbers("part_steps", part_steps, 0))
     if len(steps) != count:
         raise ArgumentError(f"part_steps must have one entry for each of the flow's {count} parts; got {len(steps)}")
@@ -246,9 +246,9 @@ def find_device(device: str | torch.device) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        found = torch.device(device)
+        result = torch.device(device)
     except RuntimeError as error:
         raise ArgumentError(f"device must be auto, cpu or cuda; got {device!r}") from error
-    if found.type == "cuda" and not torch.cuda.is_available():
+    if result.type == "cuda" and not torch.cuda.is_available():
         raise ArgumentError("device is cuda, but PyTorch sees no GPU here: use device='cpu' or 'auto'")
-    return found
+    return result

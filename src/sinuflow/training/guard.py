@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 
-#: Steps before outliers are detected.
-LEARNING = 20
+#: Warm-up steps before outliers are detected.
+WARMUP = 20
 #: Decay of the running mean and deviation of the loss.
-MEMORY = 0.98
-#: Deviations above the mean beyond which a loss is an outlier.
-FAR = 30.0
-#: Consecutive rejected steps that mean divergence.
-PERSISTENT = 10
+DECAY = 0.98
+#: Mean absolute deviations above the mean beyond which a loss is an outlier.
+MAX_DEVIATIONS = 30.0
+#: Consecutive rejected steps from which on training has diverged.
+DIVERGED = 10
 
 
 class Guard:
     """Rejects steps whose loss or gradient is not finite, or whose loss is far above its running mean.
 
-    A single outlier in the data can do that to one batch; many such batches in a row mean that the weights have
-    diverged. The threshold is the mean plus :data:`FAR` mean absolute deviations plus ``slack``.
+    A single outlier in the data can cause one such batch; many in a row mean that the weights have diverged.
+    The threshold is the mean plus :data:`MAX_DEVIATIONS` mean absolute deviations plus ``slack``.
 
     Example:
         >>> guard = Guard(slack=1.0)
@@ -39,14 +39,14 @@ class Guard:
 
     def accept(self, loss: float, gradient_norm: float) -> bool:
         accepted = math.isfinite(loss) and math.isfinite(gradient_norm)
-        if accepted and self.seen >= LEARNING:
-            accepted = loss <= self.mean + FAR * self.deviation + self.slack
+        if accepted and self.seen >= WARMUP:
+            accepted = loss <= self.mean + MAX_DEVIATIONS * self.deviation + self.slack
         if not accepted:
             self.bad_in_a_row += 1
             self.skipped += 1
             return False
         self.bad_in_a_row = 0
-        weight = max(1 - MEMORY, 1 / (self.seen + 1))
+        weight = max(1 - DECAY, 1 / (self.seen + 1))
         self.deviation += weight * (abs(loss - self.mean) - self.deviation) if self.seen else 0.0
         self.mean += weight * (loss - self.mean)
         self.seen += 1
@@ -54,8 +54,8 @@ class Guard:
 
     @property
     def diverged(self) -> bool:
-        """Whether so many steps in a row were rejected that the weights must be the cause."""
-        return self.bad_in_a_row >= PERSISTENT
+        """Whether so many consecutive steps were rejected that the weights must have diverged."""
+        return self.bad_in_a_row >= DIVERGED
 
     def state(self) -> dict[str, float]:
         """Everything but ``slack``, for checkpoints."""

@@ -1,4 +1,4 @@
-"""Parts of a flow that are trained side by side: factors of its density with parameters of their own."""
+"""Parts of a flow: factors of its density with separate parameters, which are trained together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .engine import Weights, copied
+from .engine import Weights, copy_weights
 
 
 def parts_of(flow: nn.Module) -> tuple[tuple[nn.Module, ...], ...]:
@@ -19,19 +19,19 @@ def parts_of(flow: nn.Module) -> tuple[tuple[nn.Module, ...], ...]:
 class Parts:
     """The validation scores of a flow's parts, and the best weights of each.
 
-    Parts are factors of the density with separate parameters, so that each has its own best step. A part that no longer
-    improves is frozen, which saves the time of its gradients.
+    Because their parameters are separate, each part has its own best step. A part that no longer improves is frozen,
+    which saves the time of its gradients.
     """
 
     def __init__(self, flow: nn.Module) -> None:
         self._flow = flow
         modules = parts_of(flow)
-        #: Parameters that are trained, unless their part is frozen.
-        self._trained = [[p for module in part for p in module.parameters() if p.requires_grad] for part in modules]
-        owners = {id(t): i for i, part in enumerate(modules) for m in part for t in (*m.parameters(), *m.buffers())}
-        self._part_of = {name: owners.get(id(t), 0) for name, t in flow.state_dict(keep_vars=True).items()}
+        #: The parameters of each part that require gradients, unless the part is frozen.
+        self._trainable = [[p for module in part for p in module.parameters() if p.requires_grad] for part in modules]
+        part_index = {id(t): i for i, part in enumerate(modules) for m in part for t in (*m.parameters(), *m.buffers())}
+        self._part_of = {name: part_index.get(id(t), 0) for name, t in flow.state_dict(keep_vars=True).items()}
         self.count = len(modules)
-        #: The lowest score of each part, the step that reached it, and the validations since.
+        #: The lowest score of each part, its step, and the number of validations since.
         self.scores, self.steps, self.waited = [math.inf] * self.count, [0] * self.count, [0] * self.count
         self.best: Weights | None = None
 
@@ -42,34 +42,34 @@ class Parts:
         return terms
 
     def update(self, scores: list[float], step: int, weights: Weights) -> bool:
-        """Take the weights of the parts whose score is lower than before; returns whether there are any."""
-        better = [new < old for new, old in zip(scores, self.scores, strict=True)]
-        for i, (score, improved) in enumerate(zip(scores, better, strict=True)):
-            self.waited[i] = 0 if improved else self.waited[i] + 1
-            self.scores[i] = score if improved else self.scores[i]
-        self.take(better, step, weights)
-        return any(better)
+        """Store the weights of the parts whose scores are lower than before; returns whether there are any."""
+        improved = [new < old for new, old in zip(scores, self.scores, strict=True)]
+        for i, (score, is_best) in enumerate(zip(scores, improved, strict=True)):
+            self.waited[i] = 0 if is_best else self.waited[i] + 1
+            self.scores[i] = score if is_best else self.scores[i]
+        self.store_best(improved, step, weights)
+        return any(improved)
 
-    def take(self, which: list[bool], step: int, weights: Weights) -> None:
-        """Take the weights of these parts as their best ones, whatever their scores; at first, those of all parts."""
-        if not any(which):
+    def store_best(self, mask: list[bool], step: int, weights: Weights) -> None:
+        """Store the weights of these parts as their best ones, whatever their scores; the first call stores all."""
+        if not any(mask):
             return
         best = weights if self.best is None else self.best
-        self.best = copied({name: weights[name] if which[i] else best[name] for name, i in self._part_of.items()})
-        self.steps = [step if taken else before for taken, before in zip(which, self.steps, strict=True)]
+        self.best = copy_weights({name: weights[name] if mask[i] else best[name] for name, i in self._part_of.items()})
+        self.steps = [step if stored else old for stored, old in zip(mask, self.steps, strict=True)]
 
-    def freeze(self, which: list[bool]) -> None:
-        """Train these parts no further; the others are trained."""
-        for parameters, frozen in zip(self._trained, which, strict=True):
+    def freeze(self, mask: list[bool]) -> None:
+        """Freeze these parts, and unfreeze the others."""
+        for parameters, frozen in zip(self._trainable, mask, strict=True):
             for parameter in parameters:
                 parameter.requires_grad_(not frozen)
 
     def state(self) -> dict[str, Any]:
-        """Everything but the weights, as JSON."""
+        """The state without the weights, as JSON."""
         scores = [None if math.isinf(score) else score for score in self.scores]
         return {"scores": scores, "steps": self.steps, "waited": self.waited}
 
     def restore(self, state: dict[str, Any], best: Weights | None) -> None:
-        """Return to what :meth:`state` returned."""
+        """Restore the result of :meth:`state`, and the best weights."""
         self.scores = [math.inf if score is None else score for score in state["scores"]]
         self.steps, self.waited, self.best = list(state["steps"]), list(state["waited"]), best

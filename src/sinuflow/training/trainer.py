@@ -16,7 +16,7 @@ from ..errors import TrainingError
 from ..flows.flow import Flow
 from .checkpoint import Checkpoint
 from .device_engine import make_engine
-from .engine import EagerEngine, Snapshot, Weights, copied
+from .engine import EagerEngine, Snapshot, Weights, copy_weights
 from .guard import Guard
 from .history import History, Record
 from .parts import Parts
@@ -24,10 +24,10 @@ from .progress import Progress, Status
 from .schedules import Schedule
 from .settings import Settings
 
-#: Rows per batch of validation, and rows on which the stability penalty is evaluated, which takes inverses.
+#: The batch size of validation, and the number of rows on which the stability penalty is evaluated.
 _VALIDATION_ROWS, _PENALTY_ROWS = 4096, 64
-#: The factor of the learning rate after divergence, and how often training restarts from the last good weights.
-_BACK_OFF, _MOST_RESTARTS = 0.3, 3
+#: The factor of the learning rate after divergence, and the maximum number of restarts from the last good weights.
+_BACK_OFF, _MAX_RESTARTS = 0.3, 3
 #: Attributes of a trainer that checkpoints store by name; the scores are None there if they are infinite.
 _STORED = ("step", "best_step", "finished", "rate_factor", "returns", "waited", "seconds", "best_nll", "best_score")
 #: Groups of tensors in checkpoints: the current weights, the last good ones, and the best ones.
@@ -74,35 +74,39 @@ class Trainer:
         if self.step == 0 and not self.history.records and self.validation is not None:
             self._validate(0.0)  # the initial weights may remain the best
         self._end_parts()
-        while not self.used_up and not self.finished:
+        while not self.out_of_budget and not self.finished:
             periods = [period for period in (settings.validate_every, checkpoint_steps) if period is not None]
-            events = [settings.steps, *self._ends, *(self.step + period - self.step % period for period in periods)]
-            taken = self._engine.advance(self.step, min(event for event in events if event > self.step) - self.step)
-            rows += taken.rows
-            self.step += taken.steps
-            self._loss_sum += taken.loss_sum
-            self._loss_count += taken.loss_count
+            events = [
+                settings.steps,
+                *self._part_ends,
+                *(self.step + period - self.step % period for period in periods),
+            ]
+            advance = self._engine.advance(self.step, min(event for event in events if event > self.step) - self.step)
+            rows += advance.rows
+            self.step += advance.steps
+            self._loss_sum += advance.loss_sum
+            self._loss_count += advance.loss_count
             elapsed = time.monotonic() - started
             self.seconds = earlier + elapsed
             rows_per_second = rows / max(1e-9, elapsed)
             if self._guard.diverged:
-                self._restart_from_good()
-            if self.step in self._ends:
+                self._restart_from_last_good()
+            if self.step in self._part_ends:
                 self._end_parts()
-            if self.step % settings.validate_every == 0 or self.used_up or self.finished:
+            if self.step % settings.validate_every == 0 or self.out_of_budget or self.finished:
                 self._validate(rows_per_second)
-            self._show(taken.loss, rows_per_second)
+            self._show(advance.loss, rows_per_second)
             after_step()
         self.finished = True
 
     def _elapsed(self) -> float:
-        """The share of the limited time that is over; 0 without a limit."""
+        """The elapsed fraction of the time limit; 0 without a limit."""
         minutes = self.settings.minutes
         return 0.0 if minutes is None else min(1.0, self.seconds / (60 * minutes))
 
     @property
-    def used_up(self) -> bool:
-        """Whether all steps, or all of the time, are used."""
+    def out_of_budget(self) -> bool:
+        """Whether all steps have been taken, or the time is over."""
         return self.step >= self.settings.steps or self._elapsed() >= 1
 
     def _learning_rate(self, step: int) -> float:
@@ -110,7 +114,7 @@ class Trainer:
 
     def _show(self, loss: float, rows_per_second: float) -> None:
         best, unit = self.best_nll if math.isfinite(self.best_nll) else None, ""
-        if self._bits is not None:  # of the batch an estimate, with the Jacobian of the validation images
+        if self._bits is not None:  # for the batch an estimate, with the Jacobian of the validation images
             loss, best, unit = self._bits(loss), None if best is None else self._bits(best), " bits/dim"
         status = Status(self.step, self.settings.limited_steps, loss, best, rows_per_second, unit, self._elapsed())
         self.progress.show(status)
@@ -134,7 +138,7 @@ class Trainer:
         self._loss_sum, self._loss_count = 0.0, 0
         self.history.add(record)
         if nll is not None and not math.isfinite(nll):
-            self._restart_from_good()
+            self._restart_from_last_good()
             return
         if self._guard.bad_in_a_row == 0:
             self._good = self._engine.snapshot()
@@ -150,29 +154,29 @@ class Trainer:
         self._freeze()
 
     @property
-    def _ends(self) -> Sequence[int]:
+    def _part_ends(self) -> Sequence[int]:
         """The step at which the training of each part ends."""
         return [self.settings.steps] * self.parts.count if self.part_steps is None else self.part_steps
 
     def _end_parts(self) -> None:
-        """End the training of the parts that have had their steps; without validation, these weights are their best."""
+        """Freeze the parts whose last step was taken; without validation, store their weights as the best."""
         if self.part_steps is not None and self.validation is None:
-            self.parts.take([self.step == end for end in self.part_steps], self.step, self._weights())
+            self.parts.store_best([self.step == end for end in self.part_steps], self.step, self._weights())
         self._freeze()
 
     def _freeze(self) -> None:
-        """Freeze the parts that have not improved for long, or have had their steps; all parts end the training."""
+        """Freeze parts whose patience is exhausted or whose last step was taken; training ends with the last part."""
         # The stability penalty reaches its full weight at the last step, so there is no early stopping with it.
         patience = self.settings.patience if self._engine.stability is None else None
         stale = [patience is not None and waited >= patience for waited in self.parts.waited]
-        frozen = [old or self.step >= end for old, end in zip(stale, self._ends, strict=True)]
+        frozen = [old or self.step >= end for old, end in zip(stale, self._part_ends, strict=True)]
         self.finished = self.finished or all(frozen)
         if self.parts.count > 1 and isinstance(self._engine, EagerEngine):
             self.parts.freeze(frozen)
 
     def _validation_scores(self, rows: RowSource) -> tuple[list[float], float]:
         """The mean negative log-likelihood of the validation rows by part, and the stability penalty at full weight."""
-        current = copied(self.flow.state_dict())
+        current = copy_weights(self.flow.state_dict())
         self.flow.load_state_dict(self._weights())
         self.flow.eval()
         with torch.no_grad():
@@ -182,17 +186,17 @@ class Trainer:
                 count += len(batch.x)
         penalty = 0.0
         if self._engine.stability is not None:
-            few = next(iter(rows.in_order(_PENALTY_ROWS)))
-            penalty = self._engine.stability.evaluate(*few.map(lambda t: t.mT))
+            batch = next(iter(rows.in_order(_PENALTY_ROWS)))
+            penalty = self._engine.stability.evaluate(*batch.map(lambda t: t.mT))
         self.flow.load_state_dict(current)
         self.flow.train()
         totals = [math.fsum(terms) for terms in torch.stack(sums).mT.tolist()]
         return [-total / count for total in totals], penalty
 
-    def _restart_from_good(self) -> None:
+    def _restart_from_last_good(self) -> None:
         """After divergence, restore the last good weights and lower the learning rate."""
         self.returns += 1
-        if self.returns > _MOST_RESTARTS:
+        if self.returns > _MAX_RESTARTS:
             raise TrainingError(
                 f"the loss diverged {self.returns} times, the last time at step {self.step}: try a learning rate "
                 f"below {self.settings.learning_rate * self.rate_factor:.1g}, clip=1.0, "
@@ -216,7 +220,7 @@ class Trainer:
     def finish(self) -> None:
         """Load the best weights into the flow, in evaluation mode."""
         if self.validation is None:
-            self.parts.take([self.step <= end for end in self._ends], self.step, self._weights())
+            self.parts.store_best([self.step <= end for end in self._part_ends], self.step, self._weights())
         weights = self._weights() if self.parts.best is None else self.parts.best
         self.flow.load_state_dict(weights)
         self.flow.eval()
@@ -231,7 +235,7 @@ class Trainer:
         self._engine.close()
 
     def state(self, fingerprint: dict[str, Any]) -> Checkpoint:
-        """Everything that the next step depends on."""
+        """The complete state of the run, as a checkpoint."""
         current = self.flow.state_dict(), self._engine.optimizer_state(), self._engine.average
         groups = zip(_GROUPS, (*current, *self._good, self.parts.best), strict=True)
         tensors = {name: group for name, group in groups if group is not None}
@@ -251,7 +255,7 @@ class Trainer:
         return Checkpoint(numbers, tensors)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Continue from what :meth:`state` returned."""
+        """Restore the result of :meth:`state`."""
         numbers, tensors = checkpoint
         self._good = Snapshot(tensors["good"], tensors.get("good_optimizer", {}), tensors.get("good_average"))
         self._engine.restore(Snapshot(tensors["weights"], tensors.get("optimizer", {}), tensors.get("average")))

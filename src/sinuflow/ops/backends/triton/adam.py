@@ -24,9 +24,9 @@ def step(rules: Rules, control: Tensor, rates: Tensor, losses: Tensor, sign: int
     _squares[(len(parts),)](gradient, parts, size, PART=_PART)
     _decide[(1,)](
         control, rates, losses, parts, losses.numel(), len(parts),
-        SIGN=sign, CLIP=math.inf if rules.clip is None else rules.clip, FAR=rules.far, SLACK=rules.slack,
-        LEARNING=rules.learning, MEMORY=rules.memory, LOG_BETA1=math.log(BETA1), LOG_BETA2=math.log(BETA2),
-        BLOCK=_BLOCK,
+        SIGN=sign, CLIP=math.inf if rules.clip is None else rules.clip, MAX_DEVIATIONS=rules.max_deviations,
+        SLACK=rules.slack, WARMUP=rules.warmup, GUARD_DECAY=rules.decay,
+        LOG_BETA1=math.log(BETA1), LOG_BETA2=math.log(BETA2), BLOCK=_BLOCK,
     )  # fmt: skip
     _update[(triton.cdiv(size, _BLOCK),)](
         control, parameters, gradient, first, second, parameters if average is None else average, size,
@@ -55,25 +55,25 @@ def _sum(values_at, count, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["terms", "count"])
 def _decide(
     control_at, rates_at, losses_at, parts_at, terms, count,
-    SIGN: tl.constexpr, CLIP: tl.constexpr, FAR: tl.constexpr, SLACK: tl.constexpr, LEARNING: tl.constexpr,
-    MEMORY: tl.constexpr, LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr, BLOCK: tl.constexpr,
+    SIGN: tl.constexpr, CLIP: tl.constexpr, MAX_DEVIATIONS: tl.constexpr, SLACK: tl.constexpr, WARMUP: tl.constexpr,
+    GUARD_DECAY: tl.constexpr, LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     loss = SIGN * _sum(losses_at, terms, BLOCK) / terms
     norm = tl.sqrt(_sum(parts_at, count, BLOCK))
-    tick = tl.load(control_at + 0)
-    made = tl.load(control_at + 1)
+    row_index = tl.load(control_at + 0)
+    applied = tl.load(control_at + 1)
     seen = tl.load(control_at + 2)
     mean = tl.load(control_at + 3)
     deviation = tl.load(control_at + 4)
     finite = (tl.abs(loss) < float("inf")) & (norm < float("inf"))
-    good = finite & ((seen < LEARNING) | (loss <= mean + FAR * deviation + SLACK))
+    good = finite & ((seen < WARMUP) | (loss <= mean + MAX_DEVIATIONS * deviation + SLACK))
     one = tl.where(good, 1.0, 0.0)
-    weight = tl.maximum(1.0 / (seen + 1.0), 1.0 - MEMORY)
+    weight = tl.maximum(1.0 / (seen + 1.0), 1.0 - GUARD_DECAY)
     moved = tl.where(seen > 0, deviation + weight * (tl.abs(loss - mean) - deviation), deviation)
-    made += one
-    row = rates_at + 2 * tick.to(tl.int64)
-    tl.store(control_at + 0, tick + 1.0)
-    tl.store(control_at + 1, made)
+    applied += one
+    row = rates_at + 2 * row_index.to(tl.int64)
+    tl.store(control_at + 0, row_index + 1.0)
+    tl.store(control_at + 1, applied)
     tl.store(control_at + 2, seen + one)
     tl.store(control_at + 3, tl.where(good, mean + weight * (loss - mean), mean))
     tl.store(control_at + 4, tl.where(good, moved, deviation))
@@ -85,8 +85,8 @@ def _decide(
     tl.store(control_at + 10, one)
     tl.store(control_at + 11, tl.minimum(CLIP / (norm + 1e-6), 1.0))
     tl.store(control_at + 12, tl.load(row))
-    tl.store(control_at + 13, 1.0 - tl.exp(made * LOG_BETA1))
-    tl.store(control_at + 14, 1.0 - tl.exp(made * LOG_BETA2))
+    tl.store(control_at + 13, 1.0 - tl.exp(applied * LOG_BETA1))
+    tl.store(control_at + 14, 1.0 - tl.exp(applied * LOG_BETA2))
     tl.store(control_at + 15, tl.load(row + 1))
 
 

@@ -45,7 +45,7 @@ def model_of(frame: pd.DataFrame, context: tuple[str, ...] = (), seed: int = 0, 
     preprocessor.initialize(x, seeded(0))
     side, sizes = preprocessor.context_width, preprocessor.sizes
     flow = SinusoidalFlow(
-        len(preprocessor.placed), side + sum(sizes), "full", blocks=2, scales=1, waves=2, hidden=(16,)
+        len(preprocessor.axis_features), side + sum(sizes), "full", blocks=2, scales=1, waves=2, hidden=(16,)
     )
     look_trained(flow, seed, strength=0.7, frequency=(0.05, 1.0))
     if sizes:
@@ -68,9 +68,9 @@ def numbers_of(preprocessor, surveyed):
 
 
 def quadrature(preprocessor: Preprocessor, place: int, cells: int = 240) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values of a placed column, and the widths of the cells around them, which cover all but its far tails."""
+    """Values of a column with an axis, and the widths of the cells around them, which cover all but its far tails."""
     edges = torch.linspace(-9, 9, 2 * cells + 1, dtype=DOUBLE)
-    scores = torch.zeros(len(preprocessor.placed), len(edges), dtype=DOUBLE)
+    scores = torch.zeros(len(preprocessor.axis_features), len(edges), dtype=DOUBLE)
     scores[place] = edges
     x = preprocessor.maps.invert(scores, None, CERTIFIED).x[place]
     return x[1::2], x[2::2] - x[:-2:2]
@@ -106,7 +106,7 @@ def model() -> TableModel:
 def test_features_are_divided_into_levels_and_axes(model):
     preprocessor = model.preprocessor
     assert [c.name for c in preprocessor.features] == ["kind", "rain", "plain"]
-    assert (preprocessor.leveled, preprocessor.placed) == ([0, 1], [1, 2])
+    assert (preprocessor.level_features, preprocessor.axis_features) == ([0, 1], [1, 2])
     assert preprocessor.sizes == [4, 2]
     assert preprocessor.size == 4
     assert preprocessor.axes[0].atoms == ()
@@ -206,8 +206,8 @@ def test_drawn_rows_have_the_levels_and_points_that_they_were_drawn_from(model):
     flow, preprocessor = model.flow, model.preprocessor
     y = flow().sample((500,), torch.Generator().manual_seed(0))
     x = preprocessor.inverse(y, seeded(0))
-    leveled, located = preprocessor.locate(x)
-    assert not leveled.unknown.any()
+    levels, cells = preprocessor.locate(x)
+    assert not levels.unknown.any()
     rains = y[:, 1] == 1
     assert 100 < rains.sum() < 400
     assert torch.equal(x[~rains, 1], torch.zeros(int((~rains).sum()), dtype=DOUBLE))
@@ -215,10 +215,10 @@ def test_drawn_rows_have_the_levels_and_points_that_they_were_drawn_from(model):
     rain = preprocessor.features[1]
     inside = ~rains | ((x[:, 1] > rain.floor) & (x[:, 1] < rain.ceiling))
     assert inside.double().mean() > 0.9
-    assert torch.equal(leveled.codes[inside], y[inside, :2].long())
+    assert torch.equal(levels.codes[inside], y[inside, :2].long())
     expected = torch.stack([torch.zeros(500, dtype=torch.bool), rains], dim=1)
-    assert torch.equal(leveled.continuous[inside], expected[inside])
-    back, _ = preprocessor.points(located, torch.full_like(located.start, 0.5))
+    assert torch.equal(levels.continuous[inside], expected[inside])
+    back, _ = preprocessor.points(cells, torch.full_like(cells.start, 0.5))
     torch.testing.assert_close(back[rains & inside], y[rains & inside, 2:], rtol=1e-6, atol=1e-6)
     assert torch.equal(x[:, 0].isnan(), y[:, 0] == 3)
     assert torch.equal(preprocessor.inverse(y, seeded(0)).nan_to_num(9e9), x.nan_to_num(9e9))
@@ -229,10 +229,10 @@ def test_training_batches_have_codes_and_points_of_cells(model, precise):
     cells = preprocessor.prepare(model.rows)
     batch = preprocessor.encode(cells, None, seeded(0))
     other = preprocessor.encode(cells, None, seeded(1))
-    leveled, _ = preprocessor.locate(model.rows)
-    assert torch.equal(batch.x[:, :2].long(), leveled.codes)
+    levels, _ = preprocessor.locate(model.rows)
+    assert torch.equal(batch.x[:, :2].long(), levels.codes)
     assert batch.x.dtype == torch.float32
-    rains = leveled.continuous[:, 1]
+    rains = levels.continuous[:, 1]
     torch.testing.assert_close(batch.x[rains, 2:], other.x[rains, 2:], rtol=0, atol=1e-5)  # points
     assert float((batch.x[~rains, 2] - other.x[~rains, 2]).abs().median()) > 0.1  # noise where it does not rain
     # The mean density at random points is that of the fixed ones.
@@ -248,7 +248,11 @@ def test_a_preprocessor_survives_json(model):
     stored = json.loads(json.dumps(preprocessor.as_dict()))
     assert stored["levels"] == "atoms"
     again = Preprocessor.from_dict(stored, preprocessor.tensors())
-    assert (again.leveled, again.placed, again.sizes) == (preprocessor.leveled, preprocessor.placed, preprocessor.sizes)
+    assert (again.level_features, again.axis_features, again.sizes) == (
+        preprocessor.level_features,
+        preprocessor.axis_features,
+        preprocessor.sizes,
+    )
     for ours, theirs in zip(preprocessor.locate(model.rows), again.locate(model.rows), strict=True):
         for a, b in zip(ours, theirs, strict=True):
             assert torch.equal(a, b)
@@ -262,7 +266,7 @@ def test_without_levels_all_values_are_on_one_axis():
     stored = json.loads(json.dumps(preprocessor.as_dict()))
     assert "levels" not in stored
     again = Preprocessor.from_dict(stored, preprocessor.tensors())
-    assert (again.leveled, again.placed, again.levels) == ([], [0, 1, 2], None)
+    assert (again.level_features, again.axis_features, again.levels) == ([], [0, 1, 2], None)
     x = torch.tensor([[math.nan, 0.0, 5.0], [1.0, 2.0, 3.0]], dtype=DOUBLE)
     assert torch.equal(again.locate(x)[1].start, preprocessor.locate(x)[1].start)
     assert again.locate(x)[0].codes.shape == (2, 0)
@@ -315,23 +319,26 @@ def test_grouped_categories_share_the_probability_of_their_level():
 def test_a_table_of_categories_alone_has_the_mass_one():
     frame = make_frame()[["kind"]].assign(other=np.random.default_rng(1).choice(["a", "b"], size=400, p=[0.8, 0.2]))
     model = model_of(frame)
-    assert (model.preprocessor.leveled, model.preprocessor.placed) == ([0], [1])  # one of them is on an axis
+    assert (model.preprocessor.level_features, model.preprocessor.axis_features) == (
+        [0],
+        [1],
+    )  # one of them is on an axis
     assert mass(model, [atoms(0, 1, 2, math.nan), atoms(0, 1)]) == pytest.approx(1, abs=2e-2)
     stored = json.loads(json.dumps(model.preprocessor.as_dict()))
     again = Preprocessor.from_dict(stored, model.preprocessor.tensors())
-    assert (again.leveled, again.placed) == ([0], [1])
+    assert (again.level_features, again.axis_features) == ([0], [1])
     y = model.flow().sample((300,), torch.Generator().manual_seed(0))
     x = model.preprocessor.inverse(y, seeded(0))
-    leveled, located = model.preprocessor.locate(x)
-    assert torch.equal(leveled.codes, y[:, :1].long())
+    levels, cells = model.preprocessor.locate(x)
+    assert torch.equal(levels.codes, y[:, :1].long())
     # The drawn point of the axis is in the cell of the value.
     u = torch.special.ndtr(model.preprocessor.whitening.inverse_value(y[:, 1:].mT))
-    assert bool(((u >= located.start - 1e-9) & (u <= located.start + located.width + 1e-9)).all())
+    assert bool(((u >= cells.start - 1e-9) & (u <= cells.start + cells.width + 1e-9)).all())
 
 
 def test_a_single_category_has_the_mass_one():
     model = model_of(make_frame()[["kind"]])
-    assert (model.preprocessor.leveled, model.preprocessor.placed) == ([], [0])
+    assert (model.preprocessor.level_features, model.preprocessor.axis_features) == ([], [0])
     assert isinstance(model.flow, SinusoidalFlow)
     assert mass(model, [atoms(0, 1, 2, math.nan)]) == pytest.approx(1, abs=2e-2)
     assert "levels" not in model.preprocessor.as_dict()

@@ -1,4 +1,4 @@
-"""Drawing rows of numbers from a model of a table."""
+"""Sampling of rows of numbers from a model of a table."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
-#: How often impossible rows are drawn again.
-_ATTEMPTS = 30
+#: The maximum number of times that impossible rows are drawn again.
+_MAX_REDRAWS = 30
 
 
-class Draws:
-    """Draws of rows of numbers from a model."""
+class RowSampler:
+    """Draws rows of numbers from a model of a table, and redraws impossible ones."""
 
     def __init__(
         self,
@@ -38,22 +38,22 @@ class Draws:
         self._fixed, self._context, self._certify, self._complete = fixed, context, certify, complete
         self._generator = torch.Generator(self._like.device)
         self._generator.seed() if seed is None else self._generator.manual_seed(seed)
-        self._on_cpu = seeded(self._generator.initial_seed())
+        self._cpu_generator = seeded(self._generator.initial_seed())
         axes = self._preprocessor.axes
         if complete and len(axes) > 1 and any(c.missing for c in axes):
             raise DataError("the model was written by a version of Sinuflow without complete rows: fit it again")
 
     def possible_rows(self, count: int) -> tuple[dict[str, Array], float | None]:
-        """Rows by the names of columns, and their largest residual; impossible ones are drawn again, within limits."""
+        """Rows by the names of columns, and their largest residual; impossible rows are drawn again, up to 30 times."""
         values, residual = self._rows(count)
-        for _ in range(_ATTEMPTS):
+        for _ in range(_MAX_REDRAWS):
             wrong = self._preprocessor.impossible(values, self._complete)
             if not wrong.any():
                 break
-            others, again = self._rows(int(wrong.sum()))
-            for name, column in others.items():
+            redrawn, redrawn_residual = self._rows(int(wrong.sum()))
+            for name, column in redrawn.items():
                 values[name][wrong] = column
-            residual = None if residual is None or again is None else max(residual, again)
+            residual = None if residual is None or redrawn_residual is None else max(residual, redrawn_residual)
         return values, residual
 
     def _rows(self, count: int) -> tuple[dict[str, Array], float | None]:
@@ -62,9 +62,9 @@ class Draws:
         size = (count, flow.bijection.features)
         noise = torch.randn(size, generator=self._generator, dtype=like.dtype, device=like.device)
         if self._complete:
-            noise = self._present(noise, inner)
+            noise = self._present_noise(noise, inner)
         y, residual = inverse_with_fallback(flow.bijection, noise, inner, self._certify)
-        x = self._preprocessor.inverse(torch.cat([codes.to(y), y], dim=1).cpu(), self._on_cpu).numpy()
+        x = self._preprocessor.inverse(torch.cat([codes.to(y), y], dim=1).cpu(), self._cpu_generator).numpy()
         if np.isinf(x).any() or not (self._model.models_missing or np.isfinite(x).all()):
             raise InversionError(
                 f"{int((~np.isfinite(x)).any(1).sum())} of {count} draws overflow float64 in the units of their "
@@ -76,19 +76,19 @@ class Draws:
         return values, residual
 
     def _codes(self, count: int) -> tuple[Tensor, Tensor | None]:
-        """The codes of the leveled features, and the context of the others."""
+        """The codes of the features with levels, and the context of the flow of the axes."""
         flow, levels = self._model.flow, self._preprocessor.levels
         if not isinstance(flow, MixedFlow):
             return self._like.new_empty((count, 0)), self._context
         context = None if self._context is None else self._context.expand(count, -1)
-        excluded = levels.absent.flatten().tolist() if self._complete and levels is not None else None
+        excluded = levels.missing_level.flatten().tolist() if self._complete and levels is not None else None
         codes = flow.categories.sample(count, context, self._generator, excluded)
         return codes, flow.inner_context(codes, context)
 
-    def _present(self, noise: Tensor, inner: Tensor | None) -> Tensor:
-        """Noise of the only placed feature for which it is not missing.
+    def _present_noise(self, noise: Tensor, inner: Tensor | None) -> Tensor:
+        """Noise that maps to present values of the only axis.
 
-        A missing value owns the lower part of the axis, and the flow is increasing: noise is drawn above its end.
+        The cell of missing values is the lower end of the axis, and the flow is increasing: noise is drawn above it.
         """
         (missing,) = [c.missing for c in self._preprocessor.axes] if noise.shape[1] == 1 else [0.0]
         if not missing:
@@ -97,7 +97,7 @@ class Draws:
         y = self._preprocessor.on(noise.device).whitening.value(z).mT.to(noise)
         with torch.no_grad():
             end, _ = self._model.flow.bijection(y, inner)
-        share = torch.special.ndtr(end.double())
-        u = share + (1 - share) * torch.special.ndtr(noise.double())
+        below = torch.special.ndtr(end.double())
+        u = below + (1 - below) * torch.special.ndtr(noise.double())
         present: Tensor = torch.special.ndtri(u.clamp(1e-12, 1 - 1e-12))
         return present.to(noise)
