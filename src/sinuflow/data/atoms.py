@@ -18,7 +18,7 @@ LEVELS_ROWS = 5_000
 #: An atom has at least this count and share of the rows, and its count exceeds twice the count that its neighbours
 #: suggest by this number of standard errors.
 _MIN_COUNT, _MIN_SHARE, _STANDARD_ERRORS = 3, 0.002, 4.0
-#: With this number of rows per value, repeated values without a grid are atoms even if their neighbours are as frequent.
+#: With this number of rows per value, repeated values without a grid are atoms whatever their neighbours.
 _ROWS_PER_ATOM = 10
 #: The number of different values on each side of a value that are its neighbours.
 _NEIGHBOURS = 10
