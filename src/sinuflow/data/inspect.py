@@ -23,6 +23,8 @@ Wish = str | type[ColumnMap] | ColumnMap
 
 #: The share of repeated values from which a column without a grid, or one of decimals, is dequantized.
 _REPEATED, _REPEATED_DECIMALS = 0.02, 0.05
+#: The share of positive values that may be smaller than the cells of a column without a grid.
+_BELOW_CELL = 0.01
 #: Where tails begin to be compressed, in standard deviations, and where those do that reach beyond ``_TAIL``.
 _TAIL, _HEAVY_TAIL = 8.0, 3.0
 
@@ -116,11 +118,17 @@ def _with_grid(column: Column, values: Array) -> Column:
 
 
 def _with_gap(column: Column, values: Array) -> Column:
-    """The column with cells as wide as the gaps between repeated values, none of which is an atom."""
+    """The column with cells as wide as the gaps between repeated values, none of which is an atom.
+
+    Positive values with a few significant digits, such as p-values, have gaps of all magnitudes: wider cells would hide
+    the small values in each other.
+    """
     distinct = np.unique(values)
     repeated = 1 - len(distinct) / len(values)
     if len(distinct) > 1 and repeated >= _REPEATED:
         gap = float(np.median(np.diff(distinct)))
+        if column.low > 0:
+            gap = min(gap, float(np.quantile(values, _BELOW_CELL)))
         return replace(column, step=gap, cell=gap, origin=float(distinct[0]))
     return column
 
