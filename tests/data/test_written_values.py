@@ -45,6 +45,14 @@ def test_numbers_of_15_digits_are_drawn_with_15_digits():
     assert max(len(str(value).replace(".", "").strip("-0")) for value in drawn) == 15
 
 
+def test_numbers_of_all_magnitudes_are_drawn_with_the_digits_of_the_column():
+    values = np.array([float(f"{v:.4g}") for v in 10 ** -np.random.default_rng(0).exponential(8, 1000)])
+    column = inspect_numbers("p", values, "double")
+    drawn = np.array([0.160711245172, 3.393637713563102e-17, 0.0, np.nan])
+    assert to_arrow(column, drawn).to_pylist() == [0.1607, 3.394e-17, 0.0, None]
+    assert Column.from_dict(column.as_dict()) == column
+
+
 def test_a_few_values_without_a_grid_come_back_exactly():
     months = 2000 + RANDOM.integers(0, 187, 8000) / 12
     column = inspect_numbers("date", months, "double")
