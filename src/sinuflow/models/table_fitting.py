@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from ..data.inspect import Wish
 from ..data.sources import CONTENT_ROWS, MemoryRows, RowSource, content_hash, fingerprint, seeded
 from ..data.split import Ids, Split, folds, split_rows
 from ..data.tables import columns_to_numbers
+from ..errors import ArgumentError
 from ..flows.categorical import CategoricalMADE
 from ..flows.flow import Flow
 from ..flows.mixed import MixedFlow
@@ -109,7 +110,7 @@ def fit_table(
         given |= {"conditioning": conditioning != "full", "test": not test, "architecture": architecture}
         return _continued(run, data, starting_model(start, given))
     limits = {name: declared_bounds(name, pair) for name, pair in (bounds or {}).items()}
-    choices = Choices(list(context or []), list(drop or []), missing, maps or {}, test, seed, limits)
+    choices = Choices(_names("context", context), _names("drop", drop), missing, maps or {}, test, seed, limits)
     table, surveyed, split = _read(data, choices)
     rows = _Rows(table, surveyed, split, seed)
     preprocessor = rows.preprocessor
@@ -135,6 +136,13 @@ def fit_table(
         **run.facts(result),
     }
     return model
+
+
+def _names(argument: str, columns: Iterable[str] | None) -> list[str]:
+    """An argument that is a list of columns."""
+    if isinstance(columns, str):
+        raise ArgumentError(f"{argument} must be a list of columns, such as [{columns!r}]; got {columns!r}")
+    return [] if columns is None else list(columns)
 
 
 def _continued(run: Run, data: Any, start: TableModel) -> TableModel:
