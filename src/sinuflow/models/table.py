@@ -96,6 +96,10 @@ class TableModel(FittedModel):
     tensor_names: ClassVar = {"preprocessing/mean", "preprocessing/factor"}
     tensor_names |= {"split/validation", "split/test", "split/unused"}
 
+    def __repr__(self) -> str:
+        names = quoted_list(self.columns, 5)
+        return f"<{type(self).__name__} of {self.facts.get('table', 'a table')} with the columns {names}>"
+
     @property
     def format_version(self) -> int:
         """Version 0.1.0 knows no cells and no maps of users."""
