@@ -62,6 +62,12 @@ def test_a_single_name_is_no_list_of_columns(argument):
         fit_table(frame, **{argument: "a"}, **QUICK)
 
 
+@pytest.mark.parametrize(("argument", "example"), [("maps", "'log'"), ("bounds", r"\(0, 1\)")])
+def test_maps_and_bounds_are_by_column(argument, example):
+    with pytest.raises(ArgumentError, match=rf"{argument} must be a dict of columns, such as {{'size': {example}}}"):
+        fit_table(pd.DataFrame({"x": np.arange(60.0)}), **{argument: "log"}, **QUICK)
+
+
 def test_a_single_column_with_a_map_is_modelled():
     frame = pd.DataFrame({"x": np.exp(np.random.default_rng(0).normal(size=60))})
     assert np.isfinite(fit_table(frame, maps={"x": "log"}, **QUICK).log_prob(frame)).all()

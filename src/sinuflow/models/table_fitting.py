@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ from .fitted import Run
 from .ranking import Ranking
 from .table import TableModel
 
+_T = TypeVar("_T")
 #: The most rows for estimating the whitening, and the most validation rows and rows for calibration.
 _ENOUGH, _VALIDATION = 100_000, 20_000
 #: Tables with fewer rows are cross-fitted for calibration, in so many folds.
@@ -109,8 +110,9 @@ def fit_table(
         given["missing"] = missing != "model"
         given |= {"conditioning": conditioning != "full", "test": not test, "architecture": architecture}
         return _continued(run, data, starting_model(start, given))
-    limits = {name: declared_bounds(name, pair) for name, pair in (bounds or {}).items()}
-    choices = Choices(_names("context", context), _names("drop", drop), missing, maps or {}, test, seed, limits)
+    limits = {name: declared_bounds(name, pair) for name, pair in _by_column("bounds", bounds, (0, 1)).items()}
+    wishes = _by_column("maps", maps, "log")
+    choices = Choices(_names("context", context), _names("drop", drop), missing, wishes, test, seed, limits)
     table, surveyed, split = _read(data, choices)
     rows = _Rows(table, surveyed, split, seed)
     preprocessor = rows.preprocessor
@@ -143,6 +145,13 @@ def _names(argument: str, columns: Iterable[str] | None) -> list[str]:
     if isinstance(columns, str):
         raise ArgumentError(f"{argument} must be a list of columns, such as [{columns!r}]; got {columns!r}")
     return [] if columns is None else list(columns)
+
+
+def _by_column(argument: str, values: Mapping[str, _T] | None, example: object) -> Mapping[str, _T]:
+    """An argument that is a mapping of columns to values."""
+    if values is not None and not isinstance(values, Mapping):
+        raise ArgumentError(f"{argument} must be a dict of columns, such as {{'size': {example!r}}}; got {values!r}")
+    return values or {}
 
 
 def _continued(run: Run, data: Any, start: TableModel) -> TableModel:
