@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from sinuflow import fit_table
-from sinuflow.models.summary import usage
+from sinuflow.models.summary import restored_and_constant, usage
 
 QUICK = {"steps": 3, "architecture": {"hidden": (8,), "blocks": 1}, "progress": False, "device": "cpu"}
 ROWS = 60
@@ -35,6 +35,17 @@ def test_the_columns_that_can_be_modelled_after_all_are_named(columns, start):
     model = fit_table(pd.DataFrame({"x": X, "y": X[::-1], **columns}), **QUICK)
     assert [line for line in model.notices if line.startswith(start)]
     assert usage(model) == f"60 rows, 2 columns modelled, {len(columns)} set aside"
+
+
+def test_relations_of_times_are_shown_without_seconds():
+    seconds = pd.Series(np.random.default_rng(0).integers(1e9, 1.1e9, 300))
+    times = pd.to_datetime(seconds, unit="s")
+    days = times.dt.strftime("%d %b %Y")
+    frame = pd.DataFrame({"x": np.resize(X, 300), "time": times.dt.strftime("%Y-%m-%d %H:%M:%S"), "day": days})
+    model = fit_table(frame, **QUICK)
+    assert restored_and_constant(model) == ["restored from other columns: day is determined by time [day]"]
+    restored = {c.name: c.describe() for c in model.preprocessor.restored}
+    assert restored == {"day": "restored: day is determined by time [day]"}
 
 
 def test_one_column_is_in_the_singular():

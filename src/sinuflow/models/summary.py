@@ -37,7 +37,7 @@ def usage(model: TableModel) -> str:
 
 def restored_and_constant(model: TableModel) -> list[str]:
     """The columns that samples restore, with the relations and values."""
-    relations = [_cut(c.relation.describe()) for c in model.preprocessor.restored if c.relation is not None]
+    relations = [_cut(c.describe_relation()) for c in model.preprocessor.restored]
     constants = [f"{c.name} = {shortened(c.categories[0])}" for c in model.preprocessor.columns if c.kind == "constant"]
     lines = {"restored from other columns": relations, "constant": constants}
     return [f"{what}: {'; '.join(_first(parts))}" for what, parts in lines.items() if parts]
