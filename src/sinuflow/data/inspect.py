@@ -23,8 +23,9 @@ Wish = str | type[ColumnMap] | ColumnMap
 
 #: The share of repeated values from which a column without a grid, or one of decimals, is dequantized.
 _REPEATED, _REPEATED_DECIMALS = 0.02, 0.05
-#: The share of positive values that may be smaller than the cells of a column without a grid.
-_BELOW_CELL = 0.01
+#: The share of positive values that may be smaller than the cells of a column without a grid, and the least width of
+#: cells relative to the largest value, for float64 to tell their ends apart.
+_BELOW_CELL, _NARROWEST_CELL = 0.01, 1e-9
 #: Where tails begin to be compressed, in standard deviations, and where those do that reach beyond ``_TAIL``.
 _TAIL, _HEAVY_TAIL = 8.0, 3.0
 
@@ -121,7 +122,7 @@ def _with_gap(column: Column, values: Array) -> Column:
     """The column with cells as wide as the gaps between repeated values, none of which is an atom.
 
     Positive values with a few significant digits, such as p-values, have gaps of all magnitudes: wider cells would hide
-    the small values in each other.
+    the small values in each other. If no width suits them all, they have no cells.
     """
     distinct = np.unique(values)
     repeated = 1 - len(distinct) / len(values)
@@ -129,6 +130,8 @@ def _with_gap(column: Column, values: Array) -> Column:
         gap = float(np.median(np.diff(distinct)))
         if column.low > 0:
             gap = min(gap, float(np.quantile(values, _BELOW_CELL)))
+            if gap < _NARROWEST_CELL * distinct[-1]:
+                return column
         return replace(column, step=gap, cell=gap, origin=float(distinct[0]))
     return column
 
