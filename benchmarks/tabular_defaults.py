@@ -83,7 +83,7 @@ def _seconds_per_step(flow: ZukoFlow, rows: MemoryRows, batch_size: int) -> floa
 
 def one_split(table: np.ndarray, seed: int) -> dict[str, np.ndarray]:
     """Held-out log-densities of every method, row by row."""
-    sinuflow.models.table_fitting._SMALL = 0  # no cross-fitting: it has no part in the density
+    sinuflow.models.table_fitting._MIN_HELD_OUT_ROWS = 0  # no cross-fitting: it has no part in the density
     start = time.process_time()
     model = fit_table(table, seed=seed, progress=False, device="cpu")
     seconds = time.process_time() - start

@@ -184,7 +184,7 @@ TWENTY = "".join(f"{i},{i % 7}\n" for i in range(20))
     [
         (b"", "empty"),
         (b"a,b\n", "no rows"),
-        (b"a,b\n1,2\n", "usable rows"),
+        (b"a,b\n1,2\n", "1 usable row:"),
         (b"a,b\n" + b"caf\xe9,2\n" * 20, "UTF-8"),
         (("a,b\n" + TWENTY + "1,2,3\n").encode(), "Expected 2 columns"),
         (("a,a\n" + TWENTY).encode(), "more than one column"),

@@ -16,7 +16,7 @@ from tests.data.tables import FRAME, columns_of, survey_of, write_csv
     [
         ("", "is empty"),
         ("a,b\n", "no rows"),
-        ("a,b\n1,2\n", "1 usable rows"),
+        ("a,b\n1,2\n", "1 usable row: "),
         ("a,a\n" + "1,2\n" * 20, "more than one column called 'a'"),
         ("a,b\n" + "1,2\n" * 20 + "1,2,3\n", "Expected 2 columns, got 3"),
         ("1,2\n3,4\n", "no header"),

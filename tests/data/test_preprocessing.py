@@ -79,6 +79,24 @@ def test_ties_without_a_grid_are_spread_over_their_gaps():
     assert column_of(np.append(NORMAL, NORMAL[:9])).cell == 0  # less than 2 % are repeated
 
 
+@pytest.mark.parametrize("decades", [4, 9])
+def test_few_positive_values_are_smaller_than_the_cells_of_ties(decades):
+    values = np.repeat(10 ** np.linspace(-decades, decades, 600), 2)
+    column = column_of(values)
+    assert column.map == "log"
+    assert column.cell == (np.quantile(values, 0.01) if decades == 4 else 0)
+    assert column.cell < 0.02 * np.median(np.diff(np.unique(values)))
+    preprocessor = Preprocessor([column])
+    x = torch.from_numpy(values)[:, None]
+    assert preprocessor.locate(x)[1].log_measure.min() > -50
+    preprocessor.initialize(x, seeded(0))
+    drawn = preprocessor.inverse(torch.randn(5000, 1, generator=seeded(1))).numpy()
+    assert np.quantile(np.log10(drawn), [0.1, 0.25, 0.5, 0.75]) == pytest.approx(
+        np.quantile(np.log10(values), [0.1, 0.25, 0.5, 0.75]), abs=0.7
+    )
+    assert (drawn == values.min()).mean() < 0.02
+
+
 def test_heavy_tails_take_a_log_and_signs_do_not():
     assert column_of(np.exp(1.5 * NORMAL)).map == "log"
     assert column_of(np.floor(np.exp(1.5 * NORMAL + 3))).map == "log"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet
@@ -79,6 +80,8 @@ def test_other_refusals(tmp_path):
         open_table(tmp_path)
     with pytest.raises(DataError, match="cannot read a table from int"):
         open_table(3)
+    with pytest.raises(DataError, match=r"cannot read a table from Series: give a frame, .* to_frame\(\)"):
+        open_table(pd.Series([1.0, 2.0]))
     np.save(tmp_path / "p.npy", np.array([object()]), allow_pickle=True)
     with pytest.raises(DataError, match="not an array of numbers"):
         open_table(tmp_path / "p.npy")

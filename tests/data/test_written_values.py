@@ -8,12 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from sinuflow import DataError
 from sinuflow.cli.csv_writer import CsvWriter
 from sinuflow.data.columns import Column
 from sinuflow.data.inspect import inspect_numbers
 from sinuflow.data.lookups import Lookup
 from sinuflow.data.rounding import Rounding
-from sinuflow.data.values import to_arrow
+from sinuflow.data.values import numbers_of, to_arrow
 
 RANDOM = np.random.default_rng(0)
 VALUES = RANDOM.normal(50, 10, 500)
@@ -43,6 +44,22 @@ def test_numbers_of_15_digits_are_drawn_with_15_digits():
     column = inspect_numbers("x", np.array([float(f"{v:.15g}") for v in VALUES]), "double")
     drawn = to_arrow(column, RANDOM.normal(50, 10, 300) / 3).to_pylist()
     assert max(len(str(value).replace(".", "").strip("-0")) for value in drawn) == 15
+
+
+def test_numbers_of_all_magnitudes_are_drawn_with_the_digits_of_the_column():
+    values = np.array([float(f"{v:.4g}") for v in 10 ** -np.random.default_rng(0).exponential(8, 1000)])
+    column = inspect_numbers("p", values, "double")
+    drawn = np.array([0.160711245172, 3.393637713563102e-17, 0.0, np.nan])
+    assert to_arrow(column, drawn).to_pylist() == [0.1607, 3.394e-17, 0.0, None]
+    assert Column.from_dict(column.as_dict()) == column
+
+
+def test_numbers_are_missing_in_frames_where_they_are_in_csv_files():
+    column = inspect_numbers("x", VALUES, "double")
+    read = numbers_of(column, pa.array(["1.5", "n/a", "", None, "NULL"]), 0, "t")
+    np.testing.assert_array_equal(read, [1.5, np.nan, np.nan, np.nan, np.nan])
+    with pytest.raises(DataError, match=r"t, row 2: column 'x' must be a number; it holds '\?'"):
+        numbers_of(column, pa.array(["1.5", "?"]), 0, "t")
 
 
 def test_a_few_values_without_a_grid_come_back_exactly():

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import sinuflow
-from sinuflow import DataError, InversionError, StorageError, TableModel, fit_table
+from sinuflow import ArgumentError, DataError, InversionError, StorageError, TableModel, fit_table
 from sinuflow.cli.score import scored
 from sinuflow.data import open_table
 from sinuflow.data.split import split_rows
@@ -49,6 +49,13 @@ def conditional() -> TableModel:
     return fit_table(
         make_frame(), context=["kind", "size"], **{**QUICK, "steps": 400}, training={"learning_rate": 5e-3}
     )
+
+
+@pytest.mark.parametrize("count", [-1, 2.5, "3"])
+def test_the_number_of_samples_is_a_whole_number(fitted, count):
+    with pytest.raises(ArgumentError, match="count must be a whole number of at least 0"):
+        fitted.sample(count)
+    assert fitted.sample(0).num_rows == 0
 
 
 def test_a_density_in_the_units_of_the_table_integrates_to_one():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sinuflow
-from sinuflow import TableModel, fit_table
+from sinuflow import ArgumentError, TableModel, fit_table
 from sinuflow.data.split import folds
 from sinuflow.flows.mixed import MixedFlow
 from sinuflow.models import table_fitting
@@ -53,6 +53,19 @@ def test_columns_of_rare_values_are_modelled(name, role, tmp_path):
     assert again.facts["calibration_rows"] == ROWS
     given = {c.name: c.categories[0] if c.categories else c.low for c in again.preprocessor.context_columns}
     assert again.sample(20, given, seed=0).column_names == ["x", "rare"]
+
+
+@pytest.mark.parametrize("argument", ["context", "drop"])
+def test_a_single_name_is_no_list_of_columns(argument):
+    frame = pd.DataFrame({"x": np.arange(60.0), "a": np.arange(60.0) % 7})
+    with pytest.raises(ArgumentError, match=rf"{argument} must be a list of columns, such as \['a'\]"):
+        fit_table(frame, **{argument: "a"}, **QUICK)
+
+
+@pytest.mark.parametrize(("argument", "example"), [("maps", "'log'"), ("bounds", r"\(0, 1\)")])
+def test_maps_and_bounds_are_by_column(argument, example):
+    with pytest.raises(ArgumentError, match=rf"{argument} must be a dict of columns, such as {{'size': {example}}}"):
+        fit_table(pd.DataFrame({"x": np.arange(60.0)}), **{argument: "log"}, **QUICK)
 
 
 def test_a_single_column_with_a_map_is_modelled():

@@ -130,6 +130,15 @@ def test_a_run_is_overwritten_only_on_request(tmp_path):
         quick(small_flow(), checkpoint=tmp_path, resume=True, batch_size=32)
 
 
+def test_a_run_with_another_seed_or_flow_is_refused_with_the_first_difference(tmp_path):
+    quick(small_flow(), checkpoint=tmp_path)
+    narrower = small_flow(hidden=(5, 5))
+    with pytest.raises(TrainingError, match=r"\(seed was 0, now 1\)"):
+        quick(narrower, checkpoint=tmp_path, resume=True, seed=1)
+    with pytest.raises(TrainingError, match=r"\(flow\.hidden was \[16, 16\], now \[5, 5\]\)"):
+        quick(narrower, checkpoint=tmp_path, resume=True)
+
+
 def test_a_model_file_is_not_a_checkpoint(tmp_path):
     small_flow().save(tmp_path / "checkpoint.safetensors")
     with pytest.raises(StorageError, match="not a checkpoint"):

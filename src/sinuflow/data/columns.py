@@ -146,7 +146,7 @@ class Column:
         if self.kind == "constant":
             return "constant, left out"
         if self.relation is not None:
-            return f"restored: {self.relation.describe()}"
+            return f"restored: {self.describe_relation()}"
         words = [f"{len(self.categories)} categories"] if self.kind == "category" else []
         if self.role == "context":
             words = ["context", *words]
@@ -158,6 +158,13 @@ class Column:
         if self.rows and self.discrete:
             return ", ".join(words)
         return ", ".join([*words, "one-hot" if self.role == "context" and self.kind == "category" else "standardised"])
+
+    def describe_relation(self) -> str:
+        """The relation that restores the column; of a time without its numbers, which are seconds since an origin."""
+        assert self.relation is not None
+        if self.format is not None and self.format.axis is not None:
+            return f"{self.name} is determined by {' and '.join(self.relation.sources)}"
+        return self.relation.describe()
 
     def _describe_cells(self) -> list[str]:
         words = [f"step {self.step:g}"] if self.rounded and self.kind == "number" else []

@@ -142,6 +142,8 @@ def frame_to_arrow(data: Any) -> Any:
     arrow = import_arrow()
     import narwhals
 
+    if narwhals.dependencies.is_into_series(data):
+        raise DataError(f"cannot read a table from {type(data).__name__}: give a frame, such as that of its to_frame()")
     if narwhals.dependencies.is_pandas_dataframe(data):
         check_names("the frame", [str(name) for name in data.columns])
         # Arrow lacks sparse dtypes and long double.

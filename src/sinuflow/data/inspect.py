@@ -23,6 +23,9 @@ MapChoice = str | type[ColumnMap] | ColumnMap
 
 #: The fraction of repeated values from which values without a grid have cells, and decimals have a grid.
 _REPEATED, _REPEATED_DECIMALS = 0.02, 0.05
+#: The maximum fraction of positive values below the width of a cell, in a column without a grid, and the minimum width
+#: relative to the largest value, for float64 to tell the ends of a cell apart.
+_MAX_BELOW_CELL, _MIN_CELL = 0.01, 1e-9
 #: The number of standard deviations beyond which tails are compressed; the second is for values beyond ``_TAIL``.
 _TAIL, _HEAVY_TAIL = 8.0, 3.0
 
@@ -116,11 +119,19 @@ def _with_grid(column: Column, values: Array) -> Column:
 
 
 def _with_cell(column: Column, values: Array) -> Column:
-    """The column with cells, if values repeat; their width is the median difference of neighbouring values."""
+    """The column with cells, if values repeat; their width is the median difference of neighbouring values.
+
+    The differences of positive values with a few significant digits, such as p-values, are of all magnitudes: wide
+    cells would merge the small values. If no width suits all values, they have no cells.
+    """
     distinct = np.unique(values)
     repeated = 1 - len(distinct) / len(values)
     if len(distinct) > 1 and repeated >= _REPEATED:
         width = float(np.median(np.diff(distinct)))
+        if column.low > 0:
+            width = min(width, float(np.quantile(values, _MAX_BELOW_CELL)))
+            if width < _MIN_CELL * distinct[-1]:
+                return column
         return replace(column, step=width, cell=width, origin=float(distinct[0]))
     return column
 

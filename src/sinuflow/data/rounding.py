@@ -65,6 +65,8 @@ class Rounding:
             Rounding(decimals=1, digits=None, single=False, up=False)
             >>> Rounding.as_written(np.array([0.3, 1.5], dtype=np.float32).astype(float))
             Rounding(decimals=1, digits=None, single=True, up=False)
+            >>> Rounding.as_written(np.array([0.0123, 4.56e-20])).digits
+            3
         """
         values = np.unique(values[np.isfinite(values)])
         values = values[np.linspace(0, len(values) - 1, min(len(values), _WRITTEN)).astype(int)]  # with both ends
@@ -77,7 +79,8 @@ class Rounding:
             return replace(cls.of(np.array([float(str(value)) for value in single])), single=True)
         written = _to_digits(values, _COMPUTED)
         if np.array_equal(written, _to_digits(values, _COMPUTED - 1)):
-            return cls.of(written)
+            exact = cls.of(written)
+            return cls(_LONGEST, _fewest_digits(written)) if exact.decimals is None else exact
         return cls(decimals=_LONGEST, digits=15) if np.array_equal(_to_digits(values, 15), values) else cls()
 
     def apply(self, values: Array) -> Array:
@@ -133,6 +136,11 @@ class Rounding:
 def _to_digits(values: Array, digits: int) -> Array:
     """The values with so many significant digits, exactly as they are read from text."""
     return np.array([float(f"{value:.{digits}g}") for value in values.tolist()])
+
+
+def _fewest_digits(values: Array) -> int:
+    """The fewest significant digits that leave these values as they are."""
+    return next(d for d in range(1, _COMPUTED) if np.array_equal(_to_digits(values, d), values))
 
 
 #: The schema of a stored rounding.

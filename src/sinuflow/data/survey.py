@@ -199,7 +199,9 @@ def _check_rows(name: str, scans: list[ColumnScan], usable: int, missing: str) -
             "out with --missing drop"
         )
     if usable < 10:
-        raise DataError(f"{name} has {usable} usable rows: a density needs at least 10, better hundreds")
+        raise DataError(
+            f"{name} has {usable} usable row{'' if usable == 1 else 's'}: a density needs at least 10, better hundreds"
+        )
 
 
 class _RowSample:

@@ -12,6 +12,7 @@ from ..checks import LARGEST_INTEGER
 from ..errors import DataError
 from .column_format import ColumnFormat
 from .columns import Column, quoted_list
+from .csv_files import MISSING
 from .numbers import Array, parse_number
 
 #: The integer types that samples can have.
@@ -98,8 +99,8 @@ def numbers_of(column: Column, array: Any, first_row: int, table: str) -> Array:
     if column.kind == "category":
         return _codes_of(column, array, refusal)
     type_name = str(array.type)
-    if column.unread and kind_of(type_name) == "text":
-        array = without_texts(array, column.unread)
+    if kind_of(type_name) == "text":  # strings of a frame may be what a CSV file has for missing values
+        array = without_texts(array, [*column.unread, *MISSING])
     if column.format is not None:
         numbers = _formatted_numbers(column.format, array, refusal)[:, column.part]
     elif kind_of(type_name) in ("text", "number") or type_name == "null":  # all of it may be missing

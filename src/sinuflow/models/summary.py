@@ -31,12 +31,13 @@ def usage(model: TableModel) -> str:
         "set aside": len(facts.get("set_aside", {})),
     }
     modelled = len({c.table_column for c in preprocessor.features})
-    return ", ".join([rows, f"{modelled} columns modelled", *(f"{n} {what}" for what, n in counts.items() if n)])
+    columns = f"{modelled} column{'' if modelled == 1 else 's'} modelled"
+    return ", ".join([rows, columns, *(f"{n} {what}" for what, n in counts.items() if n)])
 
 
 def restored_and_constant(model: TableModel) -> list[str]:
     """The columns that samples restore, with the relations and values."""
-    relations = [_cut(c.relation.describe()) for c in model.preprocessor.restored if c.relation is not None]
+    relations = [_cut(c.describe_relation()) for c in model.preprocessor.restored]
     constants = [f"{c.name} = {shortened(c.categories[0])}" for c in model.preprocessor.columns if c.kind == "constant"]
     lines = {"restored from other columns": relations, "constant": constants}
     return [f"{what}: {'; '.join(_first(parts))}" for what, parts in lines.items() if parts]
@@ -57,10 +58,13 @@ def _set_aside(facts: dict[str, Any]) -> list[str]:
     lines = [f"column {name!r} is set aside: {reason}" for name, reason in list(reasons.items())[:_MAX_COLUMNS]]
     if len(reasons) > _MAX_COLUMNS:
         lines.append(f"further columns are set aside: {', '.join(_first(list(map(repr, reasons))[_MAX_COLUMNS:]))}")
-    if len(keep) > _MAX_OPTIONS and set(keep.values()) == {"auto"}:
-        keep = {"COLUMN": "auto"}
     if keep:
-        lines.append(f"to model {'it' if len(reasons) == 1 else 'them'}, fit with {options([], keep)}")
+        which = "it" if len(reasons) == 1 else "them"
+        if len(keep) < len(reasons):  # empty columns, for one, cannot be modelled
+            which = " and ".join(map(repr, keep)) if len(keep) <= 2 else "some of them"
+        if len(keep) > _MAX_OPTIONS and set(keep.values()) == {"auto"}:
+            keep = {"COLUMN": "auto"}
+        lines.append(f"to model {which}, fit with {options([], keep)}")
     return lines
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checks import LONGEST_NAME, anything, choice, fields, flag, integer, items, number, one_of, optional, text
+from ..checks import LONGEST_NAME, anything, choice, fields, flag, integer, items, number, one_of, optional, text, whole
 from ..data import Column, Preprocessor, open_table
 from ..data.columns import MAP_NAMES, quoted_list
 from ..data.split import Split
@@ -95,6 +95,10 @@ class TableModel(FittedModel):
     kind, description, schema = "table", "model of a table", _SCHEMA
     tensor_names: ClassVar = {"preprocessing/mean", "preprocessing/factor"}
     tensor_names |= {"split/validation", "split/test", "split/unused"}
+
+    def __repr__(self) -> str:
+        names = quoted_list(self.columns, 5)
+        return f"<{type(self).__name__} of {self.facts.get('table', 'a table')} with the columns {names}>"
 
     @property
     def format_version(self) -> int:
@@ -254,6 +258,7 @@ class TableModel(FittedModel):
         """
         import pyarrow
 
+        count = whole("count", count, least=0)
         batches = [drawn.values for drawn in self.draw_batches(count, given, seed, certify, complete)]
         if not batches:  # the types are those of a row
             context = {c.name: c.categories[0] if c.categories else c.low for c in self.preprocessor.context_columns}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from ..data.preprocessing import LevelKinds
 from ..data.sources import CONTENT_ROWS, MemoryRows, RowSource, content_hash, fingerprint, seeded
 from ..data.split import Ids, Split, folds, split_rows
 from ..data.tables import columns_to_numbers
+from ..errors import ArgumentError
 from ..flows.categorical import CategoricalMADE
 from ..flows.flow import Flow
 from ..flows.mixed import MixedFlow
@@ -43,6 +44,7 @@ from .fitted import Run
 from .ranking import RankedRows, Ranking
 from .table import TableModel
 
+_T = TypeVar("_T")
 #: The maximum number of rows for the whitening, and of rows for validation and for calibration.
 _MAX_STATISTICS_ROWS, _MAX_VALIDATION_ROWS = 100_000, 20_000
 #: The maximum number of rows, and of one-hot inputs, that are drawn to match the frequencies of levels.
@@ -111,8 +113,9 @@ def fit_table(
         given["missing"] = missing != "model"
         given |= {"conditioning": conditioning != "full", "test": not test, "architecture": architecture}
         return _continued(run, data, starting_model(start, given))
-    limits = {name: declared_bounds(name, pair) for name, pair in (bounds or {}).items()}
-    choices = Choices(list(context or []), list(drop or []), missing, maps or {}, test, seed, limits)
+    limits = {name: declared_bounds(name, pair) for name, pair in _by_column("bounds", bounds, (0, 1)).items()}
+    wishes = _by_column("maps", maps, "log")
+    choices = Choices(_names("context", context), _names("drop", drop), missing, wishes, test, seed, limits)
     table, surveyed, split = _read(data, choices)
     rows = _TableRows(table, surveyed, split, seed)
     preprocessor = rows.preprocessor
@@ -139,6 +142,20 @@ def fit_table(
         **run.facts(result),
     }
     return model
+
+
+def _names(argument: str, columns: Iterable[str] | None) -> list[str]:
+    """An argument that is a list of columns."""
+    if isinstance(columns, str):
+        raise ArgumentError(f"{argument} must be a list of columns, such as [{columns!r}]; got {columns!r}")
+    return [] if columns is None else list(columns)
+
+
+def _by_column(argument: str, values: Mapping[str, _T] | None, example: object) -> Mapping[str, _T]:
+    """An argument that is a mapping of columns to values."""
+    if values is not None and not isinstance(values, Mapping):
+        raise ArgumentError(f"{argument} must be a dict of columns, such as {{'size': {example!r}}}; got {values!r}")
+    return values or {}
 
 
 def _continued(run: Run, data: Any, start: TableModel) -> TableModel:

@@ -105,12 +105,21 @@ class CheckpointFolder:
             if name in different:
                 raise TrainingError(f"{self.folder} holds a run with {what}: use another folder to start over")
         if different:
-            first = min(different)
-            before, now = shortened(stored.get(first), 300), shortened(fingerprint.get(first), 300)
+            # A seed explains another flow, but not the other way round.
+            name = min(different, key=lambda k: (isinstance(fingerprint.get(k), Mapping), k))
+            place, before, now = _first_difference(name, stored.get(name), fingerprint.get(name))
             raise TrainingError(
-                f"{self.folder} holds a run with other settings ({first[:60]} was {before}, "
-                f"now {now}): use the same settings to resume, or another folder to start over"
+                f"{self.folder} holds a run with other settings ({place[:100]} was {shortened(before, 300)}, "
+                f"now {shortened(now, 300)}): use the same settings to resume, or another folder to start over"
             )
+
+
+def _first_difference(place: str, before: Any, now: Any) -> tuple[str, Any, Any]:
+    """The place and the values of the first difference of two nested mappings."""
+    if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
+        return place, before, now
+    name = min(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
+    return _first_difference(f"{place}.{name}", before.get(name), now.get(name))
 
 
 def _check_tensors(groups: Mapping[str, dict[str, Tensor]], flow: nn.Module, ema: bool) -> None:
