@@ -68,7 +68,8 @@ def split_set(x: np.ndarray, y: np.ndarray, seed: int) -> Rows:
 def anomaly_scores(method: str, train: np.ndarray, test: np.ndarray, seed: int) -> np.ndarray:
     """The scores of test rows by a method: the higher, the more anomalous."""
     if method == "sinuflow":
-        sinuflow.models.table_fitting._MIN_HELD_OUT_ROWS = 0  # no cross-fitting: percentiles do not change the order of scores
+        # No cross-fitting: percentiles do not change the order of scores.
+        sinuflow.models.table_fitting._MIN_HELD_OUT_ROWS = 0
         model = sinuflow.fit_table(train, test=False, progress=False, seed=seed, device="cpu")
         return model.anomaly_score(test)
     if method == "ecod":

@@ -22,7 +22,7 @@ _MIN_COUNT, _MIN_SHARE, _STANDARD_ERRORS = 3, 0.002, 4.0
 _ROWS_PER_ATOM = 10
 #: The number of different values on each side of a value that are its neighbours.
 _NEIGHBOURS = 10
-#: The minimum number of values for a continuous part.
+#: The minimum number of values for a continuous part beside atoms.
 _MIN_CONTINUOUS = 20
 #: Values further from the median than this number of interquartile ranges are atoms: on a continuous scale, they would
 #: make all other values indistinguishable.
@@ -48,7 +48,8 @@ def with_atoms(column: Column, values: Array) -> tuple[Column, Array]:
         expected = np.minimum(np.round(expected), counts) if column.cell else np.zeros(len(distinct))
     is_atom |= _outliers(distinct, values)
     continuous = np.where(is_atom, expected, counts).astype(np.int64)
-    if discrete or continuous.sum() < _MIN_CONTINUOUS or (continuous > 0).sum() < _MIN_CONTINUOUS / 4:
+    few_others = continuous.sum() < _MIN_CONTINUOUS or (continuous > 0).sum() < _MIN_CONTINUOUS / 4
+    if discrete or (is_atom.any() and few_others):
         return all_atoms(column, distinct, counts, column.rows - rows), values[:0]
     excess = (counts - continuous)[is_atom]
     column = replace(column, atoms=tuple(distinct[is_atom].tolist()), masses=tuple((excess / column.rows).tolist()))
