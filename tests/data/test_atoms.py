@@ -75,8 +75,7 @@ def test_a_value_of_a_sparse_grid_is_compared_with_the_rows_per_step():
     assert atoms_of(values, step=100.0)[0].atoms == ()  # each neighbour has one row
 
 
-@pytest.mark.parametrize("mean", [50, 10_000])
-@pytest.mark.parametrize("step", [1.0, 0.0])
+@pytest.mark.parametrize(("mean", "step"), [(50, 1.0), (10_000, 1.0), (50, 0.0)])
 @pytest.mark.parametrize("seed", range(3))
 def test_counts_have_no_atoms(mean, step, seed):
     """Whether or not the values are known to be on a grid, as those of standardized counts are not."""

@@ -41,11 +41,13 @@ def with_atoms(column: Column, values: Array) -> tuple[Column, Array]:
     discrete = len(distinct) <= _MAX_DISCRETE_VALUES and rows >= _MIN_REPETITIONS * len(distinct)
     is_atom = counts >= max(_MIN_COUNT, _MIN_SHARE * rows)
     expected = np.zeros(len(distinct))
-    if column.cell or rows < _ROWS_PER_ATOM * len(distinct):
-        places = distinct / column.cell if column.cell else np.arange(len(distinct), dtype=np.float64)
-        expected = _expected_counts(places, counts)
+    if column.cell:
+        expected = _expected_counts(distinct / column.cell, counts)
         is_atom &= counts > 2 * expected + _STANDARD_ERRORS * np.sqrt(expected + 1)
-        expected = np.minimum(np.round(expected), counts) if column.cell else np.zeros(len(distinct))
+        expected = np.minimum(np.round(expected), counts)
+    elif rows < _ROWS_PER_ATOM * len(distinct):
+        repetitions = _expected_counts(np.arange(len(distinct), dtype=np.float64), counts - 1)
+        is_atom &= counts - 1 > 2 * repetitions + _STANDARD_ERRORS * np.sqrt(repetitions)
     is_atom |= _outliers(distinct, values)
     continuous = np.where(is_atom, expected, counts).astype(np.int64)
     few_others = continuous.sum() < _MIN_CONTINUOUS or (continuous > 0).sum() < _MIN_CONTINUOUS / 4
