@@ -229,3 +229,17 @@ def test_indicators_are_restored_from_the_column_that_determines_them(random: np
     year = random.integers(93, 98, ROWS)
     table = {f"y{y}": (year == y).astype(int) for y in range(93, 98)} | {"year": year, "size": random.normal(size=ROWS)}
     assert told(table) == [f"y{y} is determined by year" for y in range(97, 92, -1)]
+
+
+def test_a_part_is_restored_from_its_share_of_the_whole(random: np.random.Generator) -> None:
+    whole = random.integers(1_000, 100_000, ROWS)
+    part = np.round(whole * random.uniform(0.9, 1.0, ROWS))
+    share = np.round(100 * part / whole, 7)
+    table = {"whole": whole, "part": part, "percent": share}
+    assert told(table) == ["part = 0.01 * percent * whole, rounded to 0 decimals"]
+    # A sum needs the part; a coarse share does not determine it; and a ratio above 1 is no share.
+    rest = random.integers(0, 50, ROWS)
+    assert "percent = 100 * part / whole, rounded to 7 decimals" in told({**table, "total": part + rest, "rest": rest})
+    assert told({**table, "percent": np.round(share, 1)}) == ["percent = 100 * part / whole, rounded to 3 digits"]
+    larger = {"a": whole, "b": part + 5_000, "ratio": np.round((part + 5_000) / whole, 9)}
+    assert told(larger) == ["ratio = b / a, rounded to 9 decimals"]

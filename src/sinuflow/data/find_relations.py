@@ -8,6 +8,7 @@ from itertools import combinations
 import numpy as np
 
 from .formula_search import FormulaSearch
+from .formulas import Formula, Term
 from .numbers import Array
 from .relation_evidence import Evidence
 from .relations import Relation
@@ -22,7 +23,8 @@ def find_relations(numbers: Array, names: Sequence[str], categories: Collection[
     """Relations that hold in every row, in the order of restoring their targets, without cycles.
 
     Every target is restored from columns that are no targets, or from targets before it. Of columns that determine
-    each other, the one with the most digits or the largest values is the target, and a category rather than a number.
+    each other, the one with the most digits or the largest values is the target, and a category rather than a number;
+    of a part, its whole and its share, it is the part if no other relation needs it.
 
     Args:
         numbers: rows × columns, with codes for categories and NaN for missing.
@@ -48,7 +50,30 @@ def find_relations(numbers: Array, names: Sequence[str], categories: Collection[
             if relation.target not in _sources_first(found, relation.sources):
                 found[relation.target] = relation
                 break
+    for name in list(found):
+        part = _part_of_whole(evidence, found, name)
+        if part is not None:
+            del found[name]
+            found[part.target] = part
     return [found[name] for name in dict.fromkeys(_sources_first(found, found)) if name in found]
+
+
+def _part_of_whole(evidence: Evidence, found: Mapping[str, Relation], target: str) -> Formula | None:
+    """The formula part = k · share · whole, instead of share = part / (k · whole), where the share is at most 1 / k.
+
+    Parts close to their wholes would have to be sampled very precisely, or else exceed them; shares of wholes cannot.
+    """
+    relation = found[target]
+    if not isinstance(relation, Formula) or relation.kind != "ratio" or len(relation.sources) != 2:
+        return None
+    (term,), (part, whole) = relation.terms, relation.sources
+    used = [name for other in found.values() if other is not relation for name in (other.target, *other.sources)]
+    shares = evidence.columns[target]
+    if relation.constant or part in used or target in used or not 0 <= np.nanmin(shares) <= np.nanmax(shares):
+        return None
+    if np.nanmax(shares) > term.coefficient:
+        return None
+    return evidence.formula(Formula(part, (Term(1 / term.coefficient, (target, whole), "product"),)))
 
 
 def _candidates(
