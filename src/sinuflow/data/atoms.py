@@ -38,7 +38,8 @@ def with_atoms(column: Column, values: Array) -> tuple[Column, Array]:
     distinct, number = np.unique(values, return_counts=True)
     counts = number.astype(np.float64)
     rows = len(values)
-    discrete = len(distinct) <= _MAX_DISCRETE_VALUES and rows >= _MIN_REPETITIONS * len(distinct)
+    repeated = len(distinct) <= _MAX_DISCRETE_VALUES and rows >= _MIN_REPETITIONS * len(distinct)
+    discrete = repeated or len(distinct) == 1
     is_atom = counts >= max(_MIN_COUNT, _MIN_SHARE * rows)
     expected = np.zeros(len(distinct))
     if column.cell:
