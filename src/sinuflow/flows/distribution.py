@@ -71,6 +71,8 @@ class FlowDistribution(Distribution):
         else:
             z, ladj = self.bijection(value, self.context)
             log_density = self._log_prob_of_noise(z) + ladj
+        if self.batch_shape in ((), shape):  # the first call of broadcast_shapes takes half a second
+            return log_density
         try:
             return log_density.expand(torch.broadcast_shapes(shape, self.batch_shape))
         except RuntimeError:

@@ -49,6 +49,8 @@ _T = TypeVar("_T")
 _MAX_STATISTICS_ROWS, _MAX_VALIDATION_ROWS = 100_000, 20_000
 #: The maximum number of rows, and of one-hot inputs, that are drawn to match the frequencies of levels.
 _MAX_DRAWN_ROWS, _MAX_DRAWN_INPUTS = 50_000, 20_000_000
+#: The maximum number of hidden units, in each layer of the network for levels, for each level of the columns.
+_UNITS_PER_LEVEL = 8
 #: Tables with fewer rows are cross-fitted for calibration; the number of folds.
 _MIN_HELD_OUT_ROWS, _FOLDS = 2_000, 4
 
@@ -240,8 +242,11 @@ def _build(run: Run, recipe: Recipe, preprocessor: Preprocessor) -> SinusoidalFl
     flow = run.build(SinusoidalFlow, recipe, len(preprocessor.axis_features), context + sum(sizes))
     if not sizes:
         return flow
+    options = dict(recipe.categories or {})
+    if "hidden" in options:  # no more units than the levels need
+        options["hidden"] = tuple(min(units, _UNITS_PER_LEVEL * sum(sizes)) for units in options["hidden"])
     with run.seeded():
-        return MixedFlow(CategoricalMADE(sizes, context=context, **(recipe.categories or {})), flow)
+        return MixedFlow(CategoricalMADE(sizes, context=context, **options), flow)
 
 
 def _subsample(ids: Ids, size: int, seed: int) -> Ids:
