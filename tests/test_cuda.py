@@ -257,12 +257,12 @@ def test_wide_pixelcnn_kernels_agree_with_float64(outputs):
     for reverse in (False, True):
         exactly, seen = x.double().requires_grad_(), x.clone().requires_grad_()
         truth = reference_outputs(exactly, None, exact.weights(), exact.shape, reverse)
-        told = fused_outputs(program, network.network(), seen, None, reverse)
+        parameters = fused_outputs(program, network.network(), seen, None, reverse)
         with torch.no_grad():
             scored = fused_outputs(program, network.network(), x, None, reverse)
         assert (scored - truth).abs().max() <= 1e-5 * (1 + truth.abs().max())
-        assert (told - truth).abs().max() <= 5e-3 * (1 + truth.abs().max())
-        grads = torch.autograd.grad((told + 1).square().sum(), [seen, *network.parameters()])
+        assert (parameters - truth).abs().max() <= 5e-3 * (1 + truth.abs().max())
+        grads = torch.autograd.grad((parameters + 1).square().sum(), [seen, *network.parameters()])
         expected = torch.autograd.grad((truth + 1).square().sum(), [exactly, *exact.parameters()])
         ours, theirs = (torch.cat([t.flatten().double() for t in g]) for g in (grads, expected))
         assert (ours - theirs).norm() <= 0.03 * theirs.norm()
@@ -288,14 +288,14 @@ def test_float64_pixelcnn_kernels_and_their_inverse(shape, outputs):
     assert program is not None
     for reverse in (False, True):
         truth = reference_outputs(x, c.double(), exact.weights(), shape, reverse)
-        told = fused_outputs(program, network.network(), x.cuda(), c.cuda(), reverse)
-        assert (told.cpu() - truth).abs().max() <= 1e-6 * (1 + truth.abs().max())
-    told = fused_outputs(program, network.network(), x.cuda(), c.cuda(), False)
-    back, again, _ = fused_inverse(program, scaled(told, len(x)).z, c.cuda(), network.weights())
+        parameters = fused_outputs(program, network.network(), x.cuda(), c.cuda(), reverse)
+        assert (parameters.cpu() - truth).abs().max() <= 1e-6 * (1 + truth.abs().max())
+    parameters = fused_outputs(program, network.network(), x.cuda(), c.cuda(), False)
+    back, again, _ = fused_inverse(program, scaled(parameters, len(x)).z, c.cuda(), network.weights())
     # By chance, a sum may be so close to the middle of two units that it is rounded otherwise on the way back.
     assert (back.cpu() - x).abs().median() <= 1e-14
     assert (back.cpu() - x).abs().max() <= 1e-6
-    assert (again - told).abs().max() <= 1e-6
+    assert (again - parameters).abs().max() <= 1e-6
 
 
 @pytest.mark.parametrize("conditioning", ["shift", "affine"])

@@ -78,8 +78,8 @@ def test_scales_are_on_the_diagonal_and_see_what_is_before_alone(shape):
         matrix = jacobian(lambda t, s=affine: s(t)[0], x[0])[order][:, order]
         triangular = matrix.tril() if kind.startswith("lower") else matrix.triu()
         assert torch.equal(matrix, triangular)
-        told = outputs(affine, x.mT).squeeze(1)
-        scale = torch.exp(2 * torch.tanh(told[len(order) :] / 2))
+        parameters = outputs(affine, x.mT).squeeze(1)
+        scale = torch.exp(2 * torch.tanh(parameters[len(order) :] / 2))
         assert scale.unique().numel() > len(order) // 2
         torch.testing.assert_close(matrix.diagonal(), scale[order])
         # Both the shift and the scale have an effect of their own, also between the channels of a pixel.

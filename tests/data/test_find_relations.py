@@ -28,7 +28,7 @@ def search(table: Table, categories: tuple[str, ...] = ()) -> list[Relation]:
     return relations
 
 
-def told(table: Table, categories: tuple[str, ...] = ()) -> list[str]:
+def descriptions(table: Table, categories: tuple[str, ...] = ()) -> list[str]:
     return [relation.describe() for relation in search(table, categories)]
 
 
@@ -39,14 +39,14 @@ def random() -> np.random.Generator:
 
 def test_a_category_is_restored_from_its_number(random: np.random.Generator) -> None:
     years = random.integers(1, 17, ROWS)
-    assert told({"years": years, "degree": (years * 7) % 16, "age": random.integers(17, 90, ROWS)}, ("degree",)) == [
-        "degree is determined by years"
-    ]
+    assert descriptions(
+        {"years": years, "degree": (years * 7) % 16, "age": random.integers(17, 90, ROWS)}, ("degree",)
+    ) == ["degree is determined by years"]
 
 
 def test_a_number_is_restored_from_the_category_that_determines_it(random: np.random.Generator) -> None:
     country = random.integers(0, 20, ROWS)
-    assert told({"rate": np.array([5, 7, 19, 20])[country % 4] / 100, "country": country}, ("country",)) == [
+    assert descriptions({"rate": np.array([5, 7, 19, 20])[country % 4] / 100, "country": country}, ("country",)) == [
         "rate is determined by country"
     ]
 
@@ -54,27 +54,27 @@ def test_a_number_is_restored_from_the_category_that_determines_it(random: np.ra
 def test_missing_values_can_be_looked_up(random: np.random.Generator) -> None:
     group = random.integers(0, 5, ROWS).astype(float)
     table = {"group": np.where(group == 4, np.nan, group), "level": np.array([7, np.nan, 8, 8, 9])[group.astype(int)]}
-    assert told(table) == ["level is determined by group"]
+    assert descriptions(table) == ["level is determined by group"]
 
 
 def test_two_columns_determine_a_third(random: np.random.Generator) -> None:
     a, b = random.integers(0, 4, (2, ROWS))
     table = {"fare": np.array([3, 9, 4, 1, 5, 2, 6, 5, 3, 5, 8, 7, 9, 7, 1, 3])[4 * a + b], "a": a, "b": b}
-    assert told(table, ("a", "b")) == ["fare is determined by a and b"]
+    assert descriptions(table, ("a", "b")) == ["fare is determined by a and b"]
 
 
 def test_sums_and_percentages(random: np.random.Generator) -> None:
     parts = random.integers(1, 5000, (3, ROWS))
     total = parts.sum(axis=0)
     table = {f"p{i}": np.round(100 * part / total, 4) for i, part in enumerate(parts)}
-    found = told({**table, "total": total, **{f"n{i}": part for i, part in enumerate(parts)}})
+    found = descriptions({**table, "total": total, **{f"n{i}": part for i, part in enumerate(parts)}})
     assert len(found) == 4
     assert {f"p{i} = 100 * n{i} / total, rounded to 4 decimals" for i in range(3)} <= set(found)
 
 
 def test_price_times_quantity_is_removed_once(random: np.random.Generator) -> None:
     price, quantity = np.round(random.gamma(2, 10, ROWS) + 1, 2), random.integers(1, 20, ROWS)
-    assert told({"price": price, "total": np.round(price * quantity, 2), "quantity": quantity}) == [
+    assert descriptions({"price": price, "total": np.round(price * quantity, 2), "quantity": quantity}) == [
         "total = quantity * price"
     ]
 
@@ -82,7 +82,7 @@ def test_price_times_quantity_is_removed_once(random: np.random.Generator) -> No
 def test_units_are_converted(random: np.random.Generator) -> None:
     celsius = np.round(random.normal(15, 8, ROWS), 1)
     miles = random.gamma(2, 50, ROWS)
-    found = told({"F": np.round(1.8 * celsius + 32, 2), "C": celsius, "miles": miles, "km": 1.609344 * miles})
+    found = descriptions({"F": np.round(1.8 * celsius + 32, 2), "C": celsius, "miles": miles, "km": 1.609344 * miles})
     assert found == ["km = 1.609344 * miles", "F = 1.8 * C + 32, rounded to 2 decimals"]
 
 
@@ -110,7 +110,7 @@ def test_ties_are_restored_as_the_table_rounds_them(random: np.random.Generator,
 
 def test_float32_storage(random: np.random.Generator) -> None:
     a, b = random.gamma(2, 1, (2, ROWS)).astype(np.float32)
-    found = told({"a": a, "b": b, "ratio": a / b, "sum": a + b, "scaled": 3 * a})
+    found = descriptions({"a": a, "b": b, "ratio": a / b, "sum": a + b, "scaled": 3 * a})
     assert len(found) == 3
 
 
@@ -148,7 +148,7 @@ def test_dates(random: np.random.Generator) -> None:
         "hour": hour,
         "weekday": (days + 3) % 7,
     }
-    assert told(table) == [
+    assert descriptions(table) == [
         "counter = 24 * days(year, month, day) + hour - 1000",
         "weekday = (days(year, month, day) + 3) mod 7",
     ]
@@ -167,7 +167,7 @@ def test_one_wrong_row_or_one_missing_value_refutes_a_relation(random: np.random
         table = {"a": a, "b": b, "sum": a + b, "scaled": 0.5 * a, "level": level, "copy": level % 3}
         for row, name in enumerate(("sum", "scaled", "copy"), 2500):
             table[name][row] += wrong
-        assert told(table) == []
+        assert descriptions(table) == []
 
 
 def test_rare_values_are_no_evidence(random: np.random.Generator) -> None:
@@ -198,7 +198,10 @@ def test_independent_columns_have_no_relation(seed: int, rows: int, width: int) 
         lambda: np.sort(random.integers(1, 13, rows)),
     ]
     table = {f"c{i}": np.asarray(makers[random.integers(len(makers))](), dtype=float) for i in range(width)}
-    assert told(table, tuple(name for name in table if random.random() < 0.3 and np.nanmin(table[name]) >= 0)) == []
+    assert (
+        descriptions(table, tuple(name for name in table if random.random() < 0.3 and np.nanmin(table[name]) >= 0))
+        == []
+    )
 
 
 @settings(deadline=None, max_examples=30)
@@ -218,7 +221,7 @@ def test_relations_have_no_cycles_and_vanish_when_columns_are_shuffled(seed: int
     for earlier, later in pairwise(relations):
         assert later.target not in earlier.sources
     shuffled = {name: random.permutation(column) for name, column in table.items()}
-    assert told(shuffled) == []
+    assert descriptions(shuffled) == []
 
 
 def test_without_columns_there_are_no_relations() -> None:
@@ -228,7 +231,7 @@ def test_without_columns_there_are_no_relations() -> None:
 def test_indicators_are_restored_from_the_column_that_determines_them(random: np.random.Generator) -> None:
     year = random.integers(93, 98, ROWS)
     table = {f"y{y}": (year == y).astype(int) for y in range(93, 98)} | {"year": year, "size": random.normal(size=ROWS)}
-    assert told(table) == [f"y{y} is determined by year" for y in range(97, 92, -1)]
+    assert descriptions(table) == [f"y{y} is determined by year" for y in range(97, 92, -1)]
 
 
 def test_a_part_is_restored_from_its_share_of_the_whole(random: np.random.Generator) -> None:
@@ -236,10 +239,14 @@ def test_a_part_is_restored_from_its_share_of_the_whole(random: np.random.Genera
     part = np.round(whole * random.uniform(0.9, 1.0, ROWS))
     share = np.round(100 * part / whole, 7)
     table = {"whole": whole, "part": part, "percent": share}
-    assert told(table) == ["part = 0.01 * percent * whole, rounded to 0 decimals"]
+    assert descriptions(table) == ["part = 0.01 * percent * whole, rounded to 0 decimals"]
     # A sum needs the part; a coarse share does not determine it; and a ratio above 1 is no share.
     rest = random.integers(0, 50, ROWS)
-    assert "percent = 100 * part / whole, rounded to 7 decimals" in told({**table, "total": part + rest, "rest": rest})
-    assert told({**table, "percent": np.round(share, 1)}) == ["percent = 100 * part / whole, rounded to 3 digits"]
+    assert "percent = 100 * part / whole, rounded to 7 decimals" in descriptions(
+        {**table, "total": part + rest, "rest": rest}
+    )
+    assert descriptions({**table, "percent": np.round(share, 1)}) == [
+        "percent = 100 * part / whole, rounded to 3 digits"
+    ]
     larger = {"a": whole, "b": part + 5_000, "ratio": np.round((part + 5_000) / whole, 9)}
-    assert told(larger) == ["ratio = b / a, rounded to 9 decimals"]
+    assert descriptions(larger) == ["ratio = b / a, rounded to 9 decimals"]

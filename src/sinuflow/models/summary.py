@@ -1,4 +1,4 @@
-"""Notices about a fitted table: which rows and columns it uses, and why it does not use the others."""
+"""Summary and notices of a fitted table."""
 
 from __future__ import annotations
 
