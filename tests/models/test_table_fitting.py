@@ -195,3 +195,20 @@ def test_a_context_that_is_missing_in_one_row_only_has_scores_everywhere(cells):
     model = fit_table(frame, context=["side"], **QUICK)
     assert np.isfinite(model.log_prob(frame)).all()
     assert not model.quantiles.isnan().any()
+
+
+def test_atoms_of_numbers_have_levels_in_large_tables_alone(monkeypatch):
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": np.where(random.random(300) < 0.4, 0.0, random.normal(size=300))})
+    assert not isinstance(fit_table(frame, **QUICK).flow, MixedFlow)
+    monkeypatch.setattr(table_fitting, "LEVELS_ROWS", 210)  # 70 % of the rows
+    model = fit_table(frame, **QUICK)
+    assert isinstance(model.flow, MixedFlow)
+    assert model.preprocessor.sizes == [2]
+
+
+def test_the_network_for_levels_is_no_wider_than_they_need():
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": random.normal(size=2600), "k": random.choice(list("ab"), 2600)})
+    model = fit_table(frame, **QUICK)
+    assert [len(layer.bias) for layer in model.flow.categories.layers] == [16, 16]  # 8 for each of two levels
